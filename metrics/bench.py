@@ -1,0 +1,231 @@
+"""Recipes side by side: what each costs, in one run, against plain decoding of the same prompts and seeds.
+
+The definitions, once:
+
+- **seconds** are wall-clock around the whole call, from prompts to pictures.
+- **speed-up** is a recipe's tokens per second over plain's within one repeat; the median over repeats, and both ends.
+- **tokens per call** is per row: plain decoding is 1.00 at every batch size.
+- **loop overhead** is what generation spends outside the target, over what it spends inside: (total - target) / target.
+- **bits per token** is the mean entropy of the law that each emitted token was drawn from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Protocol
+
+from mmspec.conformance import Conformity
+from mmspec.recipes import Recipe, parse
+from mmspec.stats import Stats
+
+BASELINE = "plain"
+ENTROPY_ROWS = 8  # rows that the warm-up draws at least, where there are prompts enough, to measure bits per token
+
+
+class Output(Protocol):
+    @property
+    def stats(self) -> Stats: ...
+
+
+class Pipe(Protocol):
+    """The part of a pipeline's call that a benchmark uses."""
+
+    def __call__(
+        self,
+        prompts: list[str],
+        /,
+        *,
+        recipe: Recipe,
+        seed: int,
+        temperature: float | None,
+        top_k: int | None,
+        top_p: float | None,
+        guidance_scale: float | None,
+        measure_entropy: bool,
+    ) -> Output: ...
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """How tokens are drawn; None is the model's default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    guidance_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and the smallest and largest value it was taken from."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        return Spread(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass of one recipe over all prompts. Times in seconds; `nfe` counts batched target calls."""
+
+    recipe: str
+    batch: int
+    repeat: int
+    seconds: float
+    generation: float
+    parts: dict[str, float]
+    tokens: int
+    nfe: int
+    tokens_per_call: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe at one batch size. `speedup` is None where the recipe claims to be exact and its check failed."""
+
+    recipe: str
+    batch: int
+    exact: bool
+    gate: bool | None
+    tokens_per_call: float
+    nfe: float
+    seconds: Spread
+    parts: dict[str, float]
+    loop_overhead: float
+    speedup: Spread | None
+    bits_per_token: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a benchmark found: one row per recipe and batch size, and the runs they were computed from."""
+
+    rows: list[Row]
+    runs: list[Run]
+
+
+def bench(
+    pipe: Pipe,
+    prompts: Sequence[str],
+    recipes: Sequence[Recipe],
+    *,
+    gate: Callable[[Recipe], Conformity],
+    batches: Sequence[int] = (1,),
+    repeats: int = 3,
+    seed: int = 0,
+    overrides: Overrides = Overrides(),
+    on_run: Callable[[Recipe, int], None] | None = None,
+) -> Report:
+    """Run every recipe over all prompts, `repeats` times at each batch size, and plain decoding with them.
+
+    Within a repeat the recipes take turns on each group of prompts, in rotating order and with the same seeds, so that
+    a machine that speeds up or slows down does so for all of them. A warm-up, not timed, goes before each batch size.
+
+    **Arguments:**
+
+    - `gate`: asked once for every recipe that says it is exact; without its yes no speed-up is reported.
+    - `batches`: rows per call. A last group that is too small is filled up with the first prompts.
+    - `on_run`: called before every generation with the recipe and the batch size.
+    """
+    chosen = _with_baseline(recipes)
+    verdicts = {str(recipe): gate(recipe).ok for recipe in chosen if recipe.exact}
+    report = Report([], [])
+
+    def generate(recipe: Recipe, group: list[str], first_seed: int, measure_entropy: bool) -> tuple[float, Stats]:
+        if on_run is not None:
+            on_run(recipe, len(group))
+        start = time.perf_counter()
+        out = pipe(group, recipe=recipe, seed=first_seed, measure_entropy=measure_entropy, **asdict(overrides))
+        return time.perf_counter() - start, out.stats
+
+    for batch in batches:
+        groups = group_prompts(prompts, batch)
+        seeds = [seed + batch * i for i in range(len(groups) * repeats)]
+        warm = groups[: _warm_groups(batch)]
+        bits = {
+            str(recipe): _mean(generate(recipe, group, seeds[i], True)[1].entropy for i, group in enumerate(warm))
+            for recipe in chosen
+        }
+        runs: list[Run] = []
+        for repeat in range(repeats):
+            passes: dict[str, list[tuple[float, Stats]]] = {str(recipe): [] for recipe in chosen}
+            for i, group in enumerate(groups):
+                turn = (repeat * len(groups) + i) % len(chosen)
+                for recipe in chosen[turn:] + chosen[:turn]:
+                    passes[str(recipe)].append(generate(recipe, group, seeds[repeat * len(groups) + i], False))
+            runs += [_run(name, batch, repeat, calls) for name, calls in passes.items()]
+        report.runs.extend(runs)
+        report.rows.extend(
+            _row(recipe, batch, len(groups), runs, verdicts.get(str(recipe)), bits[str(recipe)]) for recipe in chosen
+        )
+    return report
+
+
+def generations(prompts: int, recipes: Sequence[Recipe], batches: Sequence[int], repeats: int) -> int:
+    """How many times `bench` calls the pipeline for so many prompts, warm-up included."""
+    groups = [(-(-prompts // batch), _warm_groups(batch)) for batch in batches]
+    return len(_with_baseline(recipes)) * sum(count * repeats + min(count, warm) for count, warm in groups)
+
+
+def _warm_groups(batch: int) -> int:
+    return -(-ENTROPY_ROWS // batch)
+
+
+def group_prompts(prompts: Sequence[str], batch: int) -> list[list[str]]:
+    """Groups of exactly `batch` prompts; the last one is filled up from the front."""
+    count = -(-len(prompts) // batch)
+    filled = [prompts[i % len(prompts)] for i in range(count * batch)]
+    return [filled[i : i + batch] for i in range(0, len(filled), batch)]
+
+
+def _with_baseline(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The recipes without repetitions, plain decoding first."""
+    baseline = parse(BASELINE)
+    return list({str(recipe): recipe for recipe in [baseline, *recipes]}.values())
+
+
+def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]]) -> Run:
+    stats = [stat for _, stat in calls]
+    return Run(
+        recipe=name,
+        batch=batch,
+        repeat=repeat,
+        seconds=sum(seconds for seconds, _ in calls),
+        generation=sum(stat.seconds for stat in stats),
+        parts={part: sum(stat.seconds_by_part[part] for stat in stats) for part in stats[0].seconds_by_part},
+        tokens=sum(stat.tokens for stat in stats),
+        nfe=sum(stat.nfe for stat in stats),
+        tokens_per_call=sum(stat.tokens for stat in stats) / sum(stat.tokens / stat.tokens_per_call for stat in stats),
+    )
+
+
+def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: bool | None, bits: float | None) -> Row:
+    mine = [run for run in runs if run.recipe == str(recipe)]
+    plain = [run for run in runs if run.recipe == BASELINE]
+    ratios = [(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(mine, plain, strict=True)]
+    target = sum(run.parts["target"] for run in mine)
+    return Row(
+        recipe=str(recipe),
+        batch=batch,
+        exact=recipe.exact,
+        gate=gate,
+        tokens_per_call=fmean(run.tokens_per_call for run in mine),
+        nfe=fmean(run.nfe for run in mine) / groups,
+        seconds=Spread.of([run.seconds / groups for run in mine]),
+        parts={part: fmean(run.parts[part] for run in mine) / groups for part in mine[0].parts},
+        loop_overhead=(sum(run.generation for run in mine) - target) / target,
+        speedup=None if gate is False else Spread.of(ratios),
+        bits_per_token=bits,
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

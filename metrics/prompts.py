@@ -1,0 +1,48 @@
+"""Prompts that a benchmark uses when it is given none; every text-to-image model can draw them, `shapes` included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmspec.errors import ArgumentError
+
+BUILTIN = (
+    "a red circle above a blue square",
+    "a large green star on a white background",
+    "a small yellow ring left of a purple cross",
+    "an orange triangle on a striped teal background",
+    "a blue cross below a red ring",
+    "a large purple square right of a small green circle",
+    "a yellow star above an orange star on a black background",
+    "a small red triangle on a dotted gray background",
+    "a green ring left of a yellow triangle",
+    "a blue circle on a gradient pink background",
+    "a large orange cross above a small red square",
+    "a purple star below a green triangle on a plain white background",
+    "a small blue square right of an orange ring",
+    "a red star on a striped black background",
+    "a yellow circle left of a blue circle",
+    "a large green cross below a purple triangle on a gradient gray background",
+)
+
+
+def read_prompts(source: str, limit: int | None = None) -> list[str]:
+    """The prompts of a text file, one per line (blank lines and lines that start with # are skipped), or `BUILTIN`.
+
+    **Arguments:**
+
+    - `source`: a path, or the word `builtin`.
+    - `limit`: keep the first so many; None keeps all.
+
+    Raises `ArgumentError` when the file cannot be read or holds no prompt.
+    """
+    if source == "builtin":
+        return list(BUILTIN[:limit])
+    try:
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"--prompts: cannot read '{source}': {error}") from error
+    prompts = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not prompts:
+        raise ArgumentError(f"--prompts: '{source}' holds no prompt")
+    return prompts[:limit]

@@ -1,0 +1,27 @@
+"""mmspec: draft-and-verify decoding for autoregressive image and audio generators."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# A wheel carries vision, audio, kernels and metrics inside this package; a checkout keeps them beside it.
+_here = Path(__file__).parent
+if not (_here / "vision").is_dir():
+    __path__.append(str(_here.parent))
+
+if TYPE_CHECKING:
+    from mmspec.recipes import Recipe as Recipe
+    from mmspec.registry import load as load
+    from mmspec.vision.hf.generate import generate as generate
+
+__version__ = "0.1.0"
+__all__ = ["Recipe", "__version__", "generate", "load"]
+
+_HOMES = {"load": "mmspec.registry", "Recipe": "mmspec.recipes", "generate": "mmspec.vision.hf.generate"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'mmspec' has no attribute {name!r}")

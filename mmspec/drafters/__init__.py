@@ -1,0 +1,1 @@
+"""Drafters: things that propose tokens cheaply."""

@@ -1,0 +1,88 @@
+"""Jacobi drafts: the window's own leftovers, with start tokens for positions new to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.drafters.carry import Carry
+from mmspec.drafters.start import Start
+from mmspec.noise import START
+from mmspec.rows import Rows
+from mmspec.verify import Draft, Verdict
+
+
+class Jacobi:
+    """Drafts what the last window left behind its first redraw, then start tokens.
+
+    **Arguments:**
+
+    - `start`: guesses for new positions.
+    - `carry`: what becomes of leftovers; None drops them, so that every draft is a start token.
+    - `vocab_size`: V.
+    """
+
+    def __init__(self, start: Start, carry: Carry | None, vocab_size: int) -> None:
+        self.calls = 0
+        self._start = start
+        self._carry = carry
+        self._vocab_size = vocab_size
+        self._tokens: Tensor | None = None
+        self._q: Tensor | None = None
+        self._offset = np.zeros(0, dtype=np.int64)
+
+    def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+        self._offset = verdict.accepted + 1
+        if self._carry is not None and self._offset.min() < verdict.p.shape[1]:
+            self._tokens, self._q = self._carry(verdict, rows, uniforms), verdict.p  # q := p
+        else:
+            self._tokens = self._q = None
+
+    def keep(self, rows: list[int]) -> None:
+        self._offset = self._offset[rows]
+        if self._tokens is not None and self._q is not None:
+            self._tokens, self._q = self._tokens[rows], self._q[rows]
+
+    def propose(self, rows: Rows, count: int, uniforms: list[Tensor]) -> Draft:
+        batch = len(rows.ids)
+        if self._tokens is None or self._q is None:
+            carried = np.zeros(batch, dtype=np.int64)
+            tokens = torch.empty(batch, count, dtype=torch.int64, device=rows.device)
+            q = torch.zeros(batch, count, self._vocab_size, device=rows.device)
+        else:
+            width = self._tokens.shape[1]
+            carried = np.minimum(width - self._offset, count)
+            slots = torch.from_numpy(np.minimum(self._offset[:, None] + np.arange(count), width - 1)).to(rows.device)
+            tokens = self._tokens.gather(1, slots)
+            q = self._q[torch.arange(batch, device=rows.device)[:, None], slots]
+        if carried.min() < count:
+            self._fill(rows, tokens, q, carried, uniforms[START])
+        return Draft(tokens, q)
+
+    def _fill(self, rows: Rows, tokens: Tensor, q: Tensor, carried: np.ndarray, u: Tensor) -> None:
+        """Writes start tokens, and their one-hot q, behind the first `carried` slots of each row."""
+        count = tokens.shape[1]
+        new = torch.from_numpy(np.arange(count) >= carried[:, None]).to(rows.device)
+        before = rows.last()[:, 0]
+        width = rows.layout.width
+        positions = rows.positions(count)
+        nothing = torch.full_like(before, -1)
+        above = rows.at(positions - width) if width else None
+        forced = None if rows.layout.constraint is None else rows.layout.constraint.forced
+        for j in range(int(carried.min()), count):
+            left = tokens[:, j - 1] if j else before
+            up = nothing
+            if width and above is not None:
+                # Above may lie inside this very window, where nothing is committed yet.
+                up = tokens[:, j - width] if j >= width else above[:, j]
+                if (first := positions[:, j] % width == 0).any():
+                    # The token before the first of a line is no neighbour; the one above stands in.
+                    left = torch.where(torch.from_numpy(first).to(up.device) & (up >= 0), up, left)
+            guess = self._start(left, up, u[:, j])
+            if forced is not None:
+                must = torch.from_numpy(forced[positions[:, j].clip(max=len(forced) - 1)]).to(guess.device)
+                guess = torch.where(must >= 0, must, guess)
+            tokens[:, j] = torch.where(new[:, j], guess, tokens[:, j])
+        q.masked_fill_(new[..., None], 0.0)
+        q.scatter_add_(2, tokens[..., None], new[..., None].float())

@@ -1,0 +1,53 @@
+"""A smaller model of the same vocabulary as drafter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmspec.law import Law, Logits
+from mmspec.noise import DRAFT
+from mmspec.rows import Rows
+from mmspec.target import Target
+from mmspec.verify import Draft, Verdict, sample
+
+
+class ModelDrafter:
+    """Drafts token by token with a model of its own.
+
+    **Arguments:**
+
+    - `model`: wrapped as a target, with the same prompts.
+    - `law`: how its tokens are drawn; q is this law, whatever the target's own settings are.
+    """
+
+    def __init__(self, model: Target, law: Law) -> None:
+        self.calls = 0
+        self._model = model
+        self._law = law
+
+    def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+        pass
+
+    def keep(self, rows: list[int]) -> None:
+        self._model.keep(rows)
+        self._law.keep(torch.tensor(rows, device=self._model.device))
+
+    def propose(self, rows: Rows, count: int, uniforms: list[Tensor]) -> Draft:
+        if self.calls == 0:
+            self._model.prefill()
+            self.calls = 1
+        positions = rows.positions(count)
+        # After a window accepted whole, its last draft has not been read yet; reading one token twice is harmless.
+        unread = min(2, int(rows.length.min()))
+        step, at = rows.last(unread), rows.length - unread
+        tokens, laws = [], []
+        for i in range(count):
+            logits = self._model.forward(step, at)
+            self.calls += 1
+            newest = Logits(logits.cond[:, -1:], None if logits.uncond is None else logits.uncond[:, -1:])
+            q = self._law(newest, positions[:, i : i + 1])
+            step, at = sample(q, uniforms[DRAFT][:, i : i + 1]), rows.length + i
+            tokens.append(step)
+            laws.append(q)
+        return Draft(torch.cat(tokens, dim=1), torch.cat(laws, dim=1))

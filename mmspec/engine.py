@@ -1,0 +1,112 @@
+"""From a recipe to tokens: puts target, drafter, rule and law together and runs the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.drafters.carry import CARRIES
+from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.start import NGramTable, Start, random_token, repeat_left, repeat_up
+from mmspec.errors import ArgumentError
+from mmspec.law import Law, Sampling
+from mmspec.loop import Drafter, OnStep, decode, decode_plain
+from mmspec.recipes import Recipe
+from mmspec.registry import resolve, rules
+from mmspec.rows import Rows
+from mmspec.stats import Meter, Stats
+from mmspec.target import Layout, Target
+
+
+@dataclass(frozen=True)
+class Aids:
+    """What a model brings along for its drafters.
+
+    - `table`: n-gram table, for the recipe `table` and for start tokens.
+    - `draft_model`: makes a smaller model with the same prompts, wrapped as a target, for the recipe `draft`.
+    - `draft_sampling`: how that model's tokens are drawn, one per row.
+    """
+
+    table: NGramTable | None = None
+    draft_model: Callable[[], Target] | None = None
+    draft_sampling: Sequence[Sampling] = ()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Tokens int64 [B, N] and what they cost."""
+
+    tokens: Tensor
+    stats: Stats
+
+
+def run(
+    target: Target,
+    recipe: Recipe,
+    layout: Layout,
+    samplings: Sequence[Sampling],
+    seeds: Sequence[int],
+    aids: Aids = Aids(),
+    on_step: OnStep | None = None,
+    measure_entropy: bool = False,
+) -> Decoded:
+    """Decodes a batch of rows.
+
+    **Arguments:**
+
+    - `target`: the model with its prompts given, one per row.
+    - `recipe`: how to decode.
+    - `layout`: the sequence to be made.
+    - `samplings`, `seeds`: one per row. A row's tokens depend on its own seed and prompt alone, not on the batch.
+    - `aids`: what drafters may use.
+    - `on_step`: called after every target call; what it raises ends the run.
+    - `measure_entropy`: also measure the entropy of the target's law along the way.
+
+    **Raises:** `ArgumentError` when the recipe needs an aid the model does not bring.
+    """
+    meter = Meter(target.device, measure_entropy)
+    rows = Rows(seeds, layout, recipe.window, target.device)
+    law = Law(samplings, layout.constraint, target.device)
+    calls = 0
+    with torch.inference_mode():
+        drafter = build_drafter(recipe, layout, target, aids)
+        if drafter is None:
+            decode_plain(target, law, rows, meter, on_step)
+        else:
+            rule = resolve(rules()[recipe.info.rule])
+            decode(target, drafter, rule, law, rows, recipe.window, meter, on_step)
+            calls = drafter.calls
+    meter.clock.lap("other")
+    return Decoded(rows.result().clone(), meter.stats(calls))
+
+
+def build_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) -> Drafter | None:
+    """The drafter a recipe asks for; None for plain decoding."""
+    kind = recipe.info.drafter
+    if kind == "none":
+        return None
+    if kind == "model":
+        if aids.draft_model is None:
+            raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model brings none")
+        return ModelDrafter(aids.draft_model(), Law(aids.draft_sampling, layout.constraint, target.device))
+    vocab_size = target.vocab_size
+    if kind == "table":
+        return Jacobi(find_start("table", recipe, vocab_size, aids), None, vocab_size)
+    carry = CARRIES[str(recipe.knobs.get("coupling", "fresh"))]
+    start = str(recipe.knobs["start"])
+    if start == "auto":
+        start = "table" if aids.table is not None else "up" if layout.width else "left"
+    return Jacobi(find_start(start, recipe, vocab_size, aids), carry, vocab_size)
+
+
+def find_start(name: str, recipe: Recipe, vocab_size: int, aids: Aids) -> Start:
+    """The start-token guess of that name."""
+    if name == "table":
+        if aids.table is None:
+            raise ArgumentError(f"recipe '{recipe}' needs an n-gram table, and this model brings none")
+        return aids.table
+    return {"left": repeat_left, "up": repeat_up, "random": random_token(vocab_size)}[name]

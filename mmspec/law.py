@@ -1,0 +1,169 @@
+"""The law of a position: what a model's logits become before a token is drawn.
+
+The order is fixed: guidance (in float32), tokens forbidden at the position, temperature, top-k, top-p, softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+
+NO_END = 2**62
+
+
+class Logits(NamedTuple):
+    """What a target says about a window: `cond` [B, W, V], and `uncond` of the same shape when guidance is on."""
+
+    cond: Tensor
+    uncond: Tensor | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one row wants its tokens drawn.
+
+    **Arguments:**
+
+    - `temperature`: 0 takes the most likely token; otherwise at least 0.0001.
+    - `top_k`: keep the k most likely tokens (ties with the k-th stay); 0 keeps all.
+    - `top_p`: in (0, 1]; keep the smallest set of most likely tokens with at least this mass.
+    - `guidance_scale`: classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off.
+    - `guidance_end`: the first position that is not guided any more; None guides all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    guidance_scale: float = 1.0
+    guidance_end: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(name: str, ok: Callable[[Any], bool], allowed: str, kind: type = Real) -> None:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) or not ok(value):
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be {allowed}")
+
+        check("temperature", lambda t: t == 0 or 1e-4 <= t < math.inf, "0 (greedy) or at least 0.0001")
+        check("top_k", lambda k: 0 <= k < 2**31, "an integer, 0 (off) or more", Integral)
+        check("top_p", lambda p: 0 < p <= 1, "above 0 and at most 1 (off)")
+        check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")
+
+
+class Constraint:
+    """Which tokens each position allows.
+
+    **Arguments:**
+
+    - `kind`: int64 [N], the kind of each position.
+    - `allowed`: bool [kinds, V], the tokens each kind allows; a kind that allows one token forces it.
+    """
+
+    def __init__(self, kind: Tensor, allowed: Tensor) -> None:
+        if not bool(allowed.any(dim=-1).all()):
+            raise ArgumentError("allowed has a row without a single token; every kind of position needs at least one")
+        self.kind = kind
+        self.allowed = allowed
+        forced = torch.where(allowed.sum(-1) == 1, allowed.int().argmax(-1), -1)
+        self.forced: NDArray[np.int64] = forced[kind].cpu().numpy()  # [N], the forced token or -1
+
+    def mask(self, positions: NDArray[np.int64]) -> Tensor:
+        """Bool [..., V]: True where a token is forbidden. Positions past the end count as the last one."""
+        inside = torch.from_numpy(positions.clip(max=len(self.kind) - 1)).to(self.kind.device)
+        return ~self.allowed[self.kind[inside]]
+
+
+class Law:
+    """Turns logits into probabilities, each row with its own settings.
+
+    **Arguments:**
+
+    - `rows`: the settings of each row.
+    - `constraint`: allowed tokens by position, or None.
+    """
+
+    def __init__(self, rows: Sequence[Sampling], constraint: Constraint | None, device: torch.device) -> None:
+        def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
+
+        self.constraint = constraint
+        self.guidance = column([r.guidance_scale for r in rows])
+        self.temperature = column([r.temperature or 1.0 for r in rows])
+        self.guidance_end = column([NO_END if r.guidance_end is None else r.guidance_end for r in rows], torch.int64)
+        self.greedy = column([r.temperature == 0 for r in rows], torch.bool)
+        self.top_k = column([r.top_k for r in rows], torch.int64)
+        self.top_p = column([r.top_p for r in rows])
+        self._any_greedy = any(r.temperature == 0 for r in rows)
+        self._all_greedy = all(r.temperature == 0 for r in rows)
+        self._any_temperature = any(r.temperature not in (0, 1) for r in rows)
+        self._guidance_ends = any(r.guidance_end is not None for r in rows)
+        self._max_k = max((r.top_k for r in rows), default=0)
+        self._any_p = any(r.top_p < 1 for r in rows)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but these (int64 [rows'])."""
+        for name in ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p"):
+            setattr(self, name, getattr(self, name)[rows])
+
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+        """Probabilities float32 [B, W, V]; a greedy row gets all its mass on one token.
+
+        **Arguments:**
+
+        - `logits`: of the window.
+        - `positions`: int64 [B, W], the position each slot stands for.
+        """
+        z = logits.cond.float()
+        if logits.uncond is not None:
+            # Where a model itself forbids a token both sides are -inf, and their difference would be NaN.
+            scale = self.guidance
+            if self._guidance_ends:
+                here = torch.from_numpy(positions).to(z.device)[..., None]
+                scale = torch.where(here < self.guidance_end, scale, 1.0)
+            z = torch.lerp(logits.uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
+        if self.constraint is not None:
+            z = z.masked_fill(self.constraint.mask(positions), -torch.inf)
+        if self._all_greedy:
+            return _one_hot(z)
+        greedy = _one_hot(z) if self._any_greedy else None
+        if self._any_temperature:
+            z = z / self.temperature
+        if self._max_k:
+            z = keep_top_k(z, self.top_k, self._max_k)
+        p = z.softmax(-1)
+        if self._any_p:
+            p = keep_top_p(p, self.top_p)
+        return p if greedy is None else torch.where(self.greedy, greedy, p)
+
+
+def keep_top_k(z: Tensor, k: Tensor, largest: int) -> Tensor:
+    """Sets logits below the row's k-th largest to -inf; `k` int64 [B, 1, 1] (0: all), `largest` its maximum."""
+    best = z.topk(min(largest, z.shape[-1]), dim=-1).values
+    index = (k.clamp(1, best.shape[-1]) - 1).expand(*z.shape[:-1], 1)
+    floor = best.gather(-1, index).masked_fill(k == 0, -torch.inf)
+    return z.masked_fill(z < floor, -torch.inf)
+
+
+def keep_top_p(p: Tensor, top_p: Tensor) -> Tensor:
+    """Keeps, in descending order, every token before which less than `top_p` of the mass lies; renormalises."""
+    ordered, index = p.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    ordered = ordered.masked_fill((before >= top_p) & (before > 0), 0.0)
+    kept = torch.zeros_like(p).scatter_(-1, index, ordered)
+    return torch.where(top_p < 1, kept / kept.sum(-1, keepdim=True), p)
+
+
+def _one_hot(z: Tensor) -> Tensor:
+    best = z.argmax(-1, keepdim=True)
+    # A row of NaN stays NaN, so that a broken target is noticed in greedy decoding too.
+    mass = torch.where(z.gather(-1, best).isnan(), torch.nan, 1.0)
+    return torch.zeros_like(z).scatter_(-1, best, mass)

@@ -1,0 +1,127 @@
+"""The loop: every recipe runs through `decode`, plain decoding through `decode_plain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.law import Law
+from mmspec.noise import ACCEPT, REDRAW
+from mmspec.rows import Rows, Step
+from mmspec.stats import Meter
+from mmspec.target import Target
+from mmspec.verify import Draft, Rule, Verdict, sample, verify
+
+OnStep = Callable[[Step], None]
+
+
+class Drafter(Protocol):
+    """Proposes tokens; knows neither the target nor the rule. `calls` counts calls of a model of its own."""
+
+    calls: int
+
+    def propose(self, rows: Rows, count: int, uniforms: list[Tensor]) -> Draft:
+        """Drafts the next `count` >= 1 tokens of each row.
+
+        `uniforms` has a float32 [B, count + 1] tensor per stream of `mmspec.noise`; DRAFT and START are the drafter's.
+        """
+        ...
+
+    def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+        """Learns what became of the draft; `rows` still stand where the window began."""
+        ...
+
+    def keep(self, rows: list[int]) -> None:
+        """Drops all rows but these."""
+        ...
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    rule: Rule,
+    law: Law,
+    rows: Rows,
+    window: int,
+    meter: Meter,
+    on_step: OnStep | None,
+) -> None:
+    """Draft and verify until every row is done.
+
+    **Arguments:**
+
+    - `target`, `drafter`, `rule`, `law`: which know nothing of each other.
+    - `rows`: the batch; holds the result afterwards.
+    - `window`: tokens in one target call, the last accepted one included; >= 1.
+    - `meter`: counts calls, tokens and seconds.
+    - `on_step`: called after every target call. What it raises leaves the loop.
+    """
+    meter.clock.lap("other")
+    logits = target.prefill()
+    meter.clock.lap("target")
+    positions = rows.positions(1)
+    uniforms = rows.noise.uniforms(positions, 0)
+    draft = Draft(torch.empty(0), torch.empty(0))  # position 0 has no draft: nothing has been read yet
+    while True:
+        p = law(logits, positions)
+        verdict = verify(p, draft, rule, uniforms[ACCEPT], uniforms[REDRAW])
+        meter.clock.lap("rule")
+        drafter.observe(verdict, rows, uniforms)
+        meter.clock.lap("drafter")
+        gained = rows.commit(verdict.tokens, verdict.accepted)
+        meter.count(p, verdict.accepted, gained)
+        if on_step is not None:
+            on_step(rows.step(meter.nfe))
+        running = rows.running()
+        if not running:
+            return
+        if len(running) < len(gained):
+            keep_all(running, rows, target, drafter, law)
+        # One slot past the end stays: were it cut, the last position would be drafted or not depending on its mates.
+        width = min(window, int((rows.layout.length - rows.length).max()) + 1)
+        positions = rows.positions(width)
+        uniforms = rows.noise.uniforms(positions, meter.nfe)
+        tokens = rows.last()
+        meter.clock.lap("other")
+        if width > 1:
+            draft = drafter.propose(rows, width - 1, uniforms)
+            tokens = torch.cat([tokens, draft.tokens], dim=1)
+            meter.clock.lap("drafter")
+        logits = target.forward(tokens, rows.length - 1)
+        meter.clock.lap("target")
+
+
+def decode_plain(target: Target, law: Law, rows: Rows, meter: Meter, on_step: OnStep | None) -> None:
+    """One token per call: the baseline. Gives what `decode` gives with a window of 1."""
+    everywhere = rows.positions(rows.layout.length)
+    uniforms = rows.noise.uniforms(everywhere, everywhere)[REDRAW]
+    meter.clock.lap("other")
+    logits = target.prefill()
+    for n in range(rows.layout.length):
+        meter.clock.lap("target")
+        p = law(logits, everywhere[:, n : n + 1])
+        tokens = sample(p, uniforms[:, n : n + 1])
+        meter.clock.lap("rule")
+        meter.count_plain(p)
+        running = rows.append(tokens)
+        if on_step is not None:
+            on_step(rows.step(meter.nfe))
+        if not running:
+            return
+        if len(running) < len(tokens):
+            keep_all(running, rows, target, None, law)
+            uniforms, everywhere, tokens = uniforms[running], everywhere[running], tokens[running]
+        meter.clock.lap("other")
+        logits = target.forward(tokens, everywhere[:, n])
+
+
+def keep_all(running: list[int], rows: Rows, target: Target, drafter: Drafter | None, law: Law) -> None:
+    """Drops finished rows everywhere."""
+    rows.keep(running)
+    target.keep(running)
+    law.keep(torch.tensor(running, device=target.device))
+    if drafter is not None:
+        drafter.keep(running)

@@ -1,0 +1,105 @@
+"""Counter-based randomness: Philox4x32-10 (Salmon et al. 2011) keyed by row seed, position, stream and iteration.
+
+Nothing is drawn from a running generator, so a row's numbers depend neither on the batch it sits in nor on the order
+in which rows are served. The integer arithmetic is NumPy's: a window needs a few dozen numbers, and small arrays are
+where it is quickest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Streams: which word of which block a draw uses. Two kinds of draw never share a number.
+ACCEPT, REDRAW, DRAFT, START = range(4)
+_GUMBEL_BLOCK = 1
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_EXTRA = np.uint64(8)  # float32 holds 24 bits
+_EXTRA_GUMBEL = np.uint64(9)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
+
+Words = NDArray[np.uint64]
+
+
+def round_keys(seeds: Sequence[int]) -> Words:
+    """The key words of all ten rounds, uint64 [10, 2, rows], from 64-bit seeds."""
+    words = np.array([int(s) % 2**64 for s in seeds], dtype=np.uint64)
+    key = np.stack([words & _LOW, words >> _HALF])
+    return np.stack([(key + np.uint64(i) * _WEYL[:, None]) & _LOW for i in range(10)])
+
+
+def philox(even: Words, odd: Words, keys: Words) -> tuple[Words, Words]:
+    """One Philox4x32-10 block per element.
+
+    **Arguments:**
+
+    - `even`, `odd`: counter words 0 and 2, and 1 and 3, each uint64 [2, rows, ...] of values below 2**32.
+    - `keys`: of `round_keys`, with trailing axes to broadcast.
+
+    **Returns:** words 0 and 2, and words 1 and 3, of the blocks, each [2, rows, ...].
+    """
+    multipliers = _MULTIPLIERS.reshape(2, *(1,) * (even.ndim - 1))
+    for key in keys:
+        product = even * multipliers
+        # The words of one half go into the other: that is the permutation of the round.
+        even, odd = (product >> _HALF)[::-1] ^ odd ^ key, (product & _LOW)[::-1]
+    return even, odd
+
+
+class Noise:
+    """The random numbers of a batch of rows.
+
+    **Arguments:**
+
+    - `seeds`: one integer per row, taken modulo 2**64.
+    - `device`: where the numbers are wanted.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._keys = round_keys(seeds)
+        self._device = device
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows but these."""
+        self._keys = self._keys[:, :, rows]
+
+    def uniforms(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> list[Tensor]:
+        """Float32 numbers in [0, 1), multiples of 2**-24, one [B, W] tensor per stream: ACCEPT, REDRAW, DRAFT, START.
+
+        **Arguments:**
+
+        - `positions`: int64 [B, W], the position each number belongs to.
+        - `iteration`: how often the loop has come round; draws of different iterations are independent.
+        """
+        (zero, two), (one, three) = self._blocks(positions, iteration, 0, 0)
+        scaled = ((np.stack([zero, one, two, three]) >> _EXTRA) * 2.0**-24).astype(np.float32)
+        return list(torch.from_numpy(scaled).to(self._device, non_blocking=True))
+
+    def gumbel(self, positions: NDArray[np.int64], vocab_size: int) -> Tensor:
+        """Standard Gumbel noise float32 [B, W, vocab_size], fixed per row and position whatever the iteration."""
+        groups = np.arange(-(-vocab_size // 4))
+        (zero, two), (one, three) = self._blocks(positions[..., None], 0, _GUMBEL_BLOCK, groups)
+        bits = np.stack([zero, one, two, three], axis=-1).reshape(*positions.shape, -1)[..., :vocab_size]
+        # 23 bits, so that adding a half stays exact: a number that rounds to 1 would make the noise infinite.
+        uniform = torch.from_numpy((((bits >> _EXTRA_GUMBEL) + 0.5) * 2.0**-23).astype(np.float32))
+        return uniform.to(self._device).log_().neg_().log_().neg_()
+
+    def _blocks(
+        self,
+        positions: NDArray[np.int64],
+        iteration: NDArray[np.int64] | int,
+        block: int,
+        index: NDArray[np.int64] | int,
+    ) -> tuple[Words, Words]:
+        """The blocks of counters (position, iteration, block, index)."""
+        shape = np.broadcast_shapes(positions.shape, np.shape(index))
+        even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
+        even[0], odd[0], even[1], odd[1] = positions, iteration, block, index
+        return philox(even, odd, self._keys.reshape(10, 2, -1, *(1,) * (len(shape) - 1)))

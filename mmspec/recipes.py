@@ -1,0 +1,167 @@
+"""Recipes: named combinations of drafter, acceptance rule and carry, with their knobs.
+
+A recipe is written the same way everywhere: `scd`, `scd:window=32`, `scd:window=32,coupling=gumbel`. This module
+imports nothing heavy, so that a command line can check a recipe before it loads a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from mmspec.errors import ArgumentError, did_you_mean, unknown_name
+
+Value = int | float | str
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting of a recipe: a number within bounds, or one of some words."""
+
+    default: Value
+    summary: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, where: str, value: Value) -> Value:
+        """Checks a value, or reads it from a string. **Raises:** `ArgumentError` naming `where`, value and range."""
+        allowed = f"one of {', '.join(self.choices)}" if self.choices else f"a number from {self.low} to {self.high}"
+        wrong = ArgumentError(f"{where}={value} is not allowed; it must be {allowed}")
+        if self.choices:
+            if value not in self.choices:
+                raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
+            return value
+        try:
+            number = type(self.default)(value)
+        except (TypeError, ValueError, OverflowError):
+            raise wrong from None
+        if isinstance(value, float) and number != value:
+            raise wrong
+        assert self.low is not None and self.high is not None and not isinstance(number, str)
+        if not self.low <= number <= self.high:
+            raise wrong
+        return number
+
+
+@dataclass(frozen=True)
+class RecipeInfo:
+    """What a recipe is made of.
+
+    - `summary`: one line.
+    - `drafter`: "none", "model", "table" or "jacobi"; `carry`: for Jacobi drafts.
+    - `rule`: the acceptance rule's name; `exact`: whether the outcome follows the target's law.
+    - `knobs`: its settings.
+    """
+
+    summary: str
+    drafter: str
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    rule: str = "exact"
+    exact: bool = True
+
+
+def _window(default: int) -> Knob:
+    return Knob(default, "tokens in one target call, the last accepted one included", low=2, high=1024)
+
+
+_START = Knob(
+    "auto",
+    "guess for new positions; auto: the model's table where it has one, else the token above, else the one before",
+    choices=("auto", "random", "left", "up", "table"),
+)
+
+
+RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
+    {
+        "plain": RecipeInfo("one token per target call; the baseline", "none"),
+        "draft": RecipeInfo("a smaller model drafts", "model", {"window": _window(5)}),
+        "table": RecipeInfo(
+            "an n-gram table drafts from the left and the upper neighbour", "table", {"window": _window(9)}
+        ),
+        "sjd": RecipeInfo(
+            "speculative Jacobi decoding: leftovers of the window are drawn afresh",
+            "jacobi",
+            {"window": _window(16), "start": _START},
+        ),
+        "scd": RecipeInfo(
+            "speculative coupled decoding: leftovers of the window are coupled to what they were",
+            "jacobi",
+            {
+                "window": _window(16),
+                "start": _START,
+                "coupling": Knob("maximal", "how leftovers follow the new law", choices=("maximal", "gumbel")),
+            },
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with its knobs set; `str()` gives the text that `parse` reads.
+
+    **Raises:** `UnknownNameError` for a name nobody knows, `ArgumentError` for a knob that does not exist or a value
+    out of range.
+    """
+
+    name: str
+    knobs: Mapping[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in RECIPES:
+            raise unknown_name("recipe", self.name, RECIPES)
+        known = self.info.knobs
+        for knob in self.knobs:
+            if knob not in known:
+                listed = f"its knobs are {', '.join(known)}" if known else "it has no knobs"
+                raise ArgumentError(f"recipe {self.name!r} has no knob {knob!r}{did_you_mean(knob, known)}; {listed}")
+        values = {k: knob.read(f"{self.name}:{k}", self.knobs.get(k, knob.default)) for k, knob in known.items()}
+        object.__setattr__(self, "knobs", MappingProxyType(values))
+
+    @property
+    def info(self) -> RecipeInfo:
+        return RECIPES[self.name]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the outcome follows the target's law."""
+        return self.info.exact
+
+    @property
+    def window(self) -> int:
+        """Tokens in one target call."""
+        return int(self.knobs.get("window", 1))
+
+    def with_knobs(self, **knobs: Value) -> Recipe:
+        """The same recipe with some knobs changed."""
+        return Recipe(self.name, {**self.knobs, **knobs})
+
+    def __str__(self) -> str:
+        changed = [f"{k}={v}" for k, v in self.knobs.items() if v != self.info.knobs[k].default]
+        return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def __reduce__(self) -> tuple[type[Recipe], tuple[str, dict[str, Value]]]:
+        return Recipe, (self.name, dict(self.knobs))
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+def parse(recipe: str | Recipe) -> Recipe:
+    """Reads `"name"` or `"name:knob=value,knob=value"`; a `Recipe` is returned as it is."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str):
+        raise ArgumentError(f"recipe={recipe!r} is not allowed; it must be a text such as 'scd:window=32', or a Recipe")
+    name, colon, settings = recipe.strip().partition(":")
+    knobs: dict[str, Value] = {}
+    for setting in filter(None, settings.split(",")) if colon else ():
+        knob, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals or not value:
+            raise ArgumentError(f"recipe={recipe!r} is not readable at {setting!r}; write name:knob=value,knob=value")
+        if knob in knobs:
+            raise ArgumentError(f"recipe={recipe!r} sets {knob!r} twice")
+        knobs[knob] = value
+    return Recipe(name, knobs)

@@ -1,0 +1,121 @@
+"""The rows of a batch: what each has decoded so far, and which still run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.noise import Noise
+from mmspec.target import Layout
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a callback sees after a target call.
+
+    - `nfe`: target calls so far.
+    - `committed`, `total`: tokens of all rows, so far and in the end (less where rows end early).
+    - `tokens`: a copy of the tokens each row has accepted so far, int64 [n_row] each.
+    """
+
+    nfe: int
+    committed: int
+    total: int
+    tokens: list[Tensor]
+
+
+class Rows:
+    """The state of a batch whose rows advance at their own pace.
+
+    - `ids`: host int64 [B], which rows of the request still run.
+    - `length`: host int64 [B], how many tokens each of them has.
+    - `noise`: their random numbers.
+    """
+
+    def __init__(self, seeds: Sequence[int], layout: Layout, window: int, device: torch.device) -> None:
+        count = len(seeds)
+        self.layout = layout
+        self.device = device
+        self.noise = Noise(seeds, device)
+        self.ids = np.arange(count)
+        self._lengths = np.zeros(count, dtype=np.int64)
+        # A window may reach past the end; what it writes there is never read.
+        self._tokens = torch.full((count, layout.length + window), layout.pad, dtype=torch.int64, device=device)
+        self._index = torch.arange(count, device=device)[:, None]
+
+    @property
+    def length(self) -> NDArray[np.int64]:
+        return self._lengths[self.ids]
+
+    def positions(self, width: int) -> NDArray[np.int64]:
+        """The next `width` positions of each row, host int64 [B, width]."""
+        return self.length[:, None] + np.arange(width)
+
+    def at(self, positions: NDArray[np.int64]) -> Tensor:
+        """The tokens at the given positions, int64 [B, ...]; before the start, -1."""
+        index = torch.from_numpy(positions).to(self.device)
+        found = self._tokens[self._index, index.clamp(min=0)]
+        return found if (positions >= 0).all() else found.masked_fill(index < 0, -1)
+
+    def last(self, count: int = 1) -> Tensor:
+        """The last `count` tokens of each row, int64 [B, count]."""
+        return self.at(self.length[:, None] + np.arange(-count, 0))
+
+    def commit(self, tokens: Tensor, accepted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Appends the accepted tokens and the one behind them; returns how many each row gained, host int64 [B].
+
+        A row stops at its end or behind its first end-of-sequence token, whatever else the window held.
+        """
+        width, start = tokens.shape[1], self.length
+        self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
+        gained = np.minimum(accepted + 1, self.layout.length - start)
+        if self.layout.eos:
+            ended = np.isin(tokens.cpu().numpy(), list(self.layout.eos)) & (np.arange(width) < gained[:, None])
+            stops = ended.any(1)
+            gained = np.where(stops, ended.argmax(1) + 1, gained)
+            self._done = stops | (start + gained >= self.layout.length)
+        else:
+            self._done = start + gained >= self.layout.length
+        self._lengths[self.ids] += gained
+        return gained
+
+    def append(self, tokens: Tensor) -> list[int]:
+        """Appends one token, int64 [B, 1], to rows that are all equally long; returns which of them run on."""
+        n = int(self._lengths[self.ids[0]])
+        if len(self.ids) == len(self._tokens):
+            self._tokens[:, n : n + 1] = tokens
+        else:
+            self._tokens[self._index[:, 0], n] = tokens[:, 0]
+        self._lengths[self.ids] = n + 1
+        if n + 1 == self.layout.length:
+            return []
+        if not self.layout.eos:
+            return list(range(len(self.ids)))
+        return np.flatnonzero(~np.isin(tokens[:, 0].cpu().numpy(), list(self.layout.eos))).tolist()
+
+    def running(self) -> list[int]:
+        """Indices into the running rows of those that are not done."""
+        return np.flatnonzero(~self._done).tolist()
+
+    def keep(self, rows: list[int]) -> None:
+        """Lets only these rows run on."""
+        self.ids = self.ids[rows]
+        self._index = self._index[rows]
+        self.noise.keep(rows)
+
+    def step(self, nfe: int) -> Step:
+        """The state as a callback sees it."""
+        so_far = [t[:n].clone() for t, n in zip(self._tokens, self._lengths, strict=True)]
+        return Step(nfe, int(self._lengths.sum()), len(so_far) * self.layout.length, so_far)
+
+    def result(self) -> Tensor:
+        """All tokens of the request, int64 [B, N]; `pad` behind the end of a row."""
+        tokens = self._tokens[:, : self.layout.length]
+        lengths = torch.from_numpy(self._lengths).to(self.device)
+        behind = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
+        return tokens.masked_fill(behind, self.layout.pad)

@@ -1,0 +1,122 @@
+"""Draft and verify: the acceptance test, and the redraw that keeps the target's law.
+
+Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a draft x ~ q is kept with probability
+min(1, p(x) / q(x)), otherwise replaced by a draw from the residual norm((p - q)+); the outcome follows p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.errors import ModelError
+
+
+@dataclass
+class Draft:
+    """Proposed tokens and where they came from.
+
+    - `tokens`: int64 [B, m], the draft of the next m positions of each row.
+    - `q`: float32 [B, m, V], the law each token was really drawn from; one-hot when it was not drawn at all.
+    """
+
+    tokens: Tensor
+    q: Tensor
+
+
+@dataclass
+class Verdict:
+    """What one target call decided.
+
+    - `tokens`: int64 [B, m + 1]: accepted drafts, then the redrawn token, then leftovers nobody vouches for.
+    - `accepted`: host int64 [B], how many drafts were accepted; `tokens[b, accepted[b]]` is the redrawn one.
+    - `p`: float32 [B, m + 1, V], the target's law at each slot.
+    - `draft`: what was tested.
+    """
+
+    tokens: Tensor
+    accepted: NDArray[np.int64]
+    p: Tensor
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An acceptance rule: `accept(p, q, x)` gives each slot's acceptance probability.
+
+    `accept` takes p, q float32 [B, m, V] and x int64 [B, m] and returns float32 [B, m]; values above 1 count as 1.
+    `exact` says that the outcome follows the target's law.
+    """
+
+    name: str
+    accept: Callable[[Tensor, Tensor, Tensor], Tensor]
+    exact: bool
+    summary: str
+
+
+def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    """p(x) / q(x) for x int64 [..., m]: the acceptance probability of exact speculative sampling."""
+    index = x[..., None]
+    return (p.gather(-1, index) / q.gather(-1, index))[..., 0]
+
+
+exact = Rule("exact", ratio, exact=True, summary="min(1, p/q) with the residual redraw; keeps the target's law")
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """The unnormalised residual (p - q)+, of the shape of `p`."""
+    return (p - q).clamp_(min=0)
+
+
+def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """Draws from unnormalised `weights` [..., V] by inverting their CDF at `u` [...] in [0, 1).
+
+    A row without any mass is drawn from `fallback` instead: a residual can only vanish by rounding, when p = q.
+
+    **Raises:** `ModelError` when a row has no mass or is not a number.
+    """
+    cdf = weights.cumsum(-1)
+    total = cdf[..., -1:]
+    if fallback is not None:
+        empty = total <= 0
+        if bool(empty.any()):
+            weights = torch.where(empty, fallback, weights)
+            cdf = weights.cumsum(-1)
+            total = cdf[..., -1:]
+    if not bool((total > 0).all()):
+        raise ModelError("the model gave logits that are not numbers (NaN), or forbade every token of a position")
+    # Strictly below the total, so that the token found always has mass.
+    goal = torch.minimum(u[..., None] * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cdf, goal, right=True)[..., 0]
+
+
+def verify(p: Tensor, draft: Draft, rule: Rule, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
+    """Tests the drafts from left to right and redraws the first one that fails, or the free slot behind the last.
+
+    **Arguments:**
+
+    - `p`: float32 [B, m + 1, V], the target's law at every slot.
+    - `draft`: of m tokens (m may be 0).
+    - `rule`: the acceptance rule.
+    - `accept_u`, `redraw_u`: float32 [B, m + 1] in [0, 1), independent of each other and of the draft.
+    """
+    batch, width, _ = p.shape
+    rows = torch.arange(batch, device=p.device)
+    if width == 1:
+        tokens = sample(p, redraw_u)
+        return Verdict(tokens, np.zeros(batch, dtype=np.int64), p, draft)
+    m = width - 1
+    accept = accept_u[:, :m] < rule.accept(p[:, :m], draft.q, draft.tokens)
+    first = accept.long().cumprod(-1).sum(-1)
+    tested = first.clamp(max=m - 1)
+    # Where everything was accepted there is no draft to take away: the free slot is drawn from p itself.
+    q = draft.q[rows, tested].masked_fill_((first == m)[:, None], 0.0)
+    p_first = p[rows, first]
+    redrawn = sample(residual(p_first, q), redraw_u[rows, first], fallback=p_first)
+    tokens = torch.cat([draft.tokens, redrawn[:, None]], dim=1).scatter_(1, first[:, None], redrawn[:, None])
+    return Verdict(tokens, first.cpu().numpy(), p, draft)

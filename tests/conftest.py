@@ -1,0 +1,28 @@
+"""What all tests share: marks that depend on the machine, and the root of the checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Tests reach no network; the Hub's client reads this once, when it is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the checkout."""
+    return ROOT

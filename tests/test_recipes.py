@@ -1,0 +1,69 @@
+"""Recipes as text: reading, printing, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from typing import Any
+
+import pytest
+
+from mmspec.conformance import ToyTarget
+from mmspec.engine import Aids, run
+from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
+from mmspec.law import Sampling
+from mmspec.recipes import RECIPES, Recipe, parse
+from mmspec.target import Layout
+
+
+def test_text_and_object_are_the_same() -> None:
+    recipe = parse(" scd:window=32, coupling=gumbel ")
+    assert recipe.name == "scd" and recipe.window == 32 and recipe.knobs["coupling"] == "gumbel"
+    assert str(recipe) == "scd:window=32,coupling=gumbel" and parse(str(recipe)) == recipe == parse(recipe)
+    assert str(Recipe("scd", {"window": 16})) == "scd"
+    assert recipe.with_knobs(window=8) == Recipe("scd", {"window": 8, "coupling": "gumbel"})
+    assert len({parse("scd"), parse("scd:window=16"), parse("sjd")}) == 2
+
+
+@pytest.mark.parametrize("value", [None, [1], float("inf"), 3.5])
+def test_wrong_objects_as_knobs(value: Any) -> None:
+    with pytest.raises(ArgumentError, match="is not allowed"):
+        Recipe("scd", {"window": value})
+
+
+def test_a_recipe_travels_between_processes() -> None:
+    recipe = parse("scd:window=32")
+    assert pickle.loads(pickle.dumps(recipe)) == recipe == copy.deepcopy(recipe)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_a_summary_and_reads_its_own_name(name: str) -> None:
+    assert parse(name).exact == RECIPES[name].exact and RECIPES[name].summary
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("sdc", UnknownNameError, "unknown recipe 'sdc' (did you mean 'scd'?); known: draft, plain, scd, sjd, table"),
+        ("", UnknownNameError, "unknown recipe ''"),
+        ("scd:windw=3", ArgumentError, "recipe 'scd' has no knob 'windw' (did you mean 'window'?); its knobs are"),
+        ("plain:window=3", ArgumentError, "recipe 'plain' has no knob 'window'; it has no knobs"),
+        ("scd:window", ArgumentError, "recipe='scd:window' is not readable at 'window'"),
+        ("scd:window=1", ArgumentError, "scd:window=1 is not allowed; it must be a number from 2 to 1024"),
+        ("scd:window=two", ArgumentError, "scd:window=two is not allowed"),
+        ("scd:window=2.5", ArgumentError, "scd:window=2.5 is not allowed"),
+        ("scd:window=3,window=4", ArgumentError, "recipe='scd:window=3,window=4' sets 'window' twice"),
+        (5, ArgumentError, "recipe=5 is not allowed"),
+        ("scd:coupling=gumble", ArgumentError, "(did you mean 'gumbel'?)"),
+    ],
+)
+def test_wrong_text(text: Any, error: type[MMSpecError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        parse(text)
+
+
+@pytest.mark.parametrize("recipe", ["draft", "table", "scd:start=table"])
+def test_a_recipe_that_needs_what_the_model_lacks(recipe: str) -> None:
+    with pytest.raises(ArgumentError, match="this model brings none"):
+        run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [Sampling()], [0], Aids())

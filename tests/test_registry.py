@@ -1,0 +1,50 @@
+"""Loading by name, and what is said of a name nobody knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmspec
+from mmspec import registry
+from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": "shape"}, UnknownNameError, "unknown model 'shape' (did you mean 'shapes'?); known: shapes"),
+        ({"model": "./no/such/folder"}, UnknownNameError, "unknown model './no/such/folder'"),
+        ({"model": "no/such"}, ModelError, "model 'no/such' is no local path, and the Hub does not give it"),
+        ({"device": "meta"}, ArgumentError, "device='meta' cannot be used"),
+        ({"model": None}, UnknownNameError, "unknown model 'None'"),
+        ({"device": "gpuu"}, ArgumentError, "device='gpuu' cannot be used"),
+    ],
+)
+def test_bad_loads(arguments: dict[str, Any], error: type[MMSpecError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        mmspec.load(**arguments)
+
+
+@pytest.mark.parametrize("index", ["{}", "garbage", '{"_class_name": "StableDiffusionPipeline"}'])
+def test_folders_that_are_no_pipelines(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model_index.json").write_text(index)
+    with pytest.raises(ModelError, match="is no pipeline that mmspec can load"):
+        mmspec.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("listing", [registry.models, registry.drafters, registry.rules])
+def test_every_name_resolves(listing: object) -> None:
+    assert callable(listing)
+    for info in listing().values():
+        assert info.summary and registry.resolve(info) is not None
+
+
+def test_the_public_names() -> None:
+    for name in mmspec.__all__:
+        assert getattr(mmspec, name)
+    with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
+        mmspec.nosuch  # noqa: B018

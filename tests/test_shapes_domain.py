@@ -1,0 +1,146 @@
+"""The shapes domain: prompts, features, scenes and rendering."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mmspec.errors import PromptError
+from mmspec.vision.shapes.classifier import score_captions
+from mmspec.vision.shapes.domain import (
+    ANY,
+    FEATURE_DIM,
+    IMAGE_SIZE,
+    NONE,
+    NUM_SLOTS,
+    SLOT_OFFSETS,
+    SLOTS,
+    Caption,
+    captions,
+    features,
+    is_held_out,
+    sample_scene,
+)
+from mmspec.vision.shapes.grammar import describe, parse
+from mmspec.vision.shapes.render import OBJECT_RGB, render, render_batch, to_uint8
+from mmspec.vision.shapes.text import ShapesTextEncoder
+from mmspec.vision.shapes.tokenizer import FSQ, ShapesTokenizer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "caption"),
+    [
+        ("a red circle", Caption(ANY, "red", "circle")),
+        ("Small RED circle.", Caption("small", "red", "circle")),
+        ("a red circle above a blue square", Caption(ANY, "red", "circle", "above", ANY, "blue", "square")),
+        (
+            "the large orange ring left of an small green star on a striped teal background",
+            Caption("large", "orange", "ring", "left of", "small", "green", "star", "striped", "teal"),
+        ),
+        ("a red cross on a pink background", Caption(ANY, "red", "cross", background="pink")),
+        ("a red cross on a dotted background", Caption(ANY, "red", "cross", style="dotted")),
+    ],
+)
+def test_parse(prompt: str, caption: Caption) -> None:
+    assert parse(prompt) == caption
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        ("", ["empty"]),
+        ("  ", ["empty"]),
+        ("a red cirle abve a square", ["'cirle'", "'circle'", "'abve'", "'above'"]),
+        ("circle red", ["expected a colour", "'circle'", "background]"]),
+        ("a red circle left a blue star", ["expected 'of'", "'blue'"]),
+        ("a red circle above", ["expected a colour", "the prompt ends"]),
+        ("a red circle on white", ["expected 'background'", "the prompt ends"]),
+        ("a red circle above a blue star below a red ring", ["'on' or the end", "'below'"]),
+    ],
+)
+def test_parse_errors_are_one_line_and_name_the_problem(prompt: str, parts: list[str]) -> None:
+    with pytest.raises(PromptError) as error:
+        parse(prompt)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_described_captions_parse_back(held_out: bool) -> None:
+    for caption in captions(200, seed=3, held_out=held_out):
+        assert parse(describe(caption)) == caption
+        assert is_held_out(caption) == held_out
+
+
+def test_mirrored_captions_are_one_picture() -> None:
+    one, other = parse("a small red circle below a blue square"), parse("a blue square above a small red circle")
+    assert one.canonical() == other.canonical() == other
+    assert is_held_out(one) == is_held_out(other)
+
+
+def test_features_are_one_hot_per_slot() -> None:
+    batch = captions(20, seed=4)
+    rows = features(batch)
+    assert rows.shape == (20, NUM_SLOTS, FEATURE_DIM)
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows.sum(-1), torch.ones(20, NUM_SLOTS))
+    for caption, row in zip(batch, rows.argmax(-1).tolist(), strict=True):
+        assert Caption.from_indices([i - offset for i, offset in zip(row, SLOT_OFFSETS, strict=True)]) == caption
+    assert rows[0, 0, len(SLOTS[0][1]) :].sum() == 0
+
+
+def test_text_encoder() -> None:
+    embeds, mask = ShapesTextEncoder().encode(["a red circle", "a red circle above a blue star"])
+    assert embeds.shape == (2, NUM_SLOTS, FEATURE_DIM)
+    assert mask.shape == (2, NUM_SLOTS) and bool(mask.all())
+
+
+def test_rendering_is_deterministic() -> None:
+    scenes = [sample_scene(random.Random(5)) for _ in range(2)]
+    assert scenes[0] == scenes[1]
+    assert np.array_equal(render(scenes[0]), render(scenes[1]))
+    batch = render_batch(scenes)
+    assert batch.shape == (2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    assert np.array_equal(to_uint8(batch)[0], render(scenes[0]))
+
+
+def test_objects_lie_inside_and_as_related() -> None:
+    rng = random.Random(6)
+    for _ in range(300):
+        scene = sample_scene(rng)
+        (x1, y1), (x2, y2) = scene.centre1, scene.centre2
+        checks = {"above": y1 < y2, "below": y1 > y2, "left of": x1 < x2, "right of": x1 > x2, NONE: True}
+        assert checks[scene.caption.relation]
+        if scene.caption.shape1 not in ("ring", "star"):
+            assert tuple(render(scene)[y1, x1]) == OBJECT_RGB[scene.caption.colour1]
+
+
+def test_fsq_codes_round_trip() -> None:
+    fsq = FSQ((8, 5, 5, 5))
+    codes = torch.arange(1000)
+    assert torch.equal(fsq.to_codes(fsq.from_codes(codes)), codes)
+    features_ = torch.randn(50, 4)
+    quantised = fsq.quantise(features_)
+    assert torch.allclose(fsq.from_codes(fsq.to_codes(quantised)), quantised, atol=1e-6)
+
+
+def test_tokenizer_shapes() -> None:
+    tokenizer = ShapesTokenizer()
+    images = torch.rand(2, 3, IMAGE_SIZE, IMAGE_SIZE) * 2 - 1
+    tokens = tokenizer.encode(images)
+    assert tokens.shape == (2, 256) and tokens.dtype == torch.int64
+    assert tokenizer.vocab_size == 1000
+    assert tokenizer.decode(tokens).shape == images.shape
+
+
+def test_scores_count_only_what_the_prompt_states() -> None:
+    seen = Caption("small", "red", "circle", "above", "large", "blue", "star", "plain", "white")
+    scores = score_captions([seen, seen], [parse("a blue star below a red circle"), parse("a red circle")])
+    assert scores["captions"] == 0.5  # the second image shows an object too many
+    assert scores["attributes"] == 7 / 8
+    assert scores["relation"] == 0.5

@@ -1,0 +1,141 @@
+"""What transformers prepared for a generation loop, read into the loop's own terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    LogitNormalization,
+    MaxLengthCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
+
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.law import Sampling
+from mmspec.vision.hf.allowed import AllowedFn, ask
+from mmspec.vision.hf.plan import Request
+
+# In the order in which `mmspec.law` applies them; transformers builds its list in the same one.
+ORDER = (
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    LogitNormalization,
+)
+# The engine sees to these itself.
+IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
+
+
+def read_processors(processors: Any) -> dict[type, Any]:
+    """The logits processors by class.
+
+    **Raises:** `ArgumentError` for a processor the law has no place for, and for one out of order.
+    """
+    found: dict[type, Any] = {}
+    last = -1
+    for processor in processors:
+        kind = type(processor)
+        if kind not in ORDER or kind in found:
+            names = ", ".join(known.__name__ for known in ORDER)
+            what = "twice" if kind in found else "which mmspec cannot verify drafts with"
+            raise ArgumentError(f"logits_processor has {kind.__name__}, {what}; it may have one each of {names}")
+        if ORDER.index(kind) < last:
+            raise ArgumentError(f"logits_processor has {kind.__name__} too late; temperature, top-k and top-p go last")
+        last = ORDER.index(kind)
+        found[kind] = processor
+    return found
+
+
+def read_sampling(found: Mapping[type, Any], do_sample: bool) -> Sampling:
+    """Temperature, top-k and top-p; temperature 0 when nothing is sampled."""
+    if not do_sample:
+        return Sampling(temperature=0)
+    temperature, top_k, top_p = (found.get(kind) for kind in ORDER[2:5])
+    return Sampling(
+        temperature=1.0 if temperature is None else float(temperature.temperature),
+        top_k=0 if top_k is None else int(top_k.top_k),
+        top_p=1.0 if top_p is None else float(top_p.top_p),
+    )
+
+
+def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int]]:
+    """New tokens asked for, and the ids that end a row.
+
+    **Raises:** `ArgumentError` for any other criterion.
+    """
+    length: int | None = None
+    ends: frozenset[int] = frozenset()
+    for criterion in stopping_criteria:
+        if type(criterion) is MaxLengthCriteria:
+            length = int(criterion.max_length) - prompt
+        elif type(criterion) is EosTokenCriteria:
+            ends = frozenset(criterion.eos_token_id.flatten().tolist())
+        else:
+            raise ArgumentError(
+                f"stopping_criteria has {type(criterion).__name__}, which looks at one token at a time; "
+                "use max_new_tokens and eos_token_id"
+            )
+    if length is None or length < 1:
+        raise ArgumentError("max_new_tokens is not set; give the number of tokens to make, 1 or more")
+    return length, ends
+
+
+def refuse_modes(config: Any, inputs: Mapping[str, Any]) -> None:
+    """**Raises:** `ArgumentError` for anything but sampling or greedy search from a prompt of ids."""
+    if config.num_beams not in (None, 1):
+        raise ArgumentError(f"num_beams={config.num_beams} is not supported; mmspec samples, or is greedy")
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name, False):
+            raise ArgumentError(f"{name}=True is not supported; drafts that are not taken would be among them")
+    cache = inputs.get("past_key_values")
+    if cache is not None and int(cache.get_seq_length()) > 0:
+        raise ArgumentError("past_key_values already holds tokens; mmspec reads the prompt itself: leave it out")
+    if inputs.get("inputs_embeds") is not None:
+        raise ArgumentError("inputs_embeds is not supported; give input_ids")
+
+
+def read_request(
+    model: Any,
+    input_ids: Tensor,
+    found: Mapping[type, Any],
+    length: int,
+    vocab_size: int,
+    config: Any,
+    inputs: Mapping[str, Any],
+) -> Request:
+    """Everything a model's adapter wants to know; `found` is what `read_processors` gave.
+
+    **Raises:** `PromptError` for prompts that are padded on the right, `ArgumentError` for what `ask` refuses.
+    """
+    guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
+    negative: Mapping[str, Any] = guidance.unconditional_context if guidance is not None else {}
+    prefix = found.get(PrefixConstrainedLogitsProcessor)
+    allowed = None
+    if prefix is not None:
+        allowed_fn: AllowedFn = prefix._prefix_allowed_tokens_fn
+        allowed = ask(allowed_fn, input_ids, length, vocab_size)
+    mask = inputs.get("attention_mask")
+    if mask is not None and not bool((mask[:, -1] != 0).all()):
+        raise PromptError("attention_mask hides the last token of a prompt; pad on the left (padding_side='left')")
+    return Request(
+        input_ids=input_ids,
+        mask=torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device).bool(),
+        position_ids=inputs.get("position_ids"),
+        length=length,
+        guidance_scale=config.guidance_scale if guidance is None else float(guidance.guidance_scale),
+        negative_ids=negative.get("input_ids"),
+        negative_mask=negative.get("attention_mask"),
+        allowed=allowed,
+        config=config,
+        inputs={name: value for name, value in inputs.items() if name not in IGNORED},
+    )

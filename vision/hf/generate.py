@@ -1,0 +1,200 @@
+"""`model.generate(..., custom_generate=mmspec.generate)`: the built-in loop's place, taken by a recipe."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from mmspec.engine import Aids, run
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.law import Sampling
+from mmspec.loop import OnStep
+from mmspec.recipes import Recipe, parse
+from mmspec.rows import Step
+from mmspec.seeds import row_seeds
+from mmspec.stats import Stats
+from mmspec.target import Layout
+from mmspec.vision.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
+from mmspec.vision.hf.plan import Plan, Request
+from mmspec.vision.hf.target import CausalTarget
+
+# Classes by name, so that a model's adapter is imported only when such a model is there.
+FAMILIES = {
+    "JanusForConditionalGeneration": "mmspec.vision.hf.janus",
+    "Emu3ForConditionalGeneration": "mmspec.vision.hf.emu3",
+    "ChameleonForConditionalGeneration": "mmspec.vision.hf.chameleon",
+    "GlmImageForConditionalGeneration": "mmspec.vision.hf.glm",
+    "ImageGPTForCausalImageModeling": "mmspec.vision.hf.imagegpt",
+}
+
+
+@dataclass
+class GenerateOutput(GenerateDecoderOnlyOutput):
+    """What `return_dict_in_generate=True` gives: `sequences` as generate has them, and what they cost."""
+
+    stats: Stats | None = None
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    recipe: str | Recipe = "scd",
+    seed: int | Sequence[int] | None = None,
+    draft_model: Any = None,
+    on_step: OnStep | None = None,
+    **inputs: Any,
+) -> Tensor | GenerateOutput:
+    """Makes the tokens of pictures by any recipe; pass it to `model.generate` as `custom_generate`.
+
+    The other arguments of `model.generate` stay as they are: `do_sample`, `temperature`, `top_k`, `top_p`,
+    `guidance_scale` with negative prompts, `prefix_allowed_tokens_fn`, `max_new_tokens`, `eos_token_id`,
+    `num_return_sequences`. What they do not name is the model's own default. The cache is always mmspec's, and
+    `prefix_allowed_tokens_fn` may depend on position and prompt alone. transformers does not hand on `streamer` and
+    `assistant_model`: `on_step` and `draft_model` are their like here.
+
+    Janus has a loop of its own for pictures, which its `generate` enters. Call the method it overrides:
+    `GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate, guidance_scale=5)`.
+
+    **Arguments:**
+
+    - `model`, `input_ids`, `logits_processor`, `stopping_criteria`, `generation_config`, `inputs`: come from
+      transformers, which hands everything it does not know by name on to the model.
+    - `recipe`: how to decode, e.g. `"scd:window=32"`.
+    - `seed`: row i uses `seed + i`; or one seed per row. None draws one from torch's global generator.
+    - `draft_model`: a smaller model of the same class, for the recipe `draft`.
+    - `on_step`: called with a `mmspec.rows.Step` after every call of the model.
+
+    **Returns:** int64 ids as the built-in generate does: prompt and new tokens, or a picture's codes (Janus).
+
+    **Raises:** `ArgumentError`, `PromptError`, `UnknownNameError`, `ModelError`.
+    """
+    recipe = parse(recipe)
+    job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+    plan, first, rows = job.plan, job.plan.first_id, len(input_ids)
+
+    def in_ids(step: Step) -> None:
+        assert on_step is not None
+        on_step(replace(step, tokens=[tokens + first for tokens in step.tokens]))
+
+    decoded = run(
+        job.target(plan, recipe.window),
+        recipe,
+        job.layout,
+        [job.sampling] * rows,
+        row_seeds(seed, rows),
+        job.aids(draft_model, recipe.window),
+        in_ids if on_step is not None else None,
+    )
+    tokens = decoded.tokens[:, : longest(decoded.tokens, job.layout.eos)] + first
+    sequences = torch.cat([job.request.input_ids, tokens], dim=1) if plan.keep_prompt else tokens
+    if generation_config.return_dict_in_generate:
+        return GenerateOutput(sequences=sequences, stats=decoded.stats)
+    return sequences
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call of generate, ready to be decoded.
+
+    - `family`: the adapter of the model's class; `request`, `plan`: what it was asked, and how it goes about it.
+    - `ids`: how many the model's logits are over.
+    - `layout`: the sequence to be made, in the loop's tokens; `sampling`: how every row's tokens are drawn.
+    """
+
+    family: ModuleType
+    ids: int
+    request: Request
+    plan: Plan
+    layout: Layout
+    sampling: Sampling
+
+    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget:
+        """The model of a plan with its prompts given; windows may reach `slack` tokens past the end."""
+        return CausalTarget(plan.backbone, plan.cond, plan.uncond if guided else None, plan.length, slack)
+
+    def aids(self, draft_model: Any, slack: int) -> Aids:
+        """What a draft model, or None, has for drafters.
+
+        **Raises:** `ModelError` when it is of another class or makes other tokens than the model.
+        """
+        if draft_model is None:
+            return Aids()
+        if family_of(draft_model) is not self.family:
+            raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
+        ids, wanted = self.family.ids_of_head(draft_model), self.ids
+        if ids != wanted:
+            raise ModelError(f"draft_model has a vocabulary of {ids} ids, the model one of {wanted}")
+        plan: Plan = self.family.plan(draft_model, self.request)
+        if plan.length != self.plan.length:
+            raise ModelError(f"draft_model makes pictures of {plan.length} tokens, the model of {self.plan.length}")
+        s = self.sampling
+        # Unguided, which is half the work: a draft is tested against the law it was drawn from, whatever that is.
+        return Aids(
+            draft_model=lambda: self.target(plan, slack, guided=False),
+            draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
+        )
+
+
+def prepare(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    inputs: Mapping[str, Any],
+) -> Job:
+    """Reads the arguments of `generate`. **Raises:** as that does."""
+    family = family_of(model)
+    refuse_modes(generation_config, inputs)
+    found = read_processors(logits_processor)
+    sampling = read_sampling(found, bool(generation_config.do_sample))
+    input_ids = input_ids.to(model.device)
+    length, eos = read_length(stopping_criteria, input_ids.shape[1])
+    ids: int = family.ids_of_head(model)
+    request = read_request(model, input_ids, found, length, ids, generation_config, inputs)
+    plan: Plan = family.plan(model, request)
+    pad = getattr(generation_config, "_pad_token_tensor", None)
+    layout = Layout(
+        length=plan.length,
+        width=plan.width,
+        constraint=plan.constraint,
+        # An id outside the stretch that is computed cannot come up; as padding it is only ever written.
+        eos=frozenset(end - plan.first_id for end in eos) if plan.ends else frozenset(),
+        pad=0 if pad is None else int(pad) - plan.first_id,
+    )
+    return Job(family, ids, request, plan, layout, replace(sampling, guidance_scale=plan.guidance_scale))
+
+
+def family_of(model: Any) -> ModuleType:
+    """The adapter of a model's class, or of a class it derives from.
+
+    **Raises:** `ArgumentError` for a class without one.
+    """
+    for kind in type(model).__mro__:
+        if kind.__name__ in FAMILIES:
+            return importlib.import_module(FAMILIES[kind.__name__])
+    name = type(model).__name__
+    raise ArgumentError(
+        f"mmspec has no adapter for {name}{did_you_mean(name, FAMILIES)}; it has them for {', '.join(FAMILIES)}, "
+        "and a model of yours becomes one by a mmspec.target.Target given to mmspec.engine.run"
+    )
+
+
+def longest(tokens: Tensor, eos: frozenset[int]) -> int:
+    """Tokens of the longest row of int64 [B, N], its end included."""
+    if not eos:
+        return tokens.shape[1]
+    end = torch.isin(tokens, torch.tensor(sorted(eos), device=tokens.device))
+    lengths = torch.where(end.any(1), end.int().argmax(1) + 1, tokens.shape[1])
+    return int(lengths.max())

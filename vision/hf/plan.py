@@ -1,0 +1,156 @@
+"""Between a call of `generate` and the loop: what was asked for, and how a model class decodes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+from mmspec.law import Constraint
+from mmspec.vision.hf.target import Backbone, Prompt, columns
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Ids each new token may have.
+
+    - `kind`: int64 [N], the kind of each position; `ids`: bool [kinds, ids of the model], what each kind allows.
+    - `width`: tokens per line, where lines are known.
+    """
+
+    kind: Tensor
+    ids: Tensor
+    width: int | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What transformers prepared from the arguments of `generate`.
+
+    - `input_ids`: int64 [B, T], padded on the left; `mask`: bool [B, T], False on padding.
+    - `position_ids`: int64 [B, T], or None.
+    - `length`: tokens asked for.
+    - `guidance_scale`: None when nothing was said.
+    - `negative_ids`, `negative_mask`: the unconditional prompts, or None.
+    - `allowed`: of `prefix_allowed_tokens_fn`, or None.
+    - `config`: the prepared `GenerationConfig`.
+    - `inputs`: what else the model was given.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    position_ids: Tensor | None
+    length: int
+    guidance_scale: float | None
+    negative_ids: Tensor | None
+    negative_mask: Tensor | None
+    allowed: Allowed | None
+    config: Any
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a request is decoded.
+
+    - `backbone`, `cond`, `uncond`: see `CausalTarget`; no `uncond` without guidance.
+    - `length`, `width`, `constraint`: of the sequence, see `mmspec.target.Layout`.
+    - `guidance_scale`: 1 is off.
+    - `first_id`: the model's id of the loop's token 0; the others follow.
+    - `ends`: whether end-of-sequence ids end a row.
+    - `keep_prompt`: whether the result begins with the prompt.
+    """
+
+    backbone: Backbone
+    cond: Prompt
+    uncond: Prompt | None
+    length: int
+    width: int | None = None
+    constraint: Constraint | None = None
+    guidance_scale: float = 1.0
+    first_id: int = 0
+    ends: bool = True
+    keep_prompt: bool = True
+
+
+def refuse_inputs(model: Any, request: Request, *known: str) -> None:
+    """**Raises:** `ArgumentError` for an input of the model, such as a picture, that its adapter does not read."""
+    for name, value in request.inputs.items():
+        empty = value is None or (isinstance(value, dict) and all(part is None for part in value.values()))
+        if name not in known and not empty:
+            # transformers encodes pictures in the prompt before it calls a generation loop.
+            name = "pixel_values" if name == "mm_encoder_outputs" else name
+            raise ArgumentError(f"{name} is not supported by mmspec for {type(model).__name__}; leave it out")
+
+
+def refuse_guidance(model: Any, request: Request) -> None:
+    """**Raises:** `ArgumentError` when guidance is asked of a model whose own generate has none."""
+    if request.guidance_scale not in (None, 1):
+        raise ArgumentError(
+            f"guidance_scale={request.guidance_scale} is not allowed for {type(model).__name__}; leave it out"
+        )
+
+
+def negative_prompt(request: Request) -> tuple[Tensor, Tensor]:
+    """Ids int64 and mask bool [B, U] of the unconditional side, by the rules of transformers.
+
+    Without a negative prompt it is the last token of the prompt; without a mask every token of it counts.
+
+    **Raises:** `ArgumentError` when it does not have one row per row of the batch.
+    """
+    rows = len(request.input_ids)
+    ids = request.input_ids[:, -1:] if request.negative_ids is None else request.negative_ids
+    if len(ids) != rows:
+        raise ArgumentError(f"negative_prompt_ids has {len(ids)} rows for a batch of {rows}; give one per row")
+    mask = torch.ones_like(ids) if request.negative_mask is None else request.negative_mask
+    if mask.shape != ids.shape:
+        raise ArgumentError(
+            f"negative_prompt_attention_mask has shape {tuple(mask.shape)}, negative_prompt_ids {tuple(ids.shape)}"
+        )
+    return ids.to(request.input_ids.device), mask.to(request.input_ids.device).bool()
+
+
+def counted(mask: Tensor) -> Tensor:
+    """Positions int64 [1, B, T] that count what `mask` (bool [B, T]) shows."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)[None]
+
+
+def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) -> Plan:
+    """The plan of a model that writes its picture as ids of one vocabulary, in which prompts are written too.
+
+    Of the vocabulary only the stretch between the lowest and the highest allowed id is ever computed.
+    """
+    low, high = 0, head_size(head)
+    constraint = width = None
+    if request.allowed is not None:
+        used = request.allowed.ids.any(0).nonzero()[:, 0]
+        low, high = int(used[0]), int(used[-1]) + 1
+        constraint = Constraint(request.allowed.kind, request.allowed.ids[:, low:high].contiguous())
+        width = request.allowed.width
+    scale = 1.0 if request.guidance_scale is None else float(request.guidance_scale)
+    positions = counted(request.mask) if request.position_ids is None else request.position_ids[None]
+    uncond = None
+    if scale != 1:
+        ids, mask = negative_prompt(request)
+        # A negative prompt without a mask of its own counts every slot, padding or not.
+        every = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)[None]
+        uncond = Prompt(embed(ids), mask, every)
+    return Plan(
+        Backbone(decoder, lambda tokens: embed(tokens + low), columns(head, low, high), high - low, model.device),
+        Prompt(embed(request.input_ids), request.mask, positions),
+        uncond,
+        request.length,
+        width,
+        constraint,
+        scale,
+        low,
+    )
+
+
+def head_size(head: Any) -> int:
+    """How many logits a head gives."""
+    return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])

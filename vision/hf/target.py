@@ -1,0 +1,165 @@
+"""A decoder-only transformers model wrapped as a target: prompts, cache, masks, positions and guidance rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mmspec.law import Logits
+from mmspec.target import both_sides, split_sides
+from mmspec.vision.hf.cache import SlotCache
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The parts of a model that decoding uses; they are called as they are, quantised or sharded or not.
+
+    - `decoder`: takes `inputs_embeds` [R, W, D], `attention_mask` [R or 1, 1, W, end] (0 or very negative, added to the
+      scores), `position_ids` [R, W] or [axes, R, W] and `past_key_values`; gives `last_hidden_state` [R, W, D].
+    - `embed`: the loop's tokens int64 [R, W] to embeddings.
+    - `head`: hidden states to logits over the loop's tokens, [R, W, V].
+    - `vocab_size`: V.
+    - `device`: where the loop's tensors live.
+    """
+
+    decoder: Callable[..., Any]
+    embed: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+    vocab_size: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompts of one side, padded on the left.
+
+    - `embeds`: [B, T, D].
+    - `mask`: bool [B, T], False where padding is.
+    - `positions`: int64 [axes, B, T] of the prompt; one axis for ordinary models.
+    - `following`: int64 [axes, B, N], of the tokens behind it; None counts on from the last one.
+    """
+
+    embeds: Tensor
+    mask: Tensor
+    positions: Tensor
+    following: Tensor | None = None
+
+
+class CausalTarget:
+    """A model with its prompts given, one row each.
+
+    **Arguments:**
+
+    - `backbone`: the model.
+    - `cond`: the prompts.
+    - `uncond`: those of the unconditional side, of any length of their own; None turns guidance off.
+    - `length`: tokens to be made.
+    - `slack`: how many slots a window may reach past the end.
+    """
+
+    def __init__(self, backbone: Backbone, cond: Prompt, uncond: Prompt | None, length: int, slack: int) -> None:
+        self.vocab_size = backbone.vocab_size
+        self.device = backbone.device
+        self._backbone = backbone
+        self._guided = uncond is not None
+        self._rows = len(cond.mask)
+        sides = [cond] if uncond is None else [cond, uncond]
+        t = self._prompt = max(side.mask.shape[1] for side in sides)
+        capacity = t + length + slack
+        self._embeds: Tensor | None = torch.cat([F.pad(s.embeds, (0, 0, t - s.mask.shape[1], 0)) for s in sides])
+        # Tables by slot, [R, capacity] and [axes, R, capacity]: what is not padding, and positions.
+        self._visible = torch.cat(
+            [F.pad(F.pad(s.mask, (t - s.mask.shape[1], 0)), (0, length + slack), value=True) for s in sides]
+        )
+        self._positions = torch.cat([positions_by_slot(s, t, length, slack) for s in sides], dim=1)
+        self._cache = SlotCache(capacity)
+
+    def prefill(self) -> Logits:
+        assert self._embeds is not None, "prompts are read once"
+        embeds, self._embeds = self._embeds, None
+        hidden = self._read(embeds, np.zeros(self._rows, dtype=np.int64))
+        return self._logits(hidden[:, -1:])
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        if self._guided:
+            tokens = tokens.repeat(2, 1)
+        return self._logits(self._read(self._backbone.embed(tokens), self._prompt + at))
+
+    def keep(self, rows: list[int]) -> None:
+        index = both_sides(rows, self._rows, self._guided, self.device)
+        self._rows = len(rows)
+        self._cache.keep(index)
+        self._visible = self._visible[index]
+        self._positions = self._positions[:, index]
+
+    def _read(self, embeds: Tensor, start: NDArray[np.int64]) -> Tensor:
+        """Hidden states [R, W, D] of a window whose rows begin at slots `start` (host int64 [B])."""
+        width = embeds.shape[1]
+        end = int(start.max()) + width
+        host = torch.from_numpy(np.tile(start[:, None] + np.arange(width), (1 + self._guided, 1)))
+        slots = host.to(self.device)
+        if (start == start[0]).all():
+            self._cache.at(int(start[0]), end)
+        else:
+            self._cache.at_slots(slots, end)
+        positions = self._positions.gather(2, slots.expand(len(self._positions), -1, -1))
+        out = self._backbone.decoder(
+            inputs_embeds=embeds,
+            attention_mask=self._bias(slots, end, embeds.dtype),
+            position_ids=positions[0] if len(positions) == 1 else positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state
+
+    def _bias(self, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
+        """What each token may look at, as numbers to add to its scores, [R, 1, W, end]: 0, or very negative."""
+        key = torch.arange(end, device=self.device)
+        own = slots[..., None]
+        # A token always sees itself: padding that saw nothing would be NaN, and stay in the cache.
+        seen = (self._visible[:, None, :end] & (key <= own)) | (key == own)
+        # Numbers, not booleans: eager attention adds the mask whatever it is. Not -inf: two of them may be added.
+        return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)[
+            :, None
+        ]
+
+    def _logits(self, hidden: Tensor) -> Logits:
+        logits = self._backbone.head(hidden).to(self.device)
+        return split_sides(logits, self._guided)
+
+
+def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:
+    """Positions int64 [axes, B, slots + length + slack] of a prompt moved to the right of its `slots`.
+
+    Slots past the end repeat the last position: nobody reads their answers, and no model knows a later one.
+    """
+    following = prompt.following
+    if following is None:
+        count = torch.arange(1, length + 1, device=prompt.positions.device)
+        following = prompt.positions[..., -1:] + count
+    # Nobody wants to know what comes behind the last token, so that its position does not count either.
+    known = torch.cat([prompt.positions, following[..., : length - 1]], dim=-1)
+    before = known.new_zeros(*known.shape[:2], slots - prompt.positions.shape[-1])
+    after = known[..., -1:].expand(-1, -1, slots + length + slack - before.shape[-1] - known.shape[-1])
+    return torch.cat([before, known, after], dim=-1)
+
+
+def columns(head: nn.Module, low: int, high: int) -> Callable[[Tensor], Tensor]:
+    """A head that gives only the logits of ids `low` to `high - 1`.
+
+    A plain linear layer computes nothing else; one that is quantised, sharded or hooked runs as it is and is cut after.
+    """
+    weight = getattr(head, "weight", None)
+    plain = type(head) is nn.Linear and type(getattr(weight, "data", None)) is Tensor
+    if not plain or hasattr(head, "_hf_hook") or head._forward_hooks or head._forward_pre_hooks:
+        return lambda hidden: head(hidden)[..., low:high]
+    assert isinstance(head, nn.Linear)
+    part, bias = head.weight[low:high], None if head.bias is None else head.bias[low:high]
+    return lambda hidden: F.linear(hidden, part, bias)

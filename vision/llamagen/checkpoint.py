@@ -1,0 +1,210 @@
+"""Original LlamaGen checkpoints: every wrapper they come in, read without running code from them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+
+Config = Mapping[str, Any]
+
+# (layers, width) of the published sizes -> heads: shapes alone cannot tell how a width is split.
+_HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1536): 24, (24, 3200): 32}
+_NAMES = ("c2i_B", "c2i_L", "c2i_XL", "c2i_XXL", "c2i_3B", "t2i_XL_stage1", "t2i_XL_stage2")
+_WRAPPERS = ("model", "module", "state_dict")
+# Original argument name -> ours. The others are about training only.
+_ARGUMENTS = {
+    "dim": "dim",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "rope_base": "rope_base",
+    "norm_eps": "norm_eps",
+    "num_classes": "num_classes",
+    "caption_dim": "caption_dim",
+    "model_type": "model_type",
+    "vocab_size": "vocab_size",
+    "cls_token_num": "cls_token_num",
+}
+# The converted layout names its parts as transformers' Llama does; wqkv is cut in three there.
+_LLAMA = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.cls_embedding.": "cls_embedding.",
+    "model.norm.": "norm.",
+    "lm_head.": "output.",
+    "model.layers.": "layers.",
+    ".self_attn.o_proj.": ".attention.wo.",
+    ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.",
+    ".input_layernorm.": ".attention_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+}
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file, or of the one in a folder, out of whatever wrapper they come in.
+
+    **Raises:** `ModelError` when there is no such file, when it holds no tensors, or when its pickle wants to run code.
+    """
+    path = Path(path)
+    file = _only_checkpoint(path) if path.is_dir() else path
+    if not file.is_file():
+        raise ModelError(f"checkpoint {str(path)!r} does not exist")
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    try:
+        # Training scripts leave their parsed arguments beside the weights; a Namespace holds values, not code.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"it wants to call {wanted[1]}" if wanted else "it is not a plain file of tensors"
+        raise ModelError(
+            f"checkpoint {str(file)!r} is refused: {what}, and mmspec runs no code from checkpoints; "
+            "convert it to safetensors with a tool you trust"
+        ) from None
+    except Exception as error:  # what a file that is no pickle at all makes the unpickler do is anybody's guess
+        raise ModelError(f"checkpoint {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
+    for wrapper in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+            break
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise ModelError(f"checkpoint {str(file)!r} holds no tensors, neither flat nor under {', '.join(_WRAPPERS)}")
+    return tensors
+
+
+def _only_checkpoint(folder: Path) -> Path:
+    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".pt", ".pth", ".bin"))
+    if len(files) != 1:
+        found = ", ".join(f.name for f in files) or "none"
+        raise ModelError(f"folder {str(folder)!r} must hold one checkpoint file; found {found}")
+    return files[0]
+
+
+def read_config(path: str | Path, config: Config | None) -> dict[str, Any]:
+    """The `config.json` beside a checkpoint (or in its folder), overridden by `config`."""
+    path = Path(path)
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    try:
+        stored = json.loads(beside.read_text()) if beside.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"{str(beside)!r} is not JSON: {error}") from None
+    return {**stored, **(config or {})}
+
+
+def from_llama_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The converted Llama-style layout under the original names; anything else as it is."""
+    if "model.embed_tokens.weight" not in tensors:
+        return dict(tensors)
+    renamed: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        for old, new in _LLAMA.items():
+            key = key.replace(old, new)
+        renamed[key] = value
+    for key in [k for k in renamed if k.endswith("self_attn.q_proj.weight")]:
+        layer = key.removesuffix("self_attn.q_proj.weight")
+        parts = [renamed.pop(f"{layer}self_attn.{p}_proj.weight", None) for p in "qkv"]
+        if all(part is not None for part in parts):
+            renamed[f"{layer}attention.wqkv.weight"] = torch.cat([p for p in parts if p is not None])
+    return renamed
+
+
+def check_tensors(what: str, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    """**Raises:** `ModelError` that lists missing keys, unknown keys and wrong shapes."""
+    expected = model.state_dict()
+    missing = [k for k in expected if k not in tensors]
+    unknown = [k for k in tensors if k not in expected]
+    shapes = [
+        f"{k} {list(tensors[k].shape)} instead of {list(v.shape)}"
+        for k, v in expected.items()
+        if k in tensors and tensors[k].shape != v.shape
+    ]
+    problems = [
+        f"{name}: {', '.join(keys[:6])}{f' and {len(keys) - 6} more' if len(keys) > 6 else ''}"
+        for name, keys in (("missing", missing), ("unknown", unknown), ("wrong shape", shapes))
+        if keys
+    ]
+    if problems:
+        raise ModelError(f"{what} is not what it claims to be; {'; '.join(problems)}")
+
+
+def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
+    """What `LlamaGenGPT` needs, from shapes, from the published names, and from `given` (original argument names)."""
+    for key in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight", "output.weight"):
+        if key not in tensors:
+            raise ModelError(f"checkpoint {str(path)!r} is no LlamaGen transformer: {key} is missing")
+    vocab_size, dim = tensors["tok_embeddings.weight"].shape
+    n_layer = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"layers\.(\d+)\.", k)))
+    found: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "dim": dim,
+        "n_layer": n_layer,
+        "ffn_dim": tensors["layers.0.feed_forward.w1.weight"].shape[0],
+    }
+    if "cls_embedding.embedding_table.weight" in tensors:
+        classes = tensors["cls_embedding.embedding_table.weight"].shape[0] - 1
+        found |= {"model_type": "c2i", "num_classes": classes, "cls_token_num": 1}
+    elif "cls_embedding.uncond_embedding" in tensors:
+        slots, features = tensors["cls_embedding.uncond_embedding"].shape
+        found |= {"model_type": "t2i", "cls_token_num": slots, "caption_dim": features}
+    else:
+        raise ModelError(f"checkpoint {str(path)!r} has no condition embedding (cls_embedding.*)")
+    said = {ours: given[theirs] for theirs, ours in _ARGUMENTS.items() if given.get(theirs) is not None}
+    for key, value in found.items():
+        if said.get(key, value) != value and not (key == "num_classes" and found["model_type"] == "t2i"):
+            raise ModelError(f"config says {key}={said[key]}, the tensors of {str(path)!r} say {value}")
+    if given.get("n_kv_head") not in (None, given.get("n_head")):
+        raise ModelError(f"config n_kv_head={given['n_kv_head']} is not supported; published models share no heads")
+    said.setdefault("n_head", _HEADS.get((n_layer, dim)))
+    block = given.get("block_size") or _published_block(path)
+    if said["n_head"] is None or block is None:
+        lacking = " and ".join(n for n, v in (("n_head", said["n_head"]), ("block_size", block)) if v is None)
+        raise ArgumentError(
+            f"{lacking} of {str(path)!r} cannot be told from its tensors; put a config.json with the original argument "
+            f"names beside it or pass config={{...}} (published files such as {_NAMES[0]}_256.pt need neither)"
+        )
+    grid = round(block**0.5)
+    if grid * grid != block:
+        raise ArgumentError(f"block_size={block} is not allowed; it must be a square number of image tokens")
+    return {**said, **found, "grid_size": grid}
+
+
+def _published_block(path: Path) -> int | None:
+    """Image tokens of a published file name: its number is the picture's side, a token covers 16 pixels."""
+    name = re.fullmatch(r"([ct]2i_\w+?)_(256|384|512)", path.stem)
+    return (int(name[2]) // 16) ** 2 if name and name[1] in _NAMES else None
+
+
+def load_gpt(path: str | Path, config: Config | None = None) -> LlamaGenGPT:
+    """A LlamaGen transformer from an original checkpoint, or from the converted Llama-style layout.
+
+    **Arguments:**
+
+    - `path`: a `.pt`, `.pth`, `.bin` or `.safetensors` file, or a folder with one.
+    - `config`: original `ModelArgs` names; overrides a `config.json` beside the file. The published files need none.
+
+    **Raises:** `ModelError` for a file that is not what it claims to be, `ArgumentError` when the number of heads or
+    the grid is nowhere to be found.
+    """
+    path = Path(path)
+    tensors = from_llama_names(read_tensors(path))
+    tensors.pop("freqs_cis", None)
+    arguments = gpt_config(path, tensors, read_config(path, config))
+    with torch.device("meta"):
+        gpt = LlamaGenGPT(**arguments)
+    check_tensors(f"checkpoint {str(path)!r}", tensors, gpt)
+    gpt.load_state_dict(tensors, assign=True)
+    return gpt.eval()

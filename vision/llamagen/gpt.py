@@ -1,0 +1,302 @@
+"""The LlamaGen transformer (Sun et al. 2024, arXiv 2406.06525): a Llama with 2-D RoPE behind a condition prefix.
+
+A sequence is `T` condition slots followed by `N = grid_size ** 2` image tokens in raster order. Token `i` sits in slot
+`T + i` and is predicted in slot `T - 1 + i`. Parameter names are those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+
+from mmspec.errors import ArgumentError
+
+
+def rope_table(grid: int, slots: int, head_dim: int, base: float, condition: str) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of the 2-D rotary embedding, each float32 [slots + grid**2, head_dim].
+
+    The first half of the (interleaved) pairs turns with the row, the second half with the column. Published LlamaGen
+    leaves the table of the condition slots at zero, so their queries and keys vanish (`condition="zero"`);
+    `condition="identity"` leaves them unturned instead.
+    """
+    half = head_dim // 2
+    freqs = base ** -(torch.arange(0, half, 2, dtype=torch.float32)[: half // 2] / half)
+    turns = torch.outer(torch.arange(grid, dtype=torch.float32), freqs)
+    rows = turns[:, None].expand(-1, grid, -1)
+    columns = turns[None].expand(grid, -1, -1)
+    angle = torch.cat([rows, columns], dim=-1).flatten(0, 1).repeat_interleave(2, dim=-1)
+    sign = torch.tensor([-1.0, 1.0]).repeat(head_dim // 2)
+    cos = torch.cat([torch.full((slots, head_dim), float(condition == "identity")), angle.cos()])
+    sin = torch.cat([torch.zeros(slots, head_dim), angle.sin() * sign])
+    return cos, sin
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the interleaved pairs of `x` [..., head_dim] by the given table rows."""
+    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(x * cos, swapped, sin)
+
+
+class KVCache:
+    """Preallocated keys and values, each [layers, rows, heads, capacity, head_dim].
+
+    Rows are rolled back by overwriting: whatever lies behind the slot a call starts at is stale and masked.
+    """
+
+    def __init__(self, gpt: LlamaGenGPT, rows: int, capacity: int) -> None:
+        c = gpt.config
+        shape = (c.n_layer, rows, c.n_head, capacity, c.dim // c.n_head)
+        self.k = torch.zeros(shape, dtype=gpt.dtype, device=gpt.device)
+        self.v = torch.zeros_like(self.k)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but these (int64 [rows'])."""
+        self.k, self.v = self.k.index_select(1, rows), self.v.index_select(1, rows)
+
+
+@dataclass
+class Span:
+    """The slots one forward call covers: rotary rows, the attention bias, and where keys and values go.
+
+    `start` is the common first slot when all rows stand at the same one (the fast path); otherwise `slots` [B, W]
+    gives each row's own. `end` is one past the last slot any row touches.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    bias: Tensor | None
+    end: int
+    start: int | None = None
+    slots: Tensor | None = None
+
+    def write(self, cache: Tensor, new: Tensor) -> Tensor:
+        """Puts `new` [B, H, W, D] into `cache` [B, H, capacity, D] and returns the filled part."""
+        if self.start is not None:
+            cache[:, :, self.start : self.end] = new
+        else:
+            assert self.slots is not None
+            rows = torch.arange(new.shape[0], device=new.device)[:, None]
+            cache[rows, :, self.slots] = new.transpose(1, 2)
+        return cache[:, :, : self.end]
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, n_head: int, norm_eps: float, qk_norm: bool) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.wqkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.wo = nn.Linear(dim, dim, bias=False)
+        self.q_norm = nn.RMSNorm(dim // n_head, eps=norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(dim // n_head, eps=norm_eps) if qk_norm else None
+
+    def forward(self, x: Tensor, span: Span, cache: tuple[Tensor, Tensor] | None) -> Tensor:
+        qk, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4).split([2, 1])  # [., B, H, W, D]
+        if self.q_norm is not None and self.k_norm is not None:
+            # Both at once: at one token per call the number of operations is what costs.
+            weight = torch.stack([self.q_norm.weight, self.k_norm.weight])[:, None, None, None]
+            qk = F.rms_norm(qk, qk.shape[-1:], eps=self.q_norm.eps) * weight
+        v = v[0]
+        q, k = rotate(qk, span.cos, span.sin).to(v.dtype).unbind()  # turned in float32
+        if cache is not None:
+            k, v = span.write(cache[0], k), span.write(cache[1], v)
+        causal = span.bias is None and q.shape[2] > 1
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=span.bias, is_causal=causal)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, hidden, bias=False)
+        self.w3 = nn.Linear(dim, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, n_head: int, hidden: int, norm_eps: float, qk_norm: bool) -> None:
+        super().__init__()
+        self.attention = Attention(dim, n_head, norm_eps, qk_norm)
+        self.feed_forward = FeedForward(dim, hidden)
+        self.attention_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.ffn_norm = nn.RMSNorm(dim, eps=norm_eps)
+
+    def forward(self, x: Tensor, span: Span, cache: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), span, cache)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class LabelEmbedder(nn.Module):
+    """Class ids int64 [B] -> one condition slot [B, 1, dim]; id `num_classes` is the unconditional one."""
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(num_classes + 1, dim)
+
+    def forward(self, condition: Tensor) -> Tensor:
+        return self.embedding_table(condition)[:, None]
+
+
+class CaptionMLP(nn.Module):
+    def __init__(self, caption_dim: int, dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(caption_dim, dim, bias=False)
+        self.fc2 = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class CaptionEmbedder(nn.Module):
+    """Caption features [B, T, caption_dim] -> condition slots [B, T, dim]."""
+
+    uncond_embedding: Tensor
+
+    def __init__(self, caption_dim: int, dim: int, slots: int) -> None:
+        super().__init__()
+        self.cap_proj = CaptionMLP(caption_dim, dim)
+        self.register_buffer("uncond_embedding", torch.randn(slots, caption_dim) / caption_dim**0.5)
+
+    def forward(self, condition: Tensor) -> Tensor:
+        return self.cap_proj(condition.to(self.cap_proj.fc1.weight.dtype))
+
+
+class LlamaGenGPT(ModelMixin, ConfigMixin):
+    """The LlamaGen transformer.
+
+    **Arguments:**
+
+    - `vocab_size`: image tokens, ids 0..vocab_size-1.
+    - `dim`, `n_layer`, `n_head`: width, depth, heads; `ffn_dim` is the width of the feed-forward part, by default
+      `2/3 * 4 * dim` rounded up to `multiple_of`.
+    - `model_type`: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).
+    - `cls_token_num`: condition slots T; `grid_size`: tokens per side of the image.
+    - `rope_base`, `norm_eps`: as published, 10000 and 1e-5.
+    - `qk_norm`, `condition_rope` ("zero" or "identity"), `position_embedding` (adds a learned embedding of the row and
+      column about to be predicted): off in the published models.
+    """
+
+    config_name = "config.json"
+
+    @register_to_config
+    def __init__(
+        self,
+        vocab_size: int = 16384,
+        dim: int = 768,
+        n_layer: int = 12,
+        n_head: int = 12,
+        ffn_dim: int | None = None,
+        multiple_of: int = 256,
+        model_type: str = "c2i",
+        num_classes: int = 1000,
+        cls_token_num: int = 1,
+        caption_dim: int = 2048,
+        grid_size: int = 16,
+        rope_base: float = 10000.0,
+        norm_eps: float = 1e-5,
+        qk_norm: bool = False,
+        condition_rope: str = "zero",
+        position_embedding: bool = False,
+    ) -> None:
+        super().__init__()
+        if model_type not in ("c2i", "t2i"):
+            raise ArgumentError(f"model_type={model_type!r} is not allowed; use 'c2i' or 't2i'")
+        if condition_rope not in ("zero", "identity"):
+            raise ArgumentError(f"condition_rope={condition_rope!r} is not allowed; use 'zero' or 'identity'")
+        if dim % (4 * n_head):
+            raise ArgumentError(f"dim={dim} must be divisible by 4 * n_head={4 * n_head}: two rotary pairs per head")
+        hidden = ffn_dim or -(-int(8 * dim / 3) // multiple_of) * multiple_of
+        self.cls_embedding: LabelEmbedder | CaptionEmbedder
+        if model_type == "c2i":
+            self.cls_embedding = LabelEmbedder(num_classes, dim)
+        else:
+            self.cls_embedding = CaptionEmbedder(caption_dim, dim, cls_token_num)
+        self.tok_embeddings = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleList(Block(dim, n_head, hidden, norm_eps, qk_norm) for _ in range(n_layer))
+        self.norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.output = nn.Linear(dim, vocab_size, bias=False)
+        self.row_embedding = nn.Embedding(grid_size, dim) if position_embedding else None
+        self.column_embedding = nn.Embedding(grid_size, dim) if position_embedding else None
+        self._rope: tuple[Tensor, Tensor] | None = None
+
+    def init_weights(self, std: float = 0.02) -> None:
+        """Random weights to train from: residual branches start at zero."""
+        for name, p in self.named_parameters():
+            if name.endswith(("wo.weight", "w2.weight")):
+                nn.init.zeros_(p)
+            elif p.ndim > 1:
+                nn.init.normal_(p, std=std)
+
+    def rope(self) -> tuple[Tensor, Tensor]:
+        """The rotary table, float32 on this model's device; computed once."""
+        if self._rope is None or self._rope[0].device != self.device:
+            c = self.config
+            # It outlives this call, which may be one without gradients, and then serves one with them.
+            with torch.inference_mode(False):
+                table = rope_table(c.grid_size, c.cls_token_num, c.dim // c.n_head, c.rope_base, c.condition_rope)
+                self._rope = table[0].to(self.device), table[1].to(self.device)
+        return self._rope
+
+    def unconditional(self, rows: int) -> Tensor:
+        """The condition that stands for "none": class ids int64 [rows], or features [rows, T, caption_dim]."""
+        if isinstance(self.cls_embedding, CaptionEmbedder):
+            return self.cls_embedding.uncond_embedding.expand(rows, -1, -1)
+        return torch.full((rows,), self.config.num_classes, device=self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, W] -> [B, W, dim]."""
+        return self.tok_embeddings(tokens)
+
+    def add_position(self, h: Tensor, predicted: Tensor) -> Tensor:
+        """Adds the embedding of the cell each slot predicts; `predicted` int64 [..., W] indexes the grid."""
+        if self.row_embedding is None or self.column_embedding is None:
+            return h
+        g = self.config.grid_size
+        return h + self.row_embedding(predicted // g) + self.column_embedding(predicted % g)
+
+    def run(self, h: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        """The blocks and the head over embedded slots: [B, W, dim] -> logits [B, W, vocab_size]."""
+        for i, block in enumerate(self.layers):
+            h = block(h, span, None if cache is None else (cache.k[i], cache.v[i]))
+        return self.output(self.norm(h))
+
+    def forward(self, tokens: Tensor, condition: Tensor, condition_mask: Tensor | None = None) -> Tensor:
+        """Teacher-forced logits of a whole sequence.
+
+        **Arguments:**
+
+        - `tokens`: int64 [B, N'], N' <= grid_size**2.
+        - `condition`: class ids int64 [B], or caption features [B, T, caption_dim].
+        - `condition_mask`: [B, T], 0 where a caption slot is padding.
+
+        **Returns:** logits [B, N', vocab_size]; `[:, i]` is the law of `tokens[:, i]` given what precedes it.
+        """
+        slots, n = self.config.cls_token_num, tokens.shape[1]
+        prefix = self.cls_embedding(condition)
+        h = torch.cat([prefix, self.embed(tokens[:, :-1])], dim=1)
+        predicted = torch.arange(n, device=h.device)
+        h = torch.cat([h[:, : slots - 1], self.add_position(h[:, slots - 1 :], predicted)], dim=1)
+        cos, sin = self.rope()
+        length = h.shape[1]
+        bias = None
+        if condition_mask is not None:
+            causal = torch.full((length, length), -torch.inf, device=h.device, dtype=h.dtype).triu(1)
+            bias = causal + padding_bias(condition_mask, length, h.dtype)
+        span = Span(cos[:length], sin[:length], bias, length)
+        return self.run(h, span, None)[:, slots - 1 :]
+
+
+def padding_bias(condition_mask: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive bias [B, 1, length, length] that hides padded condition slots from all slots but themselves."""
+    batch, slots = condition_mask.shape
+    bias = torch.zeros(batch, 1, length, length, dtype=dtype, device=condition_mask.device)
+    bias[..., :slots].masked_fill_(condition_mask[:, None, None].logical_not(), -torch.inf)
+    bias.diagonal(dim1=-2, dim2=-1).zero_()
+    return bias

@@ -1,0 +1,251 @@
+"""The LlamaGen pipeline: prompts or classes to pictures, by any recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, ModelMixin, VQModel
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.utils import BaseOutput
+from torch import Tensor
+
+from mmspec.engine import Aids, run
+from mmspec.errors import ArgumentError
+from mmspec.law import Sampling
+from mmspec.loop import OnStep
+from mmspec.recipes import Recipe, parse
+from mmspec.rows import Step
+from mmspec.seeds import row_seeds
+from mmspec.stats import Stats
+from mmspec.target import Layout
+from mmspec.vision.llamagen.condition import Condition, from_classes, from_embeddings, from_prompts
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.table import TokenTable
+from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens
+
+OUTPUT_TYPES = ("pil", "np", "pt", "latent")
+
+
+@dataclass
+class LlamaGenOutput(BaseOutput):
+    """What a call gives.
+
+    - `images`: as `output_type` asks: PIL images, floats [B, H, W, 3] ("np") or [B, 3, H, W] ("pt") in 0..1, or the
+      token ids ("latent").
+    - `tokens`: int64 [B, N].
+    - `seeds`: the seed of each row.
+    - `stats`: what it cost.
+    """
+
+    images: Any
+    tokens: Tensor
+    seeds: list[int]
+    stats: Stats
+
+
+class LlamaGenPipeline(DiffusionPipeline):
+    """Pictures from a LlamaGen transformer.
+
+    **Arguments:**
+
+    - `transformer`: the target.
+    - `vqvae`: turns tokens into pixels: a `VQModel`, or a module with `decode(tokens int64 [B, N]) -> [B, 3, H, W]` in
+      -1..1. Without one a call gives tokens only (`output_type="latent"`).
+    - `text_encoder`: a T5 encoder, whose `tokenizer` is then needed too, or a module with
+      `encode(prompts) -> (features [B, T, C], mask [B, T])`.
+    - `draft_transformer`: a smaller LlamaGen with the same conditions, for the recipe `draft`; optional.
+    - `table`: n-gram table, for the recipe `table` and start tokens; optional.
+    - `temperature`, `top_k`, `top_p`, `guidance_scale`, `recipe`: the defaults of a call.
+
+    **Raises:** `ArgumentError` when tokenizer and transformer do not have the same number of codes.
+    """
+
+    model_cpu_offload_seq = "text_encoder->draft_transformer->transformer->vqvae"
+    _optional_components = ["vqvae", "text_encoder", "tokenizer", "draft_transformer", "table"]
+    _callback_tensor_inputs = ["tokens"]
+
+    def __init__(
+        self,
+        transformer: LlamaGenGPT,
+        vqvae: ModelMixin | None = None,
+        text_encoder: Any = None,
+        tokenizer: Any = None,
+        draft_transformer: LlamaGenGPT | None = None,
+        table: TokenTable | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        guidance_scale: float = 1.0,
+        recipe: str = "scd",
+    ) -> None:
+        super().__init__()
+        codes = transformer.config.vocab_size
+        for name, count in (
+            ("vqvae", None if vqvae is None else codebook_size(vqvae)),
+            ("draft_transformer", None if draft_transformer is None else draft_transformer.config.vocab_size),
+            ("table", None if table is None else table.config.vocab_size),
+        ):
+            if count is not None and count != codes:
+                raise ArgumentError(f"{name} has {count} codes, the transformer {codes}; they do not belong together")
+        self.register_modules(
+            transformer=transformer,
+            vqvae=vqvae,
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            draft_transformer=draft_transformer,
+            table=table,
+        )
+        self.register_to_config(
+            temperature=temperature, top_k=top_k, top_p=top_p, guidance_scale=guidance_scale, recipe=recipe
+        )
+        self.image_processor = VaeImageProcessor()
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        class_labels: int | Sequence[int] | Tensor | None = None,
+        prompt_embeds: Tensor | None = None,
+        prompt_attention_mask: Tensor | None = None,
+        recipe: str | Recipe | None = None,
+        seed: int | Sequence[int] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        cfg_interval: int = -1,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        on_step: OnStep | None = None,
+        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
+        measure_entropy: bool = False,
+    ) -> LlamaGenOutput:
+        """Draws pictures of prompts, of class labels, or of caption features; exactly one of them is given.
+
+        **Arguments:**
+
+        - `prompt`: one or more prompts.
+        - `class_labels`: one or more class ids.
+        - `prompt_embeds`, `prompt_attention_mask`: features [B, T, C] of a text encoder and their mask [B, T], with the
+          padding last.
+        - `recipe`: how to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
+        - `seed`: row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
+          `generator` where that is given.
+        - `temperature`, `top_k`, `top_p`, `guidance_scale`: see `mmspec.law.Sampling`; None takes the pipeline's own.
+        - `cfg_interval`: the original's option: tokens behind the first `cfg_interval + 2` are not guided; -1: all are.
+        - `num_images_per_prompt`: pictures per prompt; they lie next to each other in the output.
+        - `output_type`: "pil", "np", "pt" or "latent".
+        - `return_dict`: False returns `(images,)`.
+        - `on_step`: called with a `mmspec.rows.Step` after every target call.
+        - `callback_on_step_end`: the diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
+        - `measure_entropy`: also report the entropy of the target's law.
+
+        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
+        """
+        if not isinstance(num_images_per_prompt, int) or num_images_per_prompt < 1:
+            raise ArgumentError(f"num_images_per_prompt={num_images_per_prompt} is not allowed; it must be 1 or more")
+        if output_type not in OUTPUT_TYPES:
+            raise ArgumentError(f"output_type={output_type!r} is not allowed; use one of {', '.join(OUTPUT_TYPES)}")
+        if self.vqvae is None and output_type != "latent":
+            raise ArgumentError(
+                f"output_type={output_type!r} needs a tokenizer and this pipeline has none; use 'latent'"
+            )
+        recipe = parse(recipe if recipe is not None else self.config.recipe)
+        default = self.config
+        sampling = Sampling(
+            temperature=default.temperature if temperature is None else temperature,
+            top_k=default.top_k if top_k is None else top_k,
+            top_p=default.top_p if top_p is None else top_p,
+            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
+        )
+        condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        condition = condition.repeat(num_images_per_prompt).to(self.transformer.device)
+        rows = len(condition.features)
+        seeds = row_seeds(seed, rows, generator)
+
+        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget:
+            uncond = gpt.unconditional(rows) if guided else None
+            return LlamaGenTarget(gpt, condition.features, uncond, condition.mask, slack=recipe.window)
+
+        draft = self.draft_transformer
+        aids = Aids(
+            table=self.table.ngrams() if self.table is not None else None,
+            # The draft sees the prompt but no guidance: q is whatever it was drawn from.
+            draft_model=partial(target, draft, False) if draft is not None else None,
+            draft_sampling=[Sampling(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
+        )
+        grid = self.transformer.config.grid_size
+        layout = Layout(length=grid**2, width=grid)
+        try:
+            with self.progress_bar(total=rows * layout.length) as bar:
+                decoded = run(
+                    target(self.transformer, sampling.guidance_scale != 1),
+                    recipe,
+                    layout,
+                    [sampling] * rows,
+                    seeds,
+                    aids,
+                    self._observer(bar, on_step, callback_on_step_end),
+                    measure_entropy,
+                )
+        except RuntimeError as error:  # torch has a class of its own for memory on CUDA only
+            if "allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ArgumentError(
+                f"{rows} pictures in one call do not fit into memory; ask for fewer at a time"
+            ) from error
+        images = decoded.tokens if output_type == "latent" else self._pixels(decoded.tokens, output_type)
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return (images,)  # type: ignore[return-value]
+        return LlamaGenOutput(images, decoded.tokens, seeds, decoded.stats)
+
+    def _condition(
+        self,
+        prompt: str | Sequence[str] | None,
+        class_labels: int | Sequence[int] | Tensor | None,
+        prompt_embeds: Tensor | None,
+        prompt_attention_mask: Tensor | None,
+    ) -> Condition:
+        given = [
+            name
+            for name, value in (("prompt", prompt), ("class_labels", class_labels), ("prompt_embeds", prompt_embeds))
+            if value is not None
+        ]
+        if len(given) != 1:
+            told = f"got {' and '.join(given)}" if given else "got none"
+            raise ArgumentError(f"exactly one of prompt, class_labels and prompt_embeds is needed; {told}")
+        if class_labels is not None:
+            return from_classes(class_labels, self.transformer)
+        if prompt_embeds is not None:
+            return from_embeddings(prompt_embeds, prompt_attention_mask, self.transformer)
+        prompts = list(prompt) if isinstance(prompt, (list, tuple)) else [prompt]
+        return from_prompts(prompts, self.transformer, self.text_encoder, self.tokenizer)
+
+    def _pixels(self, tokens: Tensor, output_type: str) -> Any:
+        tokens = tokens.to(self.vqvae.device)
+        decode = decode_tokens if isinstance(self.vqvae, VQModel) else type(self.vqvae).decode
+        return self.image_processor.postprocess(decode(self.vqvae, tokens).float(), output_type=output_type)
+
+    def _observer(self, bar: Any, on_step: OnStep | None, callback: Callable[..., Any] | None) -> OnStep | None:
+        """One callback that serves the progress bar, `on_step` and `callback_on_step_end`; None when nobody listens."""
+        if bar.disable and on_step is None and callback is None:
+            return None
+
+        def observe(step: Step) -> None:
+            bar.update(step.committed - bar.n)
+            if on_step is not None:
+                on_step(step)
+            if callback is not None:
+                callback(self, step.nfe, step.committed, {"tokens": step.tokens})
+
+        return observe

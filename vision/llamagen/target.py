@@ -1,0 +1,104 @@
+"""LlamaGen wrapped as a target: one batch of prompts, its cache, and its guidance rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.law import Logits
+from mmspec.target import both_sides, split_sides
+from mmspec.vision.llamagen.gpt import KVCache, LlamaGenGPT, Span, padding_bias
+
+
+class LlamaGenTarget:
+    """A LlamaGen with its conditions read.
+
+    **Arguments:**
+
+    - `gpt`: the transformer.
+    - `condition`: class ids int64 [B], or caption features [B, T, C].
+    - `uncond`: the same for the unconditional side, which turns guidance on; or None.
+    - `condition_mask`: [B, T], 0 where a caption slot is padding. It counts for the unconditional side as well, as
+      in the published sampler.
+    - `slack`: how many slots a window may reach past the end.
+    """
+
+    def __init__(
+        self,
+        gpt: LlamaGenGPT,
+        condition: Tensor,
+        uncond: Tensor | None,
+        condition_mask: Tensor | None,
+        slack: int,
+    ) -> None:
+        c = gpt.config
+        self.vocab_size: int = c.vocab_size
+        self.device = gpt.device
+        self._gpt = gpt
+        self._guided = uncond is not None
+        self._condition = condition if uncond is None else torch.cat([condition, uncond])
+        self._slots: int = c.cls_token_num
+        self._length = length = c.grid_size**2
+        capacity = self._slots + length + slack
+        sides = 1 + self._guided
+        self._rows = condition.shape[0]
+        self._cache = KVCache(gpt, sides * self._rows, capacity)
+        # Tables by slot; slots past the end repeat the last one, whose answers nobody reads.
+        past = torch.arange(capacity, device=self.device).clamp(max=self._slots + length - 1)
+        cos, sin = gpt.rope()
+        self._cos, self._sin = cos[past], sin[past]
+        predicted = (past - self._slots + 1).clamp(0, length - 1)
+        nothing = torch.zeros(capacity, c.dim, dtype=gpt.dtype, device=self.device)
+        self._place = gpt.add_position(nothing, predicted)
+        self._place[: self._slots - 1] = 0
+        self._causal = torch.full((capacity, capacity), -torch.inf, dtype=gpt.dtype, device=self.device).triu(1)
+        self._padding: Tensor | None = None
+        if condition_mask is not None and not bool(condition_mask.all()):
+            self._padding = padding_bias(condition_mask, capacity, gpt.dtype).repeat(sides, 1, 1, 1)
+
+    def prefill(self) -> Logits:
+        t = self._slots
+        h = self._gpt.cls_embedding(self._condition).to(self._gpt.dtype) + self._place[:t]
+        return split_sides(self._gpt.run(h, self._span(0, t), self._cache)[:, -1:], self._guided)
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        width = tokens.shape[1]
+        if self._guided:
+            tokens = tokens.repeat(2, 1)
+        h = self._gpt.embed(tokens)
+        if (at == at[0]).all():
+            start = self._slots + int(at[0])
+            span = self._span(start, start + width)
+            h = h + self._place[start : start + width]
+        else:
+            slots = torch.from_numpy(np.tile(self._slots + at[:, None] + np.arange(width), (1 + self._guided, 1)))
+            slots = slots.to(self.device)
+            span = self._ragged_span(slots, self._slots + int(at.max()) + width)
+            h = h + self._place[slots]
+        return split_sides(self._gpt.run(h, span, self._cache), self._guided)
+
+    def keep(self, rows: list[int]) -> None:
+        index = both_sides(rows, self._rows, self._guided, self.device)
+        self._rows = len(rows)
+        self._cache.keep(index)
+        if self._padding is not None:
+            self._padding = self._padding[index]
+
+    def _span(self, start: int, end: int) -> Span:
+        """All rows at the same slots."""
+        bias: Tensor | None = None
+        if self._padding is not None:
+            bias = self._causal[start:end, :end] + self._padding[:, :, start:end, :end]
+        elif end - start > 1:
+            bias = self._causal[start:end, :end]
+        return Span(self._cos[start:end], self._sin[start:end], bias, end, start=start)
+
+    def _ragged_span(self, slots: Tensor, end: int) -> Span:
+        """Each row at its own slots [B, W]."""
+        bias = self._causal[slots, :end][:, None]
+        if self._padding is not None:
+            # Window slots are never condition slots, so the padding is the same for all of them.
+            bias = bias + self._padding[:, :, -1:, :end]
+        return Span(self._cos[slots][:, None], self._sin[slots][:, None], bias, end, slots=slots)

@@ -1,0 +1,109 @@
+"""The original VQ tokenizers as diffusers' `VQModel`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import VQModel
+from torch import Tensor
+
+from mmspec.errors import ModelError
+from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
+
+# Parts of a residual or attention block, ours after theirs.
+_RESIDUAL = {"nin_shortcut": "conv_shortcut"}
+_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
+
+
+def rename(key: str) -> str:
+    """An original parameter name as `VQModel` has it."""
+    side = {"encoder": ("down", "downsample"), "decoder": ("up", "upsample")}
+    if match := re.fullmatch(r"(encoder|decoder)\.conv_blocks\.(\d+)\.(res|attn)\.(\d+)\.(\w+)\.(\w+)", key):
+        half, block, kind, index, part, leaf = match.groups()
+        group, names = ("resnets", _RESIDUAL) if kind == "res" else ("attentions", _ATTENTION)
+        return f"{half}.{side[half][0]}_blocks.{block}.{group}.{index}.{names.get(part, part)}.{leaf}"
+    if match := re.fullmatch(r"(encoder|decoder)\.conv_blocks\.(\d+)\.(?:down|up)sample\.conv\.(\w+)", key):
+        half, block, leaf = match.groups()
+        return f"{half}.{side[half][0]}_blocks.{block}.{side[half][1]}rs.0.conv.{leaf}"
+    if match := re.fullmatch(r"(encoder|decoder)\.mid\.([012])\.(\w+)\.(\w+)", key):
+        half, index, part, leaf = match.groups()
+        if index == "1":
+            return f"{half}.mid_block.attentions.0.{_ATTENTION.get(part, part)}.{leaf}"
+        return f"{half}.mid_block.resnets.{int(index) // 2}.{_RESIDUAL.get(part, part)}.{leaf}"
+    return key.replace(".norm_out.", ".conv_norm_out.")
+
+
+def vq_config(tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
+    """What `VQModel` needs, told from shapes; `given` may say how many residual blocks a level has."""
+    levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.conv_blocks\.(\d+)\.", k)))
+    widths = [tensors[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
+    blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.conv_blocks\.0\.res\.(\d+)\.", k)))
+    codes, code_dim = tensors["quantize.embedding.weight"].shape
+    attention = [f"encoder.conv_blocks.{i}.attn.0.norm.weight" in tensors for i in range(levels)]
+    return {
+        "block_out_channels": tuple(widths),
+        "down_block_types": tuple("AttnDownEncoderBlock2D" if a else "DownEncoderBlock2D" for a in attention),
+        "up_block_types": tuple("AttnUpDecoderBlock2D" if a else "UpDecoderBlock2D" for a in reversed(attention)),
+        "layers_per_block": blocks,
+        "latent_channels": tensors["quant_conv.weight"].shape[1],
+        "num_vq_embeddings": codes,
+        "vq_embed_dim": code_dim,
+        "lookup_from_codebook": True,
+        "norm_num_groups": given.get("norm_num_groups", 32),
+    }
+
+
+def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
+    """The published VQ-16 or VQ-8 tokenizer (or one of other sizes) as a `VQModel`.
+
+    The codebook is stored with unit rows, which is how the original uses it.
+
+    **Arguments:**
+
+    - `path`: the checkpoint file, or a folder with one.
+    - `config`: original `ModelArgs` names, checked against the tensors; a `config.json` beside the file counts too.
+
+    **Raises:** `ModelError` for a file that is not what it claims to be.
+    """
+    path = Path(path)
+    original = read_tensors(path)
+    for key in ("quantize.embedding.weight", "encoder.conv_blocks.0.res.0.conv1.weight", "quant_conv.weight"):
+        if key not in original:
+            raise ModelError(f"checkpoint {str(path)!r} is no LlamaGen tokenizer: {key} is missing")
+    given = read_config(path, config)
+    arguments = vq_config(original, given)
+    for theirs, ours in (("codebook_size", "num_vq_embeddings"), ("codebook_embed_dim", "vq_embed_dim")):
+        if given.get(theirs, arguments[ours]) != arguments[ours]:
+            raise ModelError(
+                f"config says {theirs}={given[theirs]}, the tensors of {str(path)!r} say {arguments[ours]}"
+            )
+    vq = VQModel(**arguments)
+    tensors = {rename(k): v for k, v in original.items() if k != "quantize.codebook_used"}
+    expected = vq.state_dict()
+    for key, value in tensors.items():
+        # 1x1 convolutions of the original's attention are linear layers here.
+        if value.ndim == 4 and key in expected and expected[key].ndim == 2:
+            tensors[key] = value[:, :, 0, 0]
+    if given.get("codebook_l2_norm", True):
+        tensors["quantize.embedding.weight"] = F.normalize(tensors["quantize.embedding.weight"], dim=-1)
+    check_tensors(f"checkpoint {str(path)!r}", tensors, vq)
+    vq.load_state_dict(tensors)
+    return vq.eval()
+
+
+def codebook_size(vqvae: Any) -> int:
+    """How many codes a tokenizer has."""
+    return int(vqvae.config.num_vq_embeddings if isinstance(vqvae, VQModel) else vqvae.vocab_size)
+
+
+def decode_tokens(vq: VQModel, tokens: Tensor) -> Tensor:
+    """Pixels [B, 3, H, W] in about -1..1 of a square map of tokens int64 [B, N]."""
+    side = round(tokens.shape[1] ** 0.5)
+    shape = (len(tokens), side, side, vq.config.vq_embed_dim)
+    with torch.no_grad():
+        return vq.decode(tokens, force_not_quantize=True, shape=shape).sample

@@ -1,0 +1,51 @@
+"""Count the n-gram table and write the index that makes the exported parts one pipeline.
+
+Command: python -m mmspec.vision.shapes.assemble --out runs/shapes        (after train_gpt, whose codes it counts)
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from mmspec.drafters.start import NGramTable
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+from mmspec.vision.llamagen.table import TokenTable
+from mmspec.vision.shapes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
+from mmspec.vision.shapes.data import load_codes
+from mmspec.vision.shapes.export import export
+from mmspec.vision.shapes.text import ShapesTextEncoder
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+
+
+def count_table(tokens: torch.Tensor, gpt: LlamaGenGPT) -> TokenTable:
+    """The likeliest token for each pair of neighbours in training tokens [n, N]."""
+    table = TokenTable(gpt.config.vocab_size)
+    table.best.copy_(NGramTable.count(tokens, gpt.config.grid_size, gpt.config.vocab_size).best)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RUNS)
+    args = parser.parse_args()
+    gpt = LlamaGenGPT.from_pretrained(WEIGHTS / "transformer")
+    table = count_table(load_codes(args.out).tokens, gpt)
+    export(table, WEIGHTS / "table")
+    pipe = LlamaGenPipeline(
+        gpt,
+        ShapesTokenizer.from_pretrained(WEIGHTS / "vqvae"),
+        ShapesTextEncoder.from_pretrained(WEIGHTS / "text_encoder"),
+        draft_transformer=LlamaGenGPT.from_pretrained(WEIGHTS / "draft_transformer"),
+        table=table,
+        temperature=TEMPERATURE,
+        guidance_scale=GUIDANCE,
+    )
+    pipe.save_config(WEIGHTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Every number of the shapes training, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+WEIGHTS = Path(__file__).parent / "weights"  # what the package ships
+RUNS = Path("runs/shapes")  # codes, checkpoints and logs, outside the package
+
+SEED_TRAIN = 1  # scenes that models are trained on
+SEED_EVAL = 20_000_000  # captions and renders that they are measured on
+
+GUIDANCE = 2.0  # default decoding settings, chosen on captions that no reported number uses
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True)
+class TokenizerTraining:
+    steps: int = 5600
+    batch: int = 32
+    crop: int = 32  # px, a multiple of the downsampling factor
+    pool: int = 6144  # distinct images that crops are taken from
+    lr: float = 2e-3
+    warmup: int = 100
+    decay_from: float = 0.4  # share of the steps after which the learning rate falls linearly to 0
+    mse_weight: float = 2.0
+    gradient_weight: float = 0.5
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    steps: int = 3000
+    batch: int = 64
+    lr: float = 2e-3
+    noise: float = 0.04  # standard deviation of pixel noise, images in [-1, 1]
+
+
+@dataclass(frozen=True)
+class GPTTraining:
+    dim: int
+    n_layer: int
+    n_head: int
+    ffn_dim: int
+    minutes: float  # wall-clock budget on two cores
+    batch: int = 16  # per process
+    muon_lr: float = 0.02
+    adamw_lr: float = 4e-3
+    weight_decay: float = 0.01
+    warmup: int = 50
+    decay_from: float = 0.4
+    final_lr: float = 0.02  # share of the peak
+    ema: float = 0.995
+    caption_drop: float = 0.1
+    checkpoint_minutes: float = 6.0
+
+
+GPT = {
+    "target": GPTTraining(dim=192, n_layer=5, n_head=4, ffn_dim=512, minutes=80),
+    "draft": GPTTraining(dim=96, n_layer=1, n_head=2, ffn_dim=256, minutes=4),
+}
+NUM_CODES = 40_960  # distinct training images, encoded once

@@ -1,0 +1,193 @@
+"""What a shapes image can show: the words, the caption (nine role slots) and the scene that the renderer draws.
+
+A `Caption` is what a prompt says, with "any" where it says nothing. A `Scene` is a caption that states everything plus
+the positions that no caption states.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+import torch
+
+IMAGE_SIZE = 64
+GRID = 8  # px: centres sit on this grid, so that object edges meet few different patches that are all to be learnt
+
+ANY = "any"  # the caption leaves this open, the model is free
+NONE = "none"  # there is no second object
+
+SIZES = ("small", "large")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+RELATIONS = ("above", "below", "left of", "right of")
+STYLES = ("plain", "gradient", "striped", "dotted")
+BACKGROUNDS = ("white", "black", "gray", "pink", "teal")
+
+RADIUS = {"small": 9, "large": 13}  # px
+TEXTURE_PERIOD = 8  # px, of stripes and dots; they start at the corner of the image
+
+# The role slots in the order of the conditioning sequence, each with all its values.
+SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("size1", (ANY, *SIZES)),
+    ("colour1", COLOURS),
+    ("shape1", SHAPES),
+    ("relation", (NONE, *RELATIONS)),
+    ("size2", (NONE, ANY, *SIZES)),
+    ("colour2", (NONE, *COLOURS)),
+    ("shape2", (NONE, *SHAPES)),
+    ("style", (ANY, *STYLES)),
+    ("background", (ANY, *BACKGROUNDS)),
+)
+SLOT_NAMES = tuple(name for name, _ in SLOTS)
+NUM_SLOTS = len(SLOTS)
+SLOT_OFFSETS = tuple(sum(len(values) for _, values in SLOTS[:i]) for i in range(NUM_SLOTS))
+FEATURE_DIM = sum(len(values) for _, values in SLOTS)
+
+_MIRROR = {"below": "above", "right of": "left of"}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """The nine slots of a prompt; the field names and values are those of `SLOTS`."""
+
+    size1: str
+    colour1: str
+    shape1: str
+    relation: str = NONE
+    size2: str = NONE
+    colour2: str = NONE
+    shape2: str = NONE
+    style: str = ANY
+    background: str = ANY
+
+    def indices(self) -> tuple[int, ...]:
+        """The position of each slot's value in `SLOTS`, nine ints."""
+        return tuple(values.index(value) for (_, values), value in zip(SLOTS, self.slots(), strict=True))
+
+    def slots(self) -> tuple[str, ...]:
+        return tuple(astuple(self))
+
+    @staticmethod
+    def from_indices(indices: Sequence[int]) -> Caption:
+        return Caption(*(values[int(i)] for (_, values), i in zip(SLOTS, indices, strict=True)))
+
+    def canonical(self) -> Caption:
+        """The same caption with relation "above" or "left of": "A below B" and "B above A" are one picture."""
+        if self.relation not in _MIRROR:
+            return self
+        return Caption(
+            self.size2, self.colour2, self.shape2, _MIRROR[self.relation], self.size1, self.colour1, self.shape1,
+            self.style, self.background,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A caption with every slot stated, and what only the renderer needs. Lengths are pixels, y grows downwards."""
+
+    caption: Caption
+    centre1: tuple[int, int]
+    centre2: tuple[int, int]
+    upside_down: bool  # the gradient is light at the bottom
+
+
+def is_held_out(caption: Caption) -> bool:
+    """True for the 10 % of (object, relation, object) tuples, mirror images included, that are never trained on."""
+    c = caption.canonical()
+    if c.relation == NONE:
+        return False
+    key = f"{c.colour1} {c.shape1} {c.relation} {c.colour2} {c.shape2}"
+    return zlib.crc32(key.encode()) % 10 == 0
+
+
+def features(captions: Sequence[Caption]) -> torch.Tensor:
+    """float32 [B, T, C]: row t is one-hot over the values of slot t, in one feature space that all slots share."""
+    return index_features(torch.tensor([c.indices() for c in captions]))
+
+
+def index_features(indices: torch.Tensor) -> torch.Tensor:
+    """`features` of captions given as int [B, T] positions in `SLOTS`; returns float32 [B, T, C]."""
+    joint = indices.long() + torch.tensor(SLOT_OFFSETS)
+    return torch.nn.functional.one_hot(joint, FEATURE_DIM).float()
+
+
+def sample_scene(rng: random.Random, held_out: bool = False) -> Scene:
+    """A random scene: of the training tuples (30 % with one object), or of the held-out tuples (two objects)."""
+    while True:
+        caption = _sample_full_caption(rng, single=not held_out and rng.random() < 0.3)
+        if is_held_out(caption) == held_out:
+            return place(caption, rng)
+
+
+def _sample_full_caption(rng: random.Random, single: bool) -> Caption:
+    caption = Caption(
+        rng.choice(SIZES), rng.choice(COLOURS), rng.choice(SHAPES), style=rng.choice(STYLES),
+        background=rng.choice(BACKGROUNDS),
+    )  # fmt: skip
+    if single:
+        return caption
+    return replace(
+        caption, relation=rng.choice(RELATIONS), size2=rng.choice(SIZES), colour2=rng.choice(COLOURS),
+        shape2=rng.choice(SHAPES),
+    )  # fmt: skip
+
+
+def place(caption: Caption, rng: random.Random) -> Scene:
+    """Draw positions for a caption that states everything."""
+    centre1 = (_inside(rng, caption.size1), _inside(rng, caption.size1))
+    centre2 = (0, 0)
+    if caption.relation != NONE:
+        vertical = caption.relation in ("above", "below")
+        canonical = caption.canonical()
+        along = _pair_along(rng, canonical.size1, canonical.size2)
+        along1, along2 = along if canonical == caption else along[::-1]
+        across1 = _inside(rng, caption.size1)
+        # Off the axis the objects stay close, so that the relation is never in doubt.
+        low, high = _bounds(caption.size2)
+        across2 = _on_grid(rng, max(low, across1 - 8), min(high, across1 + 8))
+        centre1 = (across1, along1) if vertical else (along1, across1)
+        centre2 = (across2, along2) if vertical else (along2, across2)
+    return Scene(caption, centre1, centre2, rng.random() < 0.5)
+
+
+def _bounds(size: str) -> tuple[int, int]:
+    """The range of a centre coordinate that keeps an object of this size inside the image."""
+    reach = RADIUS[size] + 1
+    return reach, IMAGE_SIZE - reach
+
+
+def _inside(rng: random.Random, size: str) -> int:
+    return _on_grid(rng, *_bounds(size))
+
+
+def _pair_along(rng: random.Random, first: str, second: str) -> tuple[int, int]:
+    """Centres along the relation of the first object (upper or left) and the second; they never touch."""
+    apart = RADIUS[first] + RADIUS[second] + 2
+    low, high = _bounds(first)[0], _bounds(second)[1] // GRID * GRID
+    start = _on_grid(rng, low, high - apart)
+    return start, _on_grid(rng, start + apart, high)
+
+
+def _on_grid(rng: random.Random, low: int, high: int) -> int:
+    """A multiple of `GRID` in [low, high]."""
+    return rng.randint(-(-low // GRID), high // GRID) * GRID
+
+
+def forget(caption: Caption, rng: random.Random) -> Caption:
+    """Leave out what a prompt may leave out (sizes, background): each with 30 %, all of them with 15 %."""
+    everything = rng.random() < 0.15
+    drop = [everything or rng.random() < 0.3 for _ in range(4)]
+    return Caption(
+        ANY if drop[0] else caption.size1, caption.colour1, caption.shape1, caption.relation,
+        ANY if drop[1] and caption.size2 != NONE else caption.size2, caption.colour2, caption.shape2,
+        ANY if drop[2] else caption.style, ANY if drop[3] else caption.background,
+    )  # fmt: skip
+
+
+def captions(n: int, seed: int, held_out: bool = True) -> list[Caption]:
+    """`n` captions as a user would give them; by default of tuples that the model was never trained on."""
+    rng = random.Random(seed)
+    return [forget(sample_scene(rng, held_out).caption, rng) for _ in range(n)]

@@ -1,0 +1,87 @@
+"""Prompts in words: `parse` reads one into a `Caption`, `describe` writes one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mmspec.errors import PromptError, did_you_mean
+from mmspec.vision.shapes.domain import ANY, BACKGROUNDS, COLOURS, NONE, RELATIONS, SHAPES, SIZES, STYLES, Caption
+
+GRAMMAR = (
+    "[small|large] COLOUR SHAPE [above|below|left of|right of [small|large] COLOUR SHAPE] "
+    "[on [plain|gradient|striped|dotted] [white|black|gray|pink|teal] background]"
+)
+_ARTICLES = ("a", "an", "the")
+_RELATION_WORDS = tuple(word for relation in RELATIONS for word in relation.split() if word != "of")
+_WORDS = (*SIZES, *COLOURS, *SHAPES, *_RELATION_WORDS, "of", "on", *STYLES, *BACKGROUNDS, "background")
+
+
+class _Reader:
+    """The words of a prompt, read from the front."""
+
+    def __init__(self, prompt: str, words: list[str]) -> None:
+        self.prompt = prompt
+        self.words = words
+
+    def take(self, known: Sequence[str]) -> str | None:
+        if self.words and self.words[0] in known:
+            return self.words.pop(0)
+        return None
+
+    def need(self, known: Sequence[str], what: str) -> str:
+        word = self.take(known)
+        if word is None:
+            found = f"found '{self.words[0]}'" if self.words else "the prompt ends"
+            raise PromptError(f"cannot read {self.prompt!r}: expected {what}, {found}; prompts are: {GRAMMAR}")
+        return word
+
+
+def parse(prompt: str) -> Caption:
+    """Read a prompt. Case, articles and punctuation do not matter; what it does not state is "any"."""
+    words = [word for word in re.findall(r"[^\s,.;!?]+", prompt.lower()) if word not in _ARTICLES]
+    if not words:
+        raise PromptError("the prompt is empty; try 'a red circle above a blue square'")
+    unknown = [word for word in dict.fromkeys(words) if word not in _WORDS]
+    if unknown:
+        named = ", ".join(f"{word!r}{did_you_mean(word, _WORDS)}" for word in unknown)
+        raise PromptError(f"the shapes model does not know {named}; prompts are: {GRAMMAR}")
+    reader = _Reader(" ".join(prompt.split()), words)
+    size1, colour1, shape1 = _object(reader)
+    relation, size2, colour2, shape2 = NONE, NONE, NONE, NONE
+    relation_word = reader.take(_RELATION_WORDS)
+    if relation_word is not None:
+        relation = relation_word
+        if relation_word in ("left", "right"):
+            reader.need(("of",), "'of'")
+            relation = f"{relation_word} of"
+        size2, colour2, shape2 = _object(reader)
+    style, background = ANY, ANY
+    if reader.take(("on",)):
+        style = reader.take(STYLES) or ANY
+        background = reader.take(BACKGROUNDS) or ANY
+        reader.need(("background",), "'background'")
+    if reader.words:
+        expected = "'on' or the end" if relation != NONE else "a relation, 'on' or the end"
+        reader.need((), expected)
+    return Caption(size1, colour1, shape1, relation, size2, colour2, shape2, style, background)
+
+
+def _object(reader: _Reader) -> tuple[str, str, str]:
+    return reader.take(SIZES) or ANY, reader.need(COLOURS, "a colour"), reader.need(SHAPES, "a shape")
+
+
+def describe(caption: Caption) -> str:
+    """The prompt of a caption; `parse` reads it back."""
+    text = _noun(caption.size1, caption.colour1, caption.shape1)
+    if caption.relation != NONE:
+        text += f" {caption.relation} {_noun(caption.size2, caption.colour2, caption.shape2)}"
+    stated = [value for value in (caption.style, caption.background) if value != ANY]
+    if stated:
+        text += f" on a {' '.join(stated)} background"
+    return text
+
+
+def _noun(size: str, colour: str, shape: str) -> str:
+    words = [word for word in (size, colour, shape) if word != ANY]
+    return f"{'an' if words[0][0] in 'aeiou' else 'a'} {' '.join(words)}"

@@ -1,0 +1,127 @@
+"""Draw scenes: anti-aliased, in a few tens of microseconds, as uint8 RGB.
+
+Shapes have two sizes and centres on whole pixels, so each shape is one cached coverage stamp, drawn once with 8x8
+supersampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmspec.vision.shapes.domain import IMAGE_SIZE, NONE, RADIUS, TEXTURE_PERIOD, Scene
+
+_OVERSAMPLE = 8
+_DOT_RADIUS = 2.0
+
+OBJECT_RGB = {
+    "red": (220, 35, 35), "green": (40, 165, 50), "blue": (40, 75, 225),
+    "yellow": (250, 215, 40), "purple": (135, 40, 170), "orange": (250, 130, 25),
+}  # fmt: skip
+# Each background: its colour and the second tone of its gradient, stripes and dots.
+BACKGROUND_RGB = {
+    "white": ((250, 250, 250), (205, 205, 205)), "black": ((8, 8, 8), (62, 62, 62)),
+    "gray": ((128, 128, 128), (162, 162, 162)), "pink": ((250, 180, 200), (255, 222, 232)),
+    "teal": ((0, 122, 122), (70, 178, 172)),
+}  # fmt: skip
+
+Array = NDArray[np.float32]
+
+
+def render(scene: Scene) -> NDArray[np.uint8]:
+    """One scene as uint8 [64, 64, 3]."""
+    caption = scene.caption
+    image = _background(caption.style, caption.background, scene.upside_down).copy()
+    _stamp(image, caption.size1, caption.colour1, caption.shape1, scene.centre1)
+    if caption.relation != NONE:
+        _stamp(image, caption.size2, caption.colour2, caption.shape2, scene.centre2)
+    return (image + 0.5).astype(np.uint8)
+
+
+def render_batch(scenes: Sequence[Scene]) -> torch.Tensor:
+    """Scenes as float32 [B, 3, 64, 64] in [-1, 1]."""
+    return to_tensor(np.stack([render(scene) for scene in scenes]))
+
+
+def to_tensor(images: NDArray[np.uint8]) -> torch.Tensor:
+    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [-1, 1]."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1.0).contiguous()
+
+
+def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
+    """float [B, 3, H, W] in [-1, 1] to uint8 [B, H, W, 3]."""
+    scaled = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return np.asarray(scaled.permute(0, 2, 3, 1).numpy())
+
+
+def _stamp(image: Array, size: str, colour: str, shape: str, centre: tuple[int, int]) -> None:
+    cover = stamp(shape, RADIUS[size])
+    half = cover.shape[0] // 2
+    x, y = centre
+    window = image[y - half : y + half, x - half : x + half]
+    window += cover[:, :, None] * (np.asarray(OBJECT_RGB[colour], np.float32) - window)
+
+
+@cache
+def stamp(shape: str, radius: int) -> Array:
+    """Coverage in [0, 1] of a shape with its centre on the middle corner, float32 [2 * radius + 2] squared."""
+    side = 2 * (radius + 1)
+    axis = ((np.arange(side * _OVERSAMPLE) + 0.5) / _OVERSAMPLE - side / 2) / radius
+    inside = _inside(shape, axis[None, :], axis[:, None])
+    return inside.reshape(side, _OVERSAMPLE, side, _OVERSAMPLE).mean((1, 3)).astype(np.float32)
+
+
+def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Membership of points in units of the radius; x [1, n], y [n, 1] (downwards), result [n, n]."""
+    if shape == "circle":
+        return x**2 + y**2 <= 1.0
+    if shape == "ring":
+        return (x**2 + y**2 <= 1.0) & (x**2 + y**2 >= 0.55**2)
+    if shape == "square":
+        return np.maximum(abs(x), abs(y)) <= 0.88
+    if shape == "cross":
+        return (np.minimum(abs(x), abs(y)) <= 0.32) & (np.maximum(abs(x), abs(y)) <= 1.0)
+    if shape == "triangle":
+        return _polygon(np.array([(0.0, -0.95), (1.05, 0.9), (-1.05, 0.9)]), x, y)
+    angles = -np.pi / 2 + np.arange(10) * np.pi / 5
+    lengths = np.where(np.arange(10) % 2 == 0, 1.08, 0.46)
+    star = np.stack([lengths * np.cos(angles), lengths * np.sin(angles) + 0.08], axis=1)
+    return _polygon(star, x, y)
+
+
+def _polygon(points: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Even-odd rule: count the edges that a ray to the right crosses."""
+    inside = np.zeros(np.broadcast_shapes(x.shape, y.shape), bool)
+    for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
+        if y0 != y1:
+            crosses = (y0 > y) != (y1 > y)
+            inside ^= crosses & (x < x0 + (y - y0) / (y1 - y0) * (x1 - x0))
+    return inside
+
+
+@cache
+def _background(style: str, colour: str, upside_down: bool) -> Array:
+    """float32 [64, 64, 3]: the first tone, blended to the second by a weight per pixel."""
+    first, second = (np.asarray(rgb, np.float32) for rgb in BACKGROUND_RGB[colour])
+    return first + _blend(style, upside_down)[:, :, None] * (second - first)
+
+
+def _blend(style: str, upside_down: bool) -> Array:
+    """Weight of the second tone, float32 [64, 64]."""
+    if style == "gradient":
+        column = np.linspace(0, 1, IMAGE_SIZE, dtype=np.float32)
+        return np.tile((column[::-1] if upside_down else column)[:, None], (1, IMAGE_SIZE))
+    if style == "plain":
+        return np.zeros((IMAGE_SIZE, IMAGE_SIZE), np.float32)
+    axis = (np.arange(IMAGE_SIZE * _OVERSAMPLE) + 0.5) / _OVERSAMPLE
+    cell = axis % TEXTURE_PERIOD - TEXTURE_PERIOD / 2
+    if style == "striped":
+        inside = np.tile(cell < 0, (IMAGE_SIZE * _OVERSAMPLE, 1))
+    else:
+        inside = cell[None, :] ** 2 + cell[:, None] ** 2 <= _DOT_RADIUS**2
+    cells = inside.reshape(IMAGE_SIZE, _OVERSAMPLE, IMAGE_SIZE, _OVERSAMPLE)
+    return cells.mean((1, 3)).astype(np.float32)

@@ -1,0 +1,36 @@
+"""The text encoder of the shapes model: a prompt is parsed into role slots, there is nothing to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+
+from mmspec.vision.shapes.domain import FEATURE_DIM, NUM_SLOTS, features
+from mmspec.vision.shapes.grammar import parse
+
+
+class ShapesTextEncoder(ModelMixin, ConfigMixin):
+    """Prompts to features [B, T, C]: T = 9 role slots, each one-hot in one joint space of C values."""
+
+    scale: torch.Tensor
+
+    @register_to_config
+    def __init__(self, slots: int = NUM_SLOTS, feature_dim: int = FEATURE_DIM) -> None:
+        super().__init__()
+        if (slots, feature_dim) != (NUM_SLOTS, FEATURE_DIM):
+            raise ValueError(
+                f"the text encoder was saved for {slots} slots of {feature_dim} values, "
+                f"this version has {NUM_SLOTS} of {FEATURE_DIM}"
+            )
+        # A model without any tensor has no dtype or device and cannot be saved.
+        self.register_buffer("scale", torch.ones(1))
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns features [B, T, C] in the dtype of the module and a mask [B, T] of ones (no slot is padding)."""
+        rows = features([parse(prompt) for prompt in prompts])
+        embeds = rows.to(self.scale) * self.scale
+        return embeds, torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)

@@ -1,0 +1,118 @@
+"""The image tokenizer of the shapes model: a small convolutional autoencoder with finite scalar quantisation (FSQ).
+
+There are no normalisation layers: statistics over a whole image would leak into every token and make the tokens of
+identical patches differ.
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.modeling_utils import ModelMixin
+from torch import nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """A residual block that starts as the identity. [B, C, h, w] in and out."""
+
+    def __init__(self, channels: int, kernel: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+        self.conv2 = nn.Conv2d(channels, channels, 1)
+        for p in self.conv2.parameters():
+            nn.init.zeros_(p)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.conv2(F.silu(self.conv1(F.silu(x))))
+
+
+class FSQ(nn.Module):
+    """Finite scalar quantisation: each channel is squashed and rounded to its own number of levels.
+
+    A code in [0, prod(levels)) is the mixed-radix number of the per-channel levels, the first channel fastest.
+    """
+
+    levels: torch.Tensor
+    strides: torch.Tensor
+
+    def __init__(self, levels: tuple[int, ...]) -> None:
+        super().__init__()
+        sizes = torch.tensor(levels)
+        strides = torch.cat([torch.ones(1, dtype=torch.long), sizes.cumprod(0)[:-1]])
+        self.register_buffer("levels", sizes, persistent=False)
+        self.register_buffer("strides", strides, persistent=False)
+
+    def quantise(self, z: torch.Tensor) -> torch.Tensor:
+        """Features [..., D] to quantised features [..., D] in [-1, 1]; gradients pass straight through."""
+        top = (self.levels - 1).to(z.dtype)
+        scaled = (torch.tanh(z) + 1) / 2 * top  # [0, levels - 1]
+        rounded = scaled + (scaled.round() - scaled).detach()
+        return rounded / top * 2 - 1
+
+    def to_codes(self, quantised: torch.Tensor) -> torch.Tensor:
+        """Quantised features [..., D] to int64 codes [...]."""
+        digits = ((quantised + 1) / 2 * (self.levels - 1)).round().long()
+        return (digits * self.strides).sum(-1)
+
+    def from_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        """int64 codes [...] to quantised features [..., D], float32."""
+        digits = (codes.unsqueeze(-1) // self.strides) % self.levels
+        return digits.float() / (self.levels - 1) * 2 - 1
+
+
+class ShapesTokenizer(ModelMixin, ConfigMixin):
+    """Images [B, 3, H, W] in [-1, 1] to tokens [B, H/4 * W/4] in raster order and back."""
+
+    @register_to_config
+    def __init__(self, levels: tuple[int, ...] = (8, 5, 5, 5), channels: int = 96, image_size: int = 64) -> None:
+        super().__init__()
+        self.factor = 4
+        self.grid_size = image_size // self.factor
+        self.fsq = FSQ(tuple(levels))
+        half = channels // 2  # at half resolution; the full width is kept for the token grid
+        self.encoder = nn.Sequential(
+            nn.PixelUnshuffle(2),
+            nn.Conv2d(12, half, 3, padding=1),
+            Residual(half),
+            nn.Conv2d(half, channels, 4, stride=2, padding=1),
+            Residual(channels),
+            Residual(channels, kernel=1),
+            nn.SiLU(),
+            nn.Conv2d(channels, len(levels), 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv2d(len(levels), channels, 3, padding=1),
+            Residual(channels),
+            Residual(channels),
+            Residual(channels),
+            nn.SiLU(),
+            nn.Conv2d(channels, 4 * half, 1),
+            nn.PixelShuffle(2),
+            Residual(half),
+            nn.SiLU(),
+            nn.Conv2d(half, 12, 3, padding=1),
+            nn.PixelShuffle(2),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.fsq.levels.prod())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Reconstruction of images [B, 3, H, W], for training; any H and W that are multiples of 4."""
+        z = self.encoder(images).movedim(1, -1)
+        return self.decoder(self.fsq.quantise(z.float()).movedim(-1, 1))
+
+    @torch.no_grad()
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, H, W] in [-1, 1] to int64 tokens [B, N]."""
+        z = self.encoder(images.to(self.dtype)).movedim(1, -1)
+        return self.fsq.to_codes(self.fsq.quantise(z.float())).flatten(1)
+
+    @torch.no_grad()
+    def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 tokens [B, N] to images [B, 3, H, W] in [-1, 1]."""
+        grid = tokens.unflatten(1, (self.grid_size, self.grid_size))
+        features = self.fsq.from_codes(grid).to(self.dtype)
+        return self.decoder(features.movedim(-1, 1)).clamp(-1, 1)

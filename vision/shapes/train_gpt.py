@@ -1,0 +1,216 @@
+"""Train the transformer of the shapes model, or its small draft, and export the averaged weights as it goes.
+
+One process:  python -m mmspec.vision.shapes.train_gpt --config target
+Two cores:    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m mmspec.vision.shapes.train_gpt --config target
+Draft:        the same with --config draft
+
+The tokenizer must have been trained. The work folder (--out) keeps the encoded images and a checkpoint; a restarted
+command goes on from the checkpoint. The schedule is a wall-clock budget (--minutes), since that is what is scarce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
+from mmspec.vision.shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
+from mmspec.vision.shapes.domain import FEATURE_DIM, NUM_SLOTS
+from mmspec.vision.shapes.export import export
+from mmspec.vision.shapes.text import ShapesTextEncoder
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+
+FOLDERS = {"target": "transformer", "draft": "draft_transformer"}
+
+
+@dataclass
+class Progress:
+    """What a restart goes on from, besides tensors."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
+    """A freshly initialised transformer for the shapes tokens and captions."""
+    gpt = LlamaGenGPT(
+        vocab_size=tokenizer.vocab_size, dim=config.dim, n_layer=config.n_layer, n_head=config.n_head,
+        ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=NUM_SLOTS, caption_dim=FEATURE_DIM,
+        grid_size=tokenizer.grid_size, rope_base=100.0, qk_norm=True, condition_rope="identity",
+        position_embedding=True,
+    )  # fmt: skip
+    gpt.init_weights()
+    # One-hot captions pass two small matrices: with the usual 0.02 twice the slots would start as good as empty.
+    torch.nn.init.normal_(gpt.cls_embedding.cap_proj.fc1.weight, std=0.5)
+    return gpt
+
+
+def optimisers(gpt: LlamaGenGPT, config: GPTTraining) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for the rest (embeddings, head, norms)."""
+    matrices = [p for name, p in gpt.named_parameters() if name.startswith("layers.") and p.ndim == 2]
+    rest = [p for name, p in gpt.named_parameters() if not (name.startswith("layers.") and p.ndim == 2)]
+    return [
+        torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay),
+        torch.optim.AdamW(rest, lr=config.adamw_lr, betas=(0.9, 0.97), weight_decay=config.weight_decay),
+    ]
+
+
+def rate(step: int, done: float, config: GPTTraining) -> float:
+    """Share of the peak learning rate after `step` steps and a share `done` of the budget."""
+    decay = (1 - done) / (1 - config.decay_from)
+    return min((step + 1) / config.warmup, 1.0, config.final_lr + (1 - config.final_lr) * max(decay, 0.0))
+
+
+def share_gradients(gpt: LlamaGenGPT, done: float, world: int) -> float:
+    """Average the gradients, and the share of the budget that is spent, over the processes."""
+    if world == 1:
+        return done
+    gradients = [p.grad for p in gpt.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients] + [torch.tensor([done])])
+    dist.all_reduce(flat)
+    flat /= world
+    for gradient, part in zip(gradients, flat[:-1].split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+    return float(flat[-1])
+
+
+@torch.no_grad()
+def bits_per_token(gpt: LlamaGenGPT, codes: Codes) -> float:
+    """Mean negative log-likelihood of held-out tokens given their captions (with some slots left out), bits."""
+    generator = torch.Generator().manual_seed(0)
+    total = 0.0
+    for tokens, slots in zip(codes.tokens.long().split(32), codes.slots.split(32), strict=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = gpt(tokens, caption_features(slots, generator))
+        total += float(F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum"))
+    return total / codes.tokens.numel() / math.log(2)
+
+
+def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: float, compiled: bool) -> None:
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        dist.init_process_group("gloo")
+    lead = rank == 0
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
+    if not (out / "codes.pt").exists():
+        write_shard(tokenizer, out, rank, world)
+        if world > 1:
+            dist.barrier()
+        if lead:
+            merge_shards(out, world)
+    if world > 1:
+        dist.barrier()
+    codes, held_out = load_codes(out), validation(tokenizer, 256)
+
+    torch.manual_seed(0)
+    gpt = build(config, tokenizer)
+    average = copy.deepcopy(gpt)
+    updaters = optimisers(gpt, config)
+    peaks = [config.muon_lr, config.adamw_lr]
+    generator = torch.Generator().manual_seed(1000 + rank)
+    progress = Progress()
+    checkpoint = out / f"{name}.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        gpt.load_state_dict(state["gpt"])
+        average.load_state_dict(state["average"])
+        for updater, saved in zip(updaters, state["optimisers"], strict=True):
+            updater.load_state_dict(saved)
+        progress = Progress(state["step"], state["seconds"])
+        generator.manual_seed(1000 + rank + world * progress.step)
+    if lead:
+        export(ShapesTextEncoder(), weights / "text_encoder")
+
+    def save() -> None:
+        state = {"gpt": gpt.state_dict(), "average": average.state_dict(), "step": progress.step}
+        state |= {"optimisers": [updater.state_dict() for updater in updaters], "seconds": progress.seconds}
+        torch.save(state, checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").rename(checkpoint)
+        export(average, weights / FOLDERS[name])
+        report = (
+            f"step {progress.step} images {progress.step * config.batch * world} minutes {progress.seconds / 60:.1f}"
+        )
+        print(f"{report} held-out {bits_per_token(average, held_out):.4f} bits/token", file=sys.stderr, flush=True)
+
+    forward = torch.compile(gpt) if compiled else gpt
+    order = torch.randperm(len(codes.tokens), generator=torch.Generator().manual_seed(progress.step))[rank::world]
+    cursor, recent, last_save, last_time, since = 0, 0.0, time.monotonic(), time.monotonic(), time.monotonic()
+    done = progress.seconds / (60 * minutes)
+    while done < 1:
+        if cursor + config.batch > len(order):
+            order = torch.randperm(len(codes.tokens), generator=torch.Generator().manual_seed(progress.step))[
+                rank::world
+            ]
+            cursor = 0
+        picks = order[cursor : cursor + config.batch]
+        cursor += config.batch
+        tokens = codes.tokens[picks].long()
+        features = caption_features(codes.slots[picks], generator)
+        dropped = torch.rand(config.batch, generator=generator) < config.caption_drop
+        features[dropped] = gpt.unconditional(int(dropped.sum()))
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = forward(tokens, features)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+        loss.backward()
+        done = share_gradients(gpt, progress.seconds / (60 * minutes), world)
+        torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
+        for updater, peak in zip(updaters, peaks, strict=True):
+            for group in updater.param_groups:
+                group["lr"] = peak * rate(progress.step, done, config)
+            updater.step()
+            updater.zero_grad()
+        keep = min(config.ema, (progress.step + 1) / (progress.step + 10))
+        with torch.no_grad():
+            for mean, p in zip(average.parameters(), gpt.parameters(), strict=True):
+                mean.lerp_(p, 1 - keep)
+        progress.step += 1
+        now = time.monotonic()
+        progress.seconds += now - last_time
+        last_time = now
+        recent = 0.98 * recent + 0.02 * loss.item() if recent else loss.item()
+        if lead and progress.step % 50 == 0:
+            speed = 50 * config.batch * world / (now - since)
+            since = now
+            left = minutes - progress.seconds / 60
+            line = (
+                f"step {progress.step} loss {recent / math.log(2):.4f} bits/token {speed:.1f} img/s {left:.1f} min left"
+            )
+            print(line, file=sys.stderr, flush=True)
+        if lead and now - last_save > 60 * config.checkpoint_minutes:
+            save()
+            last_save = time.monotonic()
+    if lead:
+        save()
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", choices=sorted(GPT), default="target")
+    parser.add_argument("--out", type=Path, default=RUNS, help="work folder: codes, checkpoints")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the tokenizer and to export to")
+    parser.add_argument("--minutes", type=float, help="wall-clock budget that the learning rate decays over")
+    parser.add_argument("--batch", type=int, help="images per process and step")
+    parser.add_argument("--no-compile", action="store_true", help="skip torch.compile (which needs a C++ compiler)")
+    args = parser.parse_args()
+    config = GPT[args.config]
+    config = replace(config, batch=args.batch or config.batch, minutes=args.minutes or config.minutes)
+    train(config, args.config, args.out, args.weights, config.minutes, not args.no_compile)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Train the tokenizer on random crops and export it.
+
+Command: python -m mmspec.vision.shapes.train_tokenizer        (about 7 core-minutes)
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, TokenizerTraining
+from mmspec.vision.shapes.domain import IMAGE_SIZE, sample_scene
+from mmspec.vision.shapes.export import export
+from mmspec.vision.shapes.render import render_batch
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+
+
+def renders(n: int, seed: int, held_out: bool) -> torch.Tensor:
+    """`n` random scenes as float32 [n, 3, 64, 64] in [-1, 1]."""
+    rng = random.Random(seed)
+    return render_batch([sample_scene(rng, held_out) for _ in range(n)])
+
+
+def loss(output: torch.Tensor, image: torch.Tensor, config: TokenizerTraining) -> torch.Tensor:
+    """L1 + squared error + L1 of the pixel differences (which keeps edges sharp), over [B, 3, h, w]."""
+    error = output - image
+    gradients = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
+    return error.abs().mean() + config.mse_weight * error.square().mean() + config.gradient_weight * gradients
+
+
+@torch.no_grad()
+def psnr(model: ShapesTokenizer, images: torch.Tensor) -> float:
+    """Mean over images of the peak signal-to-noise ratio of reconstructions, dB."""
+    error = torch.cat([model.decode(model.encode(batch)) - batch for batch in images.split(64)])
+    return float((10 * torch.log10(4 / error.square().mean((1, 2, 3)))).mean())
+
+
+def train(config: TokenizerTraining, weights: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(SEED_TRAIN)
+    pool = renders(config.pool, SEED_TRAIN, held_out=False)
+    held_out = renders(256, SEED_EVAL, held_out=True)
+    model = ShapesTokenizer().to(memory_format=torch.channels_last)
+    optimiser = torch.optim.AdamW(model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=1e-4)
+    decay_start = config.decay_from * config.steps
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser,
+        lambda step: min((step + 1) / config.warmup, 1.0, (config.steps - step) / (config.steps - decay_start)),
+    )
+    start = time.monotonic()
+    corners = (IMAGE_SIZE - config.crop) // model.factor + 1
+    for step in range(config.steps):
+        picks = torch.randint(config.pool, (config.batch,)).tolist()
+        offsets = (torch.randint(corners, (config.batch, 2)) * model.factor).tolist()
+        crops = [pool[i, :, y : y + config.crop, x : x + config.crop] for i, (y, x) in zip(picks, offsets, strict=True)]
+        batch = torch.stack(crops).contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(batch)
+        value = loss(output.float(), batch, config)
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if (step + 1) % 400 == 0:
+            seconds = time.monotonic() - start
+            quality = psnr(model, held_out[:64])
+            rest = seconds / (step + 1) * (config.steps - step - 1)
+            report = (
+                f"step {step + 1} loss {value.item():.4f} PSNR {quality:.2f} dB, {seconds:.0f} s, {rest:.0f} s left"
+            )
+            print(report, file=sys.stderr, flush=True)
+            export(model, weights / "vqvae")
+    export(model, weights / "vqvae")
+    print(f"held-out PSNR {psnr(model, held_out):.2f} dB", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder to export to")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=TokenizerTraining().steps)
+    args = parser.parse_args()
+    train(TokenizerTraining(steps=args.steps), args.weights, args.threads)
+
+
+if __name__ == "__main__":
+    main()
