@@ -62,6 +62,12 @@ def test_distribution(recipe: str, settings: str) -> None:
     fresh = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
     verdict = check(recipe, SETTINGS[settings], samples=60_000, layout=GRID, seed=fresh)
     assert verdict.ok, f"{recipe}, {settings}, seed {fresh}: {verdict}"
+
+
+@pytest.mark.parametrize("recipe", EXACT)
+def test_drafts_are_accepted(recipe: str) -> None:
+    """On a fixed toy: a fresh one may put every draft of a fixed table outside top-p, rightly accepting none."""
+    verdict = check(recipe, Sampling(), samples=2000, layout=GRID, seed=5)
     assert (verdict.tokens_per_call > 1) == (recipe != "plain")
 
 

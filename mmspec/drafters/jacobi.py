@@ -57,32 +57,39 @@ class Jacobi:
             tokens = self._tokens.gather(1, slots)
             q = self._q[torch.arange(batch, device=rows.device)[:, None], slots]
         if carried.min() < count:
-            self._fill(rows, tokens, q, carried, uniforms[START])
+            tokens, q = self._fill(rows, tokens, q, carried, uniforms[START])
         return Draft(tokens, q)
 
-    def _fill(self, rows: Rows, tokens: Tensor, q: Tensor, carried: np.ndarray, u: Tensor) -> None:
-        """Writes start tokens, and their one-hot q, behind the first `carried` slots of each row."""
-        count = tokens.shape[1]
-        new = torch.from_numpy(np.arange(count) >= carried[:, None]).to(rows.device)
-        before = rows.last()[:, 0]
-        width = rows.layout.width
+    def _fill(self, rows: Rows, tokens: Tensor, q: Tensor, carried: np.ndarray, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts start tokens, and their one-hot q, behind the first `carried` slots of each row."""
+        count, first, width = tokens.shape[1], int(carried.min()), rows.layout.width
+        together = bool((carried == first).all())  # nothing to pick out row by row, as in a batch of one
+        new = torch.from_numpy(np.arange(first, count) >= carried[:, None]).to(rows.device)
         positions = rows.positions(count)
-        nothing = torch.full_like(before, -1)
-        above = rows.at(positions - width) if width else None
-        forced = None if rows.layout.constraint is None else rows.layout.constraint.forced
-        for j in range(int(carried.min()), count):
-            left = tokens[:, j - 1] if j else before
-            up = nothing
-            if width and above is not None:
+        above = rows.at(positions - width).unbind(1) if width else ()
+        line_starts = positions % width == 0 if width else np.zeros_like(positions, dtype=bool)
+        constraint = rows.layout.constraint
+        columns = list(tokens[:, :first].unbind(1))
+        left = columns[-1] if columns else rows.last()[:, 0]
+        up = torch.full_like(left, -1)
+        for j in range(first, count):
+            if width:
                 # Above may lie inside this very window, where nothing is committed yet.
-                up = tokens[:, j - width] if j >= width else above[:, j]
-                if (first := positions[:, j] % width == 0).any():
+                up = columns[j - width] if j >= width else above[j]
+                if line_starts[:, j].any():
                     # The token before the first of a line is no neighbour; the one above stands in.
-                    left = torch.where(torch.from_numpy(first).to(up.device) & (up >= 0), up, left)
-            guess = self._start(left, up, u[:, j])
-            if forced is not None:
-                must = torch.from_numpy(forced[positions[:, j].clip(max=len(forced) - 1)]).to(guess.device)
-                guess = torch.where(must >= 0, must, guess)
-            tokens[:, j] = torch.where(new[:, j], guess, tokens[:, j])
-        q.masked_fill_(new[..., None], 0.0)
-        q.scatter_add_(2, tokens[..., None], new[..., None].float())
+                    left = torch.where(torch.from_numpy(line_starts[:, j]).to(up.device) & (up >= 0), up, left)
+            left = self._start(left, up, u[:, j])
+            if constraint is not None:
+                forced = constraint.forced[positions[:, j].clip(max=len(constraint.forced) - 1)]
+                if (forced >= 0).any():
+                    must = torch.from_numpy(forced).to(left.device)
+                    left = torch.where(must >= 0, must, left)
+            if not together:
+                left = torch.where(new[:, j - first], left, tokens[:, j])
+            columns.append(left)
+        tokens = torch.stack(columns, dim=1)
+        guessed = torch.zeros_like(q[:, first:]).scatter_(2, tokens[:, first:, None], 1.0)
+        if not together:
+            guessed = torch.where(new[..., None], guessed, q[:, first:])
+        return tokens, torch.cat([q[:, :first], guessed], dim=1)
