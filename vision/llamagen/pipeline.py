@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline, ModelMixin, VQModel
 from diffusers.image_processor import VaeImageProcessor
-from diffusers.utils import BaseOutput
 from torch import Tensor
 
 from mmspec.engine import Aids, run
@@ -18,34 +16,14 @@ from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
-from mmspec.rows import Step
 from mmspec.seeds import row_seeds
-from mmspec.stats import Stats
 from mmspec.target import Layout
+from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
 from mmspec.vision.llamagen.condition import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.table import TokenTable
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens
-
-OUTPUT_TYPES = ("pil", "np", "pt", "latent")
-
-
-@dataclass
-class LlamaGenOutput(BaseOutput):
-    """What a call gives.
-
-    - `images`: as `output_type` asks: PIL images, floats [B, H, W, 3] ("np") or [B, 3, H, W] ("pt") in 0..1, or the
-      token ids ("latent").
-    - `tokens`: int64 [B, N].
-    - `seeds`: the seed of each row.
-    - `stats`: what it cost.
-    """
-
-    images: Any
-    tokens: Tensor
-    seeds: list[int]
-    stats: Stats
 
 
 class LlamaGenPipeline(DiffusionPipeline):
@@ -127,7 +105,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         on_step: OnStep | None = None,
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
         measure_entropy: bool = False,
-    ) -> LlamaGenOutput:
+    ) -> ImageOutput:
         """Draws pictures of prompts, of class labels, or of caption features; exactly one of them is given.
 
         **Arguments:**
@@ -150,10 +128,7 @@ class LlamaGenPipeline(DiffusionPipeline):
 
         **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
         """
-        if not isinstance(num_images_per_prompt, int) or num_images_per_prompt < 1:
-            raise ArgumentError(f"num_images_per_prompt={num_images_per_prompt} is not allowed; it must be 1 or more")
-        if output_type not in OUTPUT_TYPES:
-            raise ArgumentError(f"output_type={output_type!r} is not allowed; use one of {', '.join(OUTPUT_TYPES)}")
+        check_call(num_images_per_prompt, output_type)
         if self.vqvae is None and output_type != "latent":
             raise ArgumentError(
                 f"output_type={output_type!r} needs a tokenizer and this pipeline has none; use 'latent'"
@@ -185,29 +160,22 @@ class LlamaGenPipeline(DiffusionPipeline):
         )
         grid = self.transformer.config.grid_size
         layout = Layout(length=grid**2, width=grid)
-        try:
-            with self.progress_bar(total=rows * layout.length) as bar:
-                decoded = run(
-                    target(self.transformer, sampling.guidance_scale != 1),
-                    recipe,
-                    layout,
-                    [sampling] * rows,
-                    seeds,
-                    aids,
-                    self._observer(bar, on_step, callback_on_step_end),
-                    measure_entropy,
-                )
-        except RuntimeError as error:  # torch has a class of its own for memory on CUDA only
-            if "allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise ArgumentError(
-                f"{rows} pictures in one call do not fit into memory; ask for fewer at a time"
-            ) from error
+        with memory_for(rows), self.progress_bar(total=rows * layout.length) as bar:
+            decoded = run(
+                target(self.transformer, sampling.guidance_scale != 1),
+                recipe,
+                layout,
+                [sampling] * rows,
+                seeds,
+                aids,
+                observer(self, bar, on_step, callback_on_step_end),
+                measure_entropy,
+            )
         images = decoded.tokens if output_type == "latent" else self._pixels(decoded.tokens, output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)  # type: ignore[return-value]
-        return LlamaGenOutput(images, decoded.tokens, seeds, decoded.stats)
+        return ImageOutput(images, decoded.tokens, seeds, decoded.stats)
 
     def _condition(
         self,
@@ -235,17 +203,3 @@ class LlamaGenPipeline(DiffusionPipeline):
         tokens = tokens.to(self.vqvae.device)
         decode = decode_tokens if isinstance(self.vqvae, VQModel) else type(self.vqvae).decode
         return self.image_processor.postprocess(decode(self.vqvae, tokens).float(), output_type=output_type)
-
-    def _observer(self, bar: Any, on_step: OnStep | None, callback: Callable[..., Any] | None) -> OnStep | None:
-        """One callback that serves the progress bar, `on_step` and `callback_on_step_end`; None when nobody listens."""
-        if bar.disable and on_step is None and callback is None:
-            return None
-
-        def observe(step: Step) -> None:
-            bar.update(step.committed - bar.n)
-            if on_step is not None:
-                on_step(step)
-            if callback is not None:
-                callback(self, step.nfe, step.committed, {"tokens": step.tokens})
-
-        return observe
