@@ -65,29 +65,44 @@ def resolve(info: Info) -> Any:
 
 
 def load(
-    model: str = "shapes",
+    model: Any = "shapes",
     *,
+    processor: Any = None,
     tokenizer: str | None = None,
     config: Mapping[str, Any] | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     dtype: Any = None,
 ) -> Any:
-    """A pipeline by name, from the Hub, or from local files.
+    """A pipeline by name, from the Hub, from local files, or around a model that is loaded already.
 
     **Arguments:**
 
-    - `model`: a name (`mmspec ls models`); a folder that `save_pretrained` wrote; an original checkpoint, or a folder
-      with one; a Hub id (`owner/repository`, or `owner/repository/file` for one file of it).
-    - `tokenizer`: for an original checkpoint, its tokenizer's file or Hub id; without one a call gives tokens only.
-    - `config`: for an original checkpoint, what its tensors cannot tell, under the original argument names.
-    - `device`: where to put it.
+    - `model`: a name (`mmspec ls models`); a folder that `save_pretrained` wrote, of a pipeline, or of a model of
+      transformers and its processor; an original checkpoint, or a folder with one; a Hub id (`owner/repository`, or
+      `owner/repository/file` for one file of it); a model of transformers itself.
+    - `processor`: for a model of transformers, its processor, or a folder or Hub id with it; None takes the one beside
+      the model.
+    - `tokenizer`: the file or Hub id of what makes pixels of tokens, where the model comes without: for an original
+      checkpoint its tokenizer, for Chameleon its VQGAN; without one a call gives tokens only.
+    - `config`: what the files cannot tell: for an original checkpoint, under the original argument names; for Chameleon
+      the `layout`, "anole" or "lumina".
+    - `device`: where to put what is loaded; None is the CPU. A model that is loaded already stays where it is.
     - `dtype`: a `torch.dtype`; None is float32.
 
     **Raises:** `UnknownNameError` for a model nobody knows, `ModelError` for files that are not what they claim to be,
-    `ArgumentError` for a device that is not there or an option the model does not have.
+    `ArgumentError` for a device that is not there, a class of model that has no adapter, or an option the model does
+    not have.
     """
     import torch
 
+    if isinstance(model, torch.nn.Module):
+        from mmspec.vision.hf.load import from_model
+
+        for name, value in (("device", device), ("dtype", dtype)):
+            if value is not None:
+                raise ArgumentError(f"{name} was given with a model that is loaded already; move the model")
+        return from_model(model, processor, local_file(tokenizer), config)
+    device = "cpu" if device is None else device
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch built without CUDA asserts
@@ -102,13 +117,16 @@ def load(
             raise unknown_name("model", model, known)
         path = fetched
     if model not in known:
+        from mmspec.vision.hf.load import architecture, from_folder, is_stage
+
+        if is_stage(path) or architecture(path) is not None:
+            return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         from mmspec.vision.llamagen.load import from_checkpoints, is_checkpoint
 
         if is_checkpoint(path):
-            vq = None if tokenizer is None else (Path(tokenizer) if Path(tokenizer).exists() else hub.fetch(tokenizer))
-            if tokenizer is not None and vq is None:
-                raise ArgumentError(f"tokenizer={tokenizer!r} does not exist")
-            return from_checkpoints(path, vq, config, device, dtype)
+            refuse_processor(processor, model)
+            return from_checkpoints(path, local_file(tokenizer), config, device, dtype)
+    refuse_processor(processor, model)
     for name, value in (("tokenizer", tokenizer), ("config", config)):
         if value is not None:
             raise ArgumentError(f"{name} was given, but {model!r} is complete; it goes with original checkpoints only")
@@ -117,15 +135,43 @@ def load(
         return make(device=device, dtype=dtype)
     if not (path / "model_index.json").is_file():
         raise ModelError(f"model {model!r} is neither a saved pipeline (model_index.json) nor an original checkpoint")
+    return saved_pipeline(path, model, device, dtype)
+
+
+def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
+    """A pipeline that its own `save_pretrained` wrote to the folder `path`, which the user called `model`.
+
+    **Raises:** `ModelError` when it is none of ours, or cannot be loaded.
+    """
     from safetensors import SafetensorError
 
+    from mmspec.vision.hf.load import read_json
+    from mmspec.vision.hf.pipeline import TransformersPipeline
     from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
     importlib.import_module("mmspec.vision.shapes.model")
+    ours = read_json(path / "model_index.json").get("_class_name") == TransformersPipeline.__name__
+    kind = TransformersPipeline if ours else LlamaGenPipeline
     try:
-        return LlamaGenPipeline.from_pretrained(path, dtype=dtype, low_cpu_mem_usage=False).to(device)
+        return kind.from_pretrained(path, dtype=dtype, low_cpu_mem_usage=False).to(device)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
             f"model {model!r} is no pipeline that mmspec can load: {type(error).__name__}: {reason}"
         ) from None
+
+
+def local_file(tokenizer: str | None) -> Path | None:
+    """A tokenizer's path, fetched from the Hub where it is none. **Raises:** `ArgumentError` when it is neither."""
+    if tokenizer is None:
+        return None
+    path = Path(tokenizer) if Path(tokenizer).exists() else hub.fetch(tokenizer)
+    if path is None:
+        raise ArgumentError(f"tokenizer={tokenizer!r} does not exist")
+    return path
+
+
+def refuse_processor(processor: Any, model: str) -> None:
+    """**Raises:** `ArgumentError` when a processor is given with what is no model of transformers."""
+    if processor is not None:
+        raise ArgumentError(f"processor was given, but {model!r} is no model of transformers; leave it out")

@@ -34,10 +34,12 @@ def convert(
             raise ArgumentError(f"--config: cannot read '{config}': {error}") from error
 
     from diffusers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     import mmspec
 
     logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     pipe = mmspec.load(model, tokenizer=tokenizer, config=given)
     partial = output.with_name(f".mmspec-{os.getpid()}.part")
     try:

@@ -11,10 +11,12 @@ def load_silent(model: str, device: str) -> Any:
     Raises `ArgumentError` for a device that is not there, `UnknownNameError` for a model that is not.
     """
     from diffusers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     import mmspec
 
     logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     pipe = mmspec.load(model, device=device)
     pipe.set_progress_bar_config(disable=True)
     return pipe

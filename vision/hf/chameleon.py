@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
 
 
@@ -39,6 +39,16 @@ class Ids:
     stop: int = 8710
     newline: int = 8803
     size: int = 8804
+
+    @classmethod
+    def of(cls, model: Any) -> Ids:
+        """Those of a model, by the names they have in its vocabulary. **Raises:** `ModelError` for a name it lacks."""
+        names = model.config.vocabulary_map or {}
+        wanted = ("<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08800>")
+        for name in wanted:
+            if name not in names:
+                raise ModelError(f"model.config.vocabulary_map has no {name!r}, which the pictures of Chameleon need")
+        return cls(*(names[name] for name in wanted))
 
 
 class Picture:

@@ -53,6 +53,7 @@ def generate(
     seed: int | Sequence[int] | None = None,
     draft_model: Any = None,
     on_step: OnStep | None = None,
+    measure_entropy: bool = False,
     **inputs: Any,
 ) -> Tensor | GenerateOutput:
     """Makes the tokens of pictures by any recipe; pass it to `model.generate` as `custom_generate`.
@@ -74,6 +75,7 @@ def generate(
     - `seed`: row i uses `seed + i`; or one seed per row. None draws one from torch's global generator.
     - `draft_model`: a smaller model of the same class, for the recipe `draft`.
     - `on_step`: called with a `mmspec.rows.Step` after every call of the model.
+    - `measure_entropy`: also report the entropy of the model's law.
 
     **Returns:** int64 ids as the built-in generate does: prompt and new tokens, or a picture's codes (Janus).
 
@@ -95,6 +97,7 @@ def generate(
         row_seeds(seed, rows),
         job.aids(draft_model, recipe.window),
         in_ids if on_step is not None else None,
+        measure_entropy,
     )
     tokens = decoded.tokens[:, : longest(decoded.tokens, job.layout.eos)] + first
     sequences = torch.cat([job.request.input_ids, tokens], dim=1) if plan.keep_prompt else tokens
@@ -186,8 +189,8 @@ def family_of(model: Any) -> ModuleType:
             return importlib.import_module(FAMILIES[kind.__name__])
     name = type(model).__name__
     raise ArgumentError(
-        f"mmspec has no adapter for {name}{did_you_mean(name, FAMILIES)}; it has them for {', '.join(FAMILIES)}, "
-        "and a model of yours becomes one by a mmspec.target.Target given to mmspec.engine.run"
+        f"mmspec has no adapter for {name}{did_you_mean(name, FAMILIES)}; it has them for {', '.join(FAMILIES)}; "
+        'for a class of yours, see "Adding a model" in the README'
     )
 
 

@@ -16,8 +16,8 @@ from mmspec.errors import ModelError
 from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
 
 # Parts of a residual or attention block, ours after theirs.
-_RESIDUAL = {"nin_shortcut": "conv_shortcut"}
-_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
+RESIDUAL = {"nin_shortcut": "conv_shortcut"}
+ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 
 
 def rename(key: str) -> str:
@@ -25,7 +25,7 @@ def rename(key: str) -> str:
     side = {"encoder": ("down", "downsample"), "decoder": ("up", "upsample")}
     if match := re.fullmatch(r"(encoder|decoder)\.conv_blocks\.(\d+)\.(res|attn)\.(\d+)\.(\w+)\.(\w+)", key):
         half, block, kind, index, part, leaf = match.groups()
-        group, names = ("resnets", _RESIDUAL) if kind == "res" else ("attentions", _ATTENTION)
+        group, names = ("resnets", RESIDUAL) if kind == "res" else ("attentions", ATTENTION)
         return f"{half}.{side[half][0]}_blocks.{block}.{group}.{index}.{names.get(part, part)}.{leaf}"
     if match := re.fullmatch(r"(encoder|decoder)\.conv_blocks\.(\d+)\.(?:down|up)sample\.conv\.(\w+)", key):
         half, block, leaf = match.groups()
@@ -33,8 +33,8 @@ def rename(key: str) -> str:
     if match := re.fullmatch(r"(encoder|decoder)\.mid\.([012])\.(\w+)\.(\w+)", key):
         half, index, part, leaf = match.groups()
         if index == "1":
-            return f"{half}.mid_block.attentions.0.{_ATTENTION.get(part, part)}.{leaf}"
-        return f"{half}.mid_block.resnets.{int(index) // 2}.{_RESIDUAL.get(part, part)}.{leaf}"
+            return f"{half}.mid_block.attentions.0.{ATTENTION.get(part, part)}.{leaf}"
+        return f"{half}.mid_block.resnets.{int(index) // 2}.{RESIDUAL.get(part, part)}.{leaf}"
     return key.replace(".norm_out.", ".conv_norm_out.")
 
 
@@ -84,14 +84,19 @@ def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
             )
     vq = VQModel(**arguments)
     tensors = {rename(k): v for k, v in original.items() if k != "quantize.codebook_used"}
+    if given.get("codebook_l2_norm", True):
+        tensors["quantize.embedding.weight"] = F.normalize(tensors["quantize.embedding.weight"], dim=-1)
+    return fill(vq, tensors, f"checkpoint {str(path)!r}")
+
+
+def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
+    """The model with these parameters, under its own names. **Raises:** `ModelError` when they do not fit."""
     expected = vq.state_dict()
     for key, value in tensors.items():
         # 1x1 convolutions of the original's attention are linear layers here.
         if value.ndim == 4 and key in expected and expected[key].ndim == 2:
             tensors[key] = value[:, :, 0, 0]
-    if given.get("codebook_l2_norm", True):
-        tensors["quantize.embedding.weight"] = F.normalize(tensors["quantize.embedding.weight"], dim=-1)
-    check_tensors(f"checkpoint {str(path)!r}", tensors, vq)
+    check_tensors(what, tensors, vq)
     vq.load_state_dict(tensors)
     return vq.eval()
 
@@ -101,9 +106,9 @@ def codebook_size(vqvae: Any) -> int:
     return int(vqvae.config.num_vq_embeddings if isinstance(vqvae, VQModel) else vqvae.vocab_size)
 
 
-def decode_tokens(vq: VQModel, tokens: Tensor) -> Tensor:
-    """Pixels [B, 3, H, W] in about -1..1 of a square map of tokens int64 [B, N]."""
-    side = round(tokens.shape[1] ** 0.5)
-    shape = (len(tokens), side, side, vq.config.vq_embed_dim)
+def decode_tokens(vq: VQModel, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+    """Pixels [B, 3, H, W] in about -1..1 of a map of tokens int64 [B, N] with `grid` rows and columns; None: square."""
+    height, width = grid or [round(tokens.shape[1] ** 0.5)] * 2
+    shape = (len(tokens), height, width, vq.config.vq_embed_dim)
     with torch.no_grad():
         return vq.decode(tokens, force_not_quantize=True, shape=shape).sample

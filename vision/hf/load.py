@@ -1,0 +1,119 @@
+"""Pipelines from what transformers saves, and from models that are loaded already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from mmspec import hub
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.vision.hf.generate import FAMILIES
+from mmspec.vision.hf.pipeline import TransformersPipeline
+from mmspec.vision.hf.vqgan import load_vqgan
+
+# Classes of other libraries that save what one of transformers loads -> that class, and the layout of its pictures.
+ALIASES = {"ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina")}
+# Where diffusers' pipeline keeps GLM-Image's first stage.
+STAGE, STAGE_PROCESSOR = "vision_language_encoder", "processor"
+# Argument names of original LlamaGen files, whose converted form borrows a class name of transformers.
+LLAMAGEN = ("block_size", "cls_token_num")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def architecture(folder: Path) -> str | None:
+    """The class that `save_pretrained` noted in a folder; None where no model of transformers lies."""
+    config = read_json(folder / "config.json")
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or any(key in config for key in LLAMAGEN):
+        return None
+    return str(names[0])
+
+
+def is_stage(folder: Path) -> bool:
+    """Whether a folder holds diffusers' pipeline of GLM-Image."""
+    return read_json(folder / "model_index.json").get("_class_name") == "GlmImagePipeline"
+
+
+def from_folder(
+    folder: Path,
+    processor: Any = None,
+    tokenizer: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> TransformersPipeline:
+    """A pipeline from a folder with a model of transformers, its processor beside it; see `mmspec.load`.
+
+    **Raises:** `ArgumentError` for a class without an adapter, a processor that is not there and options of another
+    class; `ModelError` for files that are not what they claim to be.
+    """
+    beside = folder
+    if is_stage(folder):
+        folder, beside = folder / STAGE, folder / STAGE_PROCESSOR
+    found = architecture(folder)
+    name, layout = ALIASES.get(found or "", (found, None))
+    if name not in FAMILIES:
+        raise ArgumentError(
+            f"model {str(folder)!r} is a {name}{did_you_mean(str(name), FAMILIES)}, for which mmspec has no adapter; "
+            f'it has them for {", ".join(FAMILIES)}; for a class of yours, see "Adding a model" in the README'
+        )
+    try:
+        model = getattr(transformers, name).from_pretrained(folder, dtype=dtype).to(device)
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
+    if processor is None:
+        processor = read_processor(beside, name)
+    elif isinstance(processor, (str, Path)):
+        path = Path(processor)
+        fetched = path if path.exists() else hub.fetch(str(processor))
+        processor = None if fetched is None else read_processor(fetched, name)
+        if processor is None:
+            raise ArgumentError(f"processor={str(path)!r} cannot be loaded; name a folder or Hub id with a processor")
+    return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
+
+
+def read_processor(folder: Path, name: str) -> Any:
+    """The processor in a folder, of the kind that a class takes; None where there is none."""
+    kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
+    try:
+        return getattr(transformers, kind).from_pretrained(folder)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError):
+        return None
+
+
+def from_model(
+    model: Any,
+    processor: Any = None,
+    tokenizer: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> TransformersPipeline:
+    """A pipeline around a model where it is; see `mmspec.load`.
+
+    **Arguments:**
+
+    - `tokenizer`: the VQGAN's file, for Chameleon.
+    - `config`: `layout` ("anole" or "lumina"), for Chameleon.
+
+    **Raises:** as `TransformersPipeline` and `load_vqgan` do.
+    """
+    options = dict(config or {})
+    layout = options.pop("layout", None)
+    if options:
+        raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed here; it may have 'layout'")
+    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(model.device, model.dtype)
+    return TransformersPipeline(model, processor, vqvae, layout=layout)

@@ -1,0 +1,191 @@
+"""What a pipeline needs of a model class besides decoding: prompts made into inputs, and tokens made into pixels."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.law import Sampling
+from mmspec.vision.hf.generate import family_of
+
+# By class name, beside `FAMILIES`.
+PAINTERS = {
+    "JanusForConditionalGeneration": "mmspec.vision.hf.painters.janus:JanusPainter",
+    "Emu3ForConditionalGeneration": "mmspec.vision.hf.painters.emu3:Emu3Painter",
+    "ChameleonForConditionalGeneration": "mmspec.vision.hf.painters.chameleon:ChameleonPainter",
+    "GlmImageForConditionalGeneration": "mmspec.vision.hf.painters.glm:GlmPainter",
+    "ImageGPTForCausalImageModeling": "mmspec.vision.hf.painters.imagegpt:ImageGPTPainter",
+}
+# What transformers takes when neither a call nor a checkpoint says anything.
+TOP_K = 50
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be drawn.
+
+    - `prompts`: one per picture.
+    - `guided`: whether an unconditional side is needed.
+    - `negative_prompt`: what guidance leads away from; None is the model's own.
+    - `height`, `width`: in pixels; None is the model's own.
+    """
+
+    prompts: Sequence[str]
+    guided: bool
+    negative_prompt: str | None = None
+    height: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """An order as its model reads it.
+
+    - `arguments`: of `generate`, with `input_ids` int64 [B, T] among them.
+    - `length`: tokens to be made.
+    - `picture`: where a picture's codes lie in what `generate` returns, int64 [h * w].
+    - `grid`: rows and columns of codes, h and w.
+    """
+
+    arguments: dict[str, Any]
+    length: int
+    picture: Tensor
+    grid: tuple[int, int]
+
+
+class Painter(Protocol):
+    """A model with what surrounds it.
+
+    - `sampling`: how its tokens are drawn when a call does not say.
+    - `room`: tokens a prompt and a picture may have together.
+    - `no_pixels`: why pictures cannot be had and what would help; None when they can.
+    """
+
+    sampling: Sampling
+    room: int
+    no_pixels: str | None
+
+    def work(self, order: Order) -> Work:
+        """**Raises:** `PromptError`, and `ArgumentError` for an option that the model does not have."""
+        ...
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        """The codebook entries, int64 [B, h * w], that the model's ids of a picture (int64 [B, h * w]) stand for."""
+        ...
+
+    def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
+        """Pictures [B, H, W, 3] of codes int64 [B, h * w]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a model comes with.
+
+    - `processor`: its processor of transformers; `vqvae`: a decoder of its codes.
+    - `layout`: how its pictures are written.
+    """
+
+    processor: Any = None
+    vqvae: Any = None
+    layout: str | None = None
+
+    def refuse(self, model: Any) -> None:
+        """**Raises:** `ArgumentError` for what most classes have no use for."""
+        for name, value in (("tokenizer", self.vqvae), ("layout", self.layout)):
+            if value is not None:
+                raise ArgumentError(f"{name} was given, but it is no option of {type(model).__name__}; leave it out")
+
+    def need(self, model: Any, kind: str) -> Any:
+        """The processor. **Raises:** `ArgumentError` when there is none."""
+        if self.processor is None:
+            raise ArgumentError(
+                f"processor is missing for {type(model).__name__}; pass processor={kind}.from_pretrained(...)"
+            )
+        return self.processor
+
+
+class Pattern:
+    """A `prefix_allowed_tokens_fn` that goes by position alone.
+
+    - `pattern`: the ids allowed for each new token; `start`: tokens of the prompts, padding included; `width`: tokens
+      per line, where lines are of one length.
+    """
+
+    def __init__(self, pattern: Sequence[Sequence[int]], start: int, width: int | None = None) -> None:
+        self.width = width
+        self._pattern = pattern
+        self._start = start
+
+    def __call__(self, row: int, ids: Tensor) -> Sequence[int]:
+        """The ids allowed behind `ids` (int64 [n]), whatever the row."""
+        return self._pattern[len(ids) - self._start]
+
+
+def painter_of(model: Any, extras: Extras) -> Painter:
+    """The painter of a model's class, or of a class it derives from.
+
+    **Raises:** `ArgumentError` for a class without one, for an extra it has no use for and for one that is missing.
+    """
+    family_of(model)
+    where = next(PAINTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in PAINTERS)
+    module, _, attribute = where.partition(":")
+    make = getattr(importlib.import_module(module), attribute)
+    painter: Painter = make(model, extras)
+    return painter
+
+
+def default_sampling(model: Any, guidance_scale: float = 1.0, top_k: int = TOP_K) -> Sampling:
+    """What the checkpoint's generation config says; the arguments where it says nothing."""
+    config = model.generation_config
+    said = (config.temperature, config.top_k, config.top_p, config.guidance_scale)
+    return Sampling(*(a if a is not None else b for a, b in zip(said, (1.0, top_k, 1.0, guidance_scale), strict=True)))
+
+
+def refuse_options(model: Any, order: Order, *names: str) -> None:
+    """**Raises:** `ArgumentError` when an option of an order is given that the model does not have."""
+    for name in names:
+        value = getattr(order, name)
+        if value is not None:
+            raise ArgumentError(f"{name}={value!r} is not allowed: it is no option of {type(model).__name__}")
+
+
+def size_of(order: Order, factor: int) -> tuple[int, int] | None:
+    """Height and width of an order; None where it leaves them to the model.
+
+    **Raises:** `ArgumentError` for one side without the other, and for what is no multiple of `factor` pixels.
+    """
+    height, width = order.height, order.width
+    if height is None and width is None:
+        return None
+    if height is None or width is None or height < factor or width < factor or height % factor or width % factor:
+        raise ArgumentError(
+            f"height={height}, width={width} is not allowed; give both, as multiples of {factor} pixels"
+        )
+    return height, width
+
+
+def refuse_empty(prompts: Sequence[str]) -> None:
+    """**Raises:** `PromptError` for a prompt that says nothing."""
+    for prompt in prompts:
+        if not prompt.strip():
+            raise PromptError(f"prompt={prompt!r} is empty; describe a picture")
+
+
+def chat(processor: Any, prompts: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Prompts as conversations of one turn. **Raises:** `ArgumentError` when the processor has no chat template."""
+    if getattr(processor, "chat_template", None) is None:
+        raise ArgumentError(f"processor ({type(processor).__name__}) has no chat_template, which this model needs")
+    return [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
+
+
+def eight_bit(pictures: Sequence[Any]) -> NDArray[np.uint8]:
+    """PIL images of one size as [B, H, W, 3]."""
+    return np.stack([np.asarray(picture) for picture in pictures])

@@ -1,0 +1,193 @@
+"""The pipeline around transformers' own classes: prompts to pictures, by any recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from transformers.generation import GenerationMixin
+
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.law import Sampling
+from mmspec.loop import OnStep
+from mmspec.recipes import Recipe, parse
+from mmspec.seeds import row_seeds
+from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
+from mmspec.vision.hf.generate import generate
+from mmspec.vision.hf.painter import Extras, Order, Work, painter_of
+
+
+class TransformersPipeline(DiffusionPipeline):
+    """Pictures from a model of transformers: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
+
+    **Arguments:**
+
+    - `model`: the target.
+    - `processor`: what transformers loads beside it. ImageGPT can do without one, and has no colours then.
+    - `vqvae`: for Chameleon, the decoder of its codes, see `mmspec.vision.hf.vqgan.load_vqgan`. Without one a call
+      gives tokens only (`output_type="latent"`).
+    - `draft_model`: a smaller model of the same class, for the recipe `draft`; optional.
+    - `layout`: for Chameleon, "anole" (None is the same) or "lumina".
+    - `temperature`, `top_k`, `top_p`, `guidance_scale`: the defaults of a call; None is what the model's own `generate`
+      takes, or its published sampler where it has none.
+    - `recipe`: the default one.
+
+    **Raises:** `ArgumentError` for a class that has no adapter, for a processor that is missing and for options of
+    another class; `ModelError` when model and `vqvae` do not have the same codes.
+    """
+
+    model_cpu_offload_seq = "draft_model->model->vqvae"
+    _optional_components = ["processor", "vqvae", "draft_model"]
+    _callback_tensor_inputs = ["tokens"]
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any = None,
+        vqvae: Any = None,
+        draft_model: Any = None,
+        layout: str | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        recipe: str = "scd",
+    ) -> None:
+        super().__init__()
+        own = painter_of(model, Extras(processor, vqvae, layout)).sampling
+        self.register_modules(model=model, processor=processor, vqvae=vqvae, draft_model=draft_model)
+        self.register_to_config(
+            layout=layout,
+            temperature=own.temperature if temperature is None else temperature,
+            top_k=own.top_k if top_k is None else top_k,
+            top_p=own.top_p if top_p is None else top_p,
+            guidance_scale=own.guidance_scale if guidance_scale is None else guidance_scale,
+            recipe=recipe,
+        )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        negative_prompt: str | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        recipe: str | Recipe | None = None,
+        seed: int | Sequence[int] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        on_step: OnStep | None = None,
+        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
+        measure_entropy: bool = False,
+    ) -> ImageOutput:
+        """Draws pictures of prompts.
+
+        **Arguments:**
+
+        - `prompt`: one or more prompts; None for ImageGPT, which takes none.
+        - `negative_prompt`: what guidance leads away from (Emu3); None is the one of the model's documentation.
+        - `height`, `width`: in pixels, both or neither (Emu3, Lumina-mGPT, GLM-Image).
+        - `recipe`: how to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
+        - `seed`: row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
+          `generator` where that is given.
+        - `temperature`, `top_k`, `top_p`, `guidance_scale`: see `mmspec.law.Sampling`; None takes the pipeline's own.
+        - `num_images_per_prompt`: pictures per prompt; they lie next to each other in the output.
+        - `output_type`: "pil", "np", "pt" or "latent"; floats are those of the 8-bit picture.
+        - `return_dict`: False returns `(images,)`.
+        - `on_step`: called with a `mmspec.rows.Step` after every target call; its tokens are ids of the model.
+        - `callback_on_step_end`: the diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
+        - `measure_entropy`: also report the entropy of the target's law.
+
+        **Returns:** an `ImageOutput`; its `tokens` are codes of the picture's codebook, whatever the model calls them.
+
+        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
+        """
+        check_call(num_images_per_prompt, output_type)
+        painter = painter_of(self.model, Extras(self.processor, self.vqvae, self.config.layout))
+        if output_type != "latent" and painter.no_pixels is not None:
+            raise ArgumentError(f"output_type={output_type!r} cannot be had: {painter.no_pixels}")
+        default = self.config
+        sampling = Sampling(
+            temperature=default.temperature if temperature is None else temperature,
+            top_k=default.top_k if top_k is None else top_k,
+            top_p=default.top_p if top_p is None else top_p,
+            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
+        )
+        prompts = [text for text in read_prompts(prompt) for _ in range(num_images_per_prompt)]
+        rows = len(prompts)
+        work = painter.work(Order(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
+        check_room(work, painter.room)
+        device = self.model.device
+        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
+        seeds = row_seeds(seed, rows, generator)
+        with memory_for(rows), self.progress_bar(total=rows * work.length) as bar:
+            out = GenerationMixin.generate(
+                self.model,
+                **arguments,
+                **settings(sampling),
+                max_new_tokens=work.length,
+                return_dict_in_generate=True,
+                custom_generate=generate,
+                recipe=parse(recipe if recipe is not None else default.recipe),
+                seed=seeds,
+                draft_model=self.draft_model,
+                on_step=observer(self, bar, on_step, callback_on_step_end),
+                measure_entropy=measure_entropy,
+            )
+        codes = painter.codes(out.sequences[:, work.picture.to(device)])
+        images = codes if output_type == "latent" else as_asked(painter.pixels(codes, work.grid), output_type)
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return (images,)  # type: ignore[return-value]
+        return ImageOutput(images, codes, seeds, out.stats)
+
+
+def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
+    """Prompts as a list. **Raises:** `PromptError` for what is no text, and for an empty list."""
+    prompts = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
+    if not prompts:
+        raise PromptError("prompt=[] is empty; give at least one prompt")
+    for text in prompts:
+        if not isinstance(text, str):
+            raise PromptError(f"prompt={text!r} is no text; describe a picture")
+    return prompts
+
+
+def check_room(work: Work, room: int) -> None:
+    """**Raises:** `PromptError` when a prompt leaves too little room for a picture, whose positions come behind it."""
+    longest = int(work.arguments["attention_mask"].sum(1).max())
+    if longest + work.length > room:
+        raise PromptError(
+            f"prompt is too long: {longest} tokens, and the picture's {work.length}, are more than the {room} "
+            f"positions of this model; at most {max(room - work.length, 0)} are left for a prompt"
+        )
+
+
+def settings(sampling: Sampling) -> dict[str, Any]:
+    """How tokens are drawn, as `generate` takes it."""
+    guidance = {"guidance_scale": sampling.guidance_scale}
+    if sampling.temperature == 0:
+        return {"do_sample": False, **guidance}
+    names = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    return {"do_sample": True, **names, **guidance}
+
+
+def as_asked(pixels: NDArray[np.uint8], output_type: str) -> Any:
+    """Pictures [B, H, W, 3] as "pil", "np" or "pt"."""
+    if output_type == "pil":
+        return [Image.fromarray(picture) for picture in pixels]
+    floats = pixels.astype(np.float32) / 255
+    return floats if output_type == "np" else torch.from_numpy(floats).permute(0, 3, 1, 2)

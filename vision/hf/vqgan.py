@@ -1,0 +1,81 @@
+"""Chameleon's original VQGAN, decoder included, as diffusers' `VQModel`; transformers has only its encoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diffusers import VQModel
+from torch import Tensor
+
+from mmspec.errors import ModelError
+from mmspec.vision.llamagen.checkpoint import read_tensors
+from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL, fill
+
+NEEDED = ("quantize.embedding.weight", "decoder.conv_in.weight", "encoder.down.0.block.0.conv1.weight")
+# Discriminator and perceptual loss, which training leaves in the file.
+TRAINING = "loss."
+
+
+def rename(key: str, levels: int) -> str:
+    """An original parameter name as `VQModel` has it; the original counts levels from the picture on both ways."""
+    if match := re.fullmatch(r"(encoder|decoder)\.(?:down|up)\.(\d+)\.(\w+)\.(\w+)\.(.+)", key):
+        half, level, kind, index, part = match.groups()
+        blocks = f"down_blocks.{level}" if half == "encoder" else f"up_blocks.{levels - 1 - int(level)}"
+        if kind in ("downsample", "upsample"):
+            return f"{half}.{blocks}.{kind}rs.0.{index}.{part}"
+        group, names = ("resnets", RESIDUAL) if kind == "block" else ("attentions", ATTENTION)
+        return f"{half}.{blocks}.{group}.{index}.{inner(part, names)}"
+    if match := re.fullmatch(r"(encoder|decoder)\.mid\.(block|attn)_([12])\.(.+)", key):
+        half, kind, index, part = match.groups()
+        if kind == "attn":
+            return f"{half}.mid_block.attentions.0.{inner(part, ATTENTION)}"
+        return f"{half}.mid_block.resnets.{int(index) - 1}.{inner(part, RESIDUAL)}"
+    return key.replace(".norm_out.", ".conv_norm_out.")
+
+
+def inner(part: str, names: Mapping[str, str]) -> str:
+    """`conv1.weight` and the like, with the layer renamed."""
+    layer, _, leaf = part.rpartition(".")
+    return f"{names.get(layer, layer)}.{leaf}"
+
+
+def vqgan_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What `VQModel` needs, told from names and shapes."""
+    levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", k)))
+    blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.0\.block\.(\d+)\.", k)))
+    widths = [tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)]
+    attention = [f"encoder.down.{i}.attn.0.norm.weight" in tensors for i in range(levels)]
+    codes, code_dim = tensors["quantize.embedding.weight"].shape
+    return {
+        "block_out_channels": tuple(widths),
+        "down_block_types": tuple("AttnDownEncoderBlock2D" if a else "DownEncoderBlock2D" for a in attention),
+        "up_block_types": tuple("AttnUpDecoderBlock2D" if a else "UpDecoderBlock2D" for a in reversed(attention)),
+        "layers_per_block": blocks,
+        "latent_channels": tensors["decoder.conv_in.weight"].shape[1],
+        "num_vq_embeddings": codes,
+        "vq_embed_dim": code_dim,
+        "lookup_from_codebook": True,
+        "norm_num_groups": 32,
+    }
+
+
+def load_vqgan(path: str | Path) -> VQModel:
+    """The decoder of Chameleon, Anole and Lumina-mGPT, from Meta's `tokenizer/vqgan.ckpt`.
+
+    **Arguments:**
+
+    - `path`: the file, or a folder with it alone; any checkpoint with the names of taming-transformers' `VQModel`.
+
+    **Raises:** `ModelError` for a file that is not what it claims to be.
+    """
+    original = {k: v for k, v in read_tensors(path).items() if not k.startswith(TRAINING)}
+    for key in NEEDED:
+        if key not in original:
+            raise ModelError(f"checkpoint {str(path)!r} is no VQGAN: {key} is missing")
+    config = vqgan_config(original)
+    levels = len(config["block_out_channels"])
+    renamed = {rename(key, levels): value for key, value in original.items()}
+    return fill(VQModel(**config), renamed, f"checkpoint {str(path)!r}")
