@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models as tiny
 import torch
 from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, Emu3ImageProcessor
-
-from mmspec.vision.hf import tiny
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import tiny_models as tiny
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -21,7 +22,6 @@ from transformers.generation import GenerationMixin
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError, UnknownNameError
 from mmspec.law import Sampling
 from mmspec.rows import Step
-from mmspec.vision.hf import tiny
 from mmspec.vision.hf.allowed import ask, line_width
 from mmspec.vision.hf.chameleon import Picture
 from mmspec.vision.hf.generate import Job, generate, prepare

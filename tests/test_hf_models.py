@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models as tiny
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,7 +25,6 @@ from mmspec.engine import Aids, Decoded, run
 from mmspec.law import Logits, Sampling
 from mmspec.recipes import parse
 from mmspec.target import Layout
-from mmspec.vision.hf import tiny
 from mmspec.vision.hf.chameleon import Picture
 from mmspec.vision.hf.generate import Job, generate, prepare
 from mmspec.vision.hf.target import CausalTarget

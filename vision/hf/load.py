@@ -12,7 +12,7 @@ import transformers
 from safetensors import SafetensorError
 
 from mmspec import hub
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.hf.generate import FAMILIES
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.hf.vqgan import load_vqgan
@@ -21,6 +21,8 @@ from mmspec.vision.hf.vqgan import load_vqgan
 ALIASES = {"ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina")}
 # Where diffusers' pipeline keeps GLM-Image's first stage.
 STAGE, STAGE_PROCESSOR = "vision_language_encoder", "processor"
+# What reads pictures in Chameleon; models that only draw are published without it.
+UNUSED = "model.vqmodel."
 # Argument names of original LlamaGen files, whose converted form borrows a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
 
@@ -66,16 +68,23 @@ def from_folder(
         folder, beside = folder / STAGE, folder / STAGE_PROCESSOR
     found = architecture(folder)
     name, layout = ALIASES.get(found or "", (found, None))
+    if name is None:
+        raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
     if name not in FAMILIES:
         raise ArgumentError(
-            f"model {str(folder)!r} is a {name}{did_you_mean(str(name), FAMILIES)}, for which mmspec has no adapter; "
+            f"model {str(folder)!r} is a {name}, for which mmspec has no adapter; "
             f'it has them for {", ".join(FAMILIES)}; for a class of yours, see "Adding a model" in the README'
         )
     try:
-        model = getattr(transformers, name).from_pretrained(folder, dtype=dtype).to(device)
+        model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(UNUSED))
+    if missing:
+        # transformers fills them with random numbers, and says so in its log only.
+        rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
     if processor is None:
         processor = read_processor(beside, name)
     elif isinstance(processor, (str, Path)):
@@ -84,7 +93,7 @@ def from_folder(
         processor = None if fetched is None else read_processor(fetched, name)
         if processor is None:
             raise ArgumentError(f"processor={str(path)!r} cannot be loaded; name a folder or Hub id with a processor")
-    return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
+    return from_model(model.to(device), processor, tokenizer, {"layout": layout, **(config or {})})
 
 
 def read_processor(folder: Path, name: str) -> Any:

@@ -15,7 +15,7 @@ from mmspec.errors import ArgumentError, PromptError
 from mmspec.law import Sampling
 from mmspec.vision.hf.generate import family_of
 
-# By class name, beside `FAMILIES`.
+# By class name, as `FAMILIES` is.
 PAINTERS = {
     "JanusForConditionalGeneration": "mmspec.vision.hf.painters.janus:JanusPainter",
     "Emu3ForConditionalGeneration": "mmspec.vision.hf.painters.emu3:Emu3Painter",
@@ -61,7 +61,7 @@ class Work:
 
 
 class Painter(Protocol):
-    """A model with what surrounds it.
+    """A model with what surrounds it; made of both. A plug-in's adapter brings its own as `painter`.
 
     - `sampling`: how its tokens are drawn when a call does not say.
     - `room`: tokens a prompt and a picture may have together.
@@ -134,19 +134,31 @@ def painter_of(model: Any, extras: Extras) -> Painter:
 
     **Raises:** `ArgumentError` for a class without one, for an extra it has no use for and for one that is missing.
     """
-    family_of(model)
-    where = next(PAINTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in PAINTERS)
-    module, _, attribute = where.partition(":")
-    make = getattr(importlib.import_module(module), attribute)
+    family = family_of(model)
+    where = next((PAINTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in PAINTERS), None)
+    if where is None:
+        make = getattr(family, "painter", None)
+    else:
+        module, _, attribute = where.partition(":")
+        make = getattr(importlib.import_module(module), attribute)
+    if make is None:
+        raise ArgumentError(
+            f"{type(model).__name__} has an adapter for model.generate(custom_generate=mmspec.generate), but none for "
+            'prompts and pictures; see "Adding a model" in the README'
+        )
     painter: Painter = make(model, extras)
     return painter
 
 
 def default_sampling(model: Any, guidance_scale: float = 1.0, top_k: int = TOP_K) -> Sampling:
     """What the checkpoint's generation config says; the arguments where it says nothing."""
-    config = model.generation_config
-    said = (config.temperature, config.top_k, config.top_p, config.guidance_scale)
-    return Sampling(*(a if a is not None else b for a, b in zip(said, (1.0, top_k, 1.0, guidance_scale), strict=True)))
+    said = model.generation_config
+    return Sampling(
+        temperature=1.0 if said.temperature is None else said.temperature,
+        top_k=top_k if said.top_k is None else said.top_k,
+        top_p=1.0 if said.top_p is None else said.top_p,
+        guidance_scale=guidance_scale if said.guidance_scale is None else said.guidance_scale,
+    )
 
 
 def refuse_options(model: Any, order: Order, *names: str) -> None:

@@ -131,7 +131,9 @@ class TransformersPipeline(DiffusionPipeline):
         work = painter.work(Order(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
         check_room(work, painter.room)
         device = self.model.device
-        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
+        # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
+        home = torch.device("cpu") if device.type == "meta" else device
+        arguments = {k: v.to(home) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
         seeds = row_seeds(seed, rows, generator)
         with memory_for(rows), self.progress_bar(total=rows * work.length) as bar:
             out = GenerationMixin.generate(
@@ -147,7 +149,7 @@ class TransformersPipeline(DiffusionPipeline):
                 on_step=observer(self, bar, on_step, callback_on_step_end),
                 measure_entropy=measure_entropy,
             )
-        codes = painter.codes(out.sequences[:, work.picture.to(device)])
+        codes = painter.codes(out.sequences[:, work.picture.to(out.sequences.device)])
         images = codes if output_type == "latent" else as_asked(painter.pixels(codes, work.grid), output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
@@ -157,7 +159,7 @@ class TransformersPipeline(DiffusionPipeline):
 
 def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
     """Prompts as a list. **Raises:** `PromptError` for what is no text, and for an empty list."""
-    prompts = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
+    prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for text in prompts:

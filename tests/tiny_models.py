@@ -1,4 +1,4 @@
-"""Tiny random models of each class, for tests and for trying out a script without weights."""
+"""Tiny random models of each class of transformers."""
 
 from __future__ import annotations
 
@@ -109,12 +109,13 @@ def emu3(seed: int = 0, codes: int = 20, spread: float = 0.3, **text: Any) -> An
 
 
 def chameleon(seed: int = 0, codes: int = 20, spread: float = 0.3, kind: Any = None, **text: Any) -> Any:
-    """A Chameleon, or a `kind` derived from it.
+    """A Chameleon, or a `kind` derived from it, whose encoder takes pictures of 8 x 8 pixels for 4 x 4 codes.
 
     Ids: 0 begin, 1 padding, 2 end, up to 20 codes from 4 on; `CHAMELEON_IDS` and words from 24 to 39.
     """
     letters = "ABCDEFGHIJ"
-    names = {"<image>": 3}
+    names = {"<image>": 3, "<racm3:break>": 25, "<eoss>": 24}
+    names |= {"<reserved08706>": 26, "<reserved08799>": 27, "<reserved08800>": 28}
     names |= {"IMGIMG" + "".join(letters[int(d)] for d in str(i)) + "Z": 4 + i for i in range(codes)}
     config = ChameleonConfig(
         vocab_size=40,
@@ -122,7 +123,7 @@ def chameleon(seed: int = 0, codes: int = 20, spread: float = 0.3, kind: Any = N
         bos_token_id=0,
         eos_token_id=2,
         vocabulary_map=names,
-        vq_config=VQ | {"num_embeddings": codes},
+        vq_config=VQ | {"num_embeddings": codes, "resolution": 8},
         **(TEXT | text),
     )
     return scatter((kind or ChameleonForConditionalGeneration)(config), seed, spread)
