@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -10,13 +11,13 @@ import mmspec
 from mmspec.vision.hf.chameleon import Ids, Picture
 
 MODEL = "leloy/Anole-7b-v0.1-hf"
-RELEASED = Ids()
 
 
-def main(model: Any = None, processor: Any = None, ids: Ids = RELEASED, side: int = 32) -> None:
-    """Writes anole.pt, the codes of the pictures' VQGAN, int64 [B, side * side]; transformers has no decoder for them.
+def main(vqgan: str | None = None, model: Any = None, processor: Any = None, side: int = 32) -> None:
+    """Writes anole.pt, the codes of the pictures' VQGAN, int64 [B, side * side]. With `vqgan`, the path of
+    tokenizer/vqgan.ckpt in Meta's release of Chameleon, also anole_0.png: transformers has no decoder.
 
-    `model`, `processor`, `ids` and `side` stand in for the published ones.
+    `model`, `processor` and `side` stand in for the published ones.
     """
     if model is None:
         from transformers import ChameleonForConditionalGeneration, ChameleonProcessor
@@ -24,8 +25,10 @@ def main(model: Any = None, processor: Any = None, ids: Ids = RELEASED, side: in
         processor = ChameleonProcessor.from_pretrained(MODEL)
         model = ChameleonForConditionalGeneration.from_pretrained(MODEL, dtype=torch.bfloat16, device_map="auto")
 
+    # The processor ends the turn; what begins the picture is ours to add.
     inputs = processor(text="a red apple on a table", return_tensors="pt").to(model.device)
-    begin = inputs["input_ids"].new_tensor([[ids.stop, ids.begin]])
+    ids = Ids.of(model)
+    begin = inputs["input_ids"].new_tensor([[ids.begin]])
     prompt = torch.cat([inputs["input_ids"], begin.expand(len(inputs["input_ids"]), -1)], dim=1)
     picture = Picture.anole(model, side, ids)
     out = model.generate(
@@ -43,8 +46,19 @@ def main(model: Any = None, processor: Any = None, ids: Ids = RELEASED, side: in
     )
     code_of = model.model.vocabulary_mapping.bpe2img
     tokens = out[:, prompt.shape[1] : prompt.shape[1] + side**2]
-    torch.save(tokens.cpu().apply_(code_of.__getitem__), "anole.pt")
+    codes = tokens.cpu().apply_(code_of.__getitem__)
+    torch.save(codes, "anole.pt")
+    if vqgan is not None:
+        from diffusers.image_processor import VaeImageProcessor
+
+        from mmspec.vision.hf.vqgan import load_vqgan
+        from mmspec.vision.llamagen.tokenizer import decode_tokens
+
+        for i, image in enumerate(VaeImageProcessor().postprocess(decode_tokens(load_vqgan(vqgan), codes))):
+            image.save(f"anole_{i}.png")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vqgan", help="tokenizer/vqgan.ckpt of Meta's release, for a picture")
+    main(parser.parse_args().vqgan)

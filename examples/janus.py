@@ -36,7 +36,8 @@ def main(model: Any = None, processor: Any = None) -> None:
         recipe="scd",
         seed=0,
     )
-    pixels = model.decode_image_tokens(tokens)
+    # Channels first: without torchvision, transformers' processor takes no picture that has them last, of any size.
+    pixels = model.decode_image_tokens(tokens).permute(0, 3, 1, 2)
     images = processor.postprocess(list(pixels.float()), return_tensors="PIL.Image.Image")
     for i, image in enumerate(images["pixel_values"]):
         image.save(f"janus_{i}.png")

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from transformers import ChameleonConfig, LlamaConfig, LlamaForCausalLM
-from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAE
 
 import mmspec
 from mmspec.cli import main
@@ -198,53 +197,6 @@ def test_chameleon_draws_by_its_layouts(layout: str) -> None:
         assert len(set(made)) > 2
 
 
-def original_vqgan(seed: int, **config: Any) -> tuple[ChameleonVQVAE, dict[str, Tensor]]:
-    """transformers' encoder, and the original file's tensors: those of the encoder, and random ones of a decoder."""
-    torch.manual_seed(seed)
-    vq = ChameleonVQVAE(ChameleonConfig(vq_config=config).vq_config)
-    tensors = dict(vq.state_dict())
-    c = vq.config
-
-    def conv(name: str, into: int, out: int, size: int) -> None:
-        tensors[f"{name}.weight"] = torch.randn(out, into, size, size) / (into * size * size) ** 0.5
-        tensors[f"{name}.bias"] = torch.randn(out) * 0.1
-
-    def norm(name: str, width: int) -> None:
-        tensors[f"{name}.weight"] = 1 + torch.randn(width) * 0.1
-        tensors[f"{name}.bias"] = torch.randn(width) * 0.1
-
-    def block(name: str, into: int, out: int) -> None:
-        norm(f"{name}.norm1", into)
-        conv(f"{name}.conv1", into, out, 3)
-        norm(f"{name}.norm2", out)
-        conv(f"{name}.conv2", out, out, 3)
-        if into != out:
-            conv(f"{name}.nin_shortcut", into, out, 1)
-
-    def attention(name: str, width: int) -> None:
-        norm(f"{name}.norm", width)
-        for part in ("q", "k", "v", "proj_out"):
-            conv(f"{name}.{part}", width, width, 1)
-
-    width = c.base_channels * c.channel_multiplier[-1]
-    conv("decoder.conv_in", c.latent_channels, width, 3)
-    block("decoder.mid.block_1", width, width)
-    attention("decoder.mid.attn_1", width)
-    block("decoder.mid.block_2", width, width)
-    for level in reversed(range(len(c.channel_multiplier))):
-        out = c.base_channels * c.channel_multiplier[level]
-        for i in range(c.num_res_blocks + 1):
-            block(f"decoder.up.{level}.block.{i}", width, out)
-            width = out
-            if c.resolution >> level in (c.attn_resolutions or ()):
-                attention(f"decoder.up.{level}.attn.{i}", out)
-        if level:
-            conv(f"decoder.up.{level}.upsample.conv", out, out, 3)
-    norm("decoder.norm_out", width)
-    conv("decoder.conv_out", width, 3, 3)
-    return vq, tensors
-
-
 def decode_by_hand(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
     """Pixels of codes [B, h, w], layer by layer from the original's names."""
 
@@ -303,7 +255,7 @@ BIG = {
 @torch.no_grad()
 @pytest.mark.parametrize("attention", [[], [8]])
 def test_the_vqgan_is_the_original_network(attention: list[int], tmp_path: Path) -> None:
-    vq, tensors = original_vqgan(0, **BIG, attn_resolutions=attention)
+    vq, tensors = tiny_models.vqgan(**BIG, attn_resolutions=attention)
     torch.save({"state_dict": tensors | {"loss.discriminator.main.0.weight": torch.zeros(3)}}, tmp_path / "vqgan.ckpt")
     ours = load_vqgan(tmp_path / "vqgan.ckpt")
     codes = torch.randint(20, (2, 3, 5))
@@ -316,7 +268,7 @@ def test_the_vqgan_is_the_original_network(attention: list[int], tmp_path: Path)
 
 
 def test_wrong_vqgans(tmp_path: Path) -> None:
-    _, tensors = original_vqgan(0, **BIG)
+    _, tensors = tiny_models.vqgan(**BIG)
     wrong = {
         "is no VQGAN: decoder.conv_in.weight is missing": {k: v for k, v in tensors.items() if "decoder" not in k},
         "missing: decoder.conv_norm_out.bias": {k: v for k, v in tensors.items() if k != "decoder.norm_out.bias"},
@@ -340,7 +292,7 @@ def test_chameleon_with_its_vqgan_in_one_folder(tmp_path: Path, capsys: pytest.C
     model, processor = tiny_models.chameleon(), tiny_processors.chameleon()
     for part in (model, processor):
         part.save_pretrained(tmp_path / "model")
-    _, tensors = original_vqgan(0, **tiny_models.VQ, num_embeddings=20, resolution=8)
+    _, tensors = tiny_models.vqgan()
     torch.save({"state_dict": tensors}, tmp_path / "vqgan.ckpt")
     words = ["convert", str(tmp_path / "model"), "--tokenizer", str(tmp_path / "vqgan.ckpt")]
     assert main([*words, "-o", str(tmp_path / "both")]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     ChameleonConfig,
     ChameleonForConditionalGeneration,
@@ -19,6 +19,7 @@ from transformers import (
     JanusConfig,
     JanusForConditionalGeneration,
 )
+from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAE
 
 from mmspec.vision.hf.chameleon import Ids
 
@@ -127,6 +128,57 @@ def chameleon(seed: int = 0, codes: int = 20, spread: float = 0.3, kind: Any = N
         **(TEXT | text),
     )
     return scatter((kind or ChameleonForConditionalGeneration)(config), seed, spread)
+
+
+def vqgan(seed: int = 0, **config: Any) -> tuple[Any, dict[str, Tensor]]:
+    """transformers' encoder, and the original file's tensors: those of the encoder, and random ones of a decoder.
+
+    As it is, it fits `chameleon`; `config` changes it.
+    """
+    torch.manual_seed(seed)
+    own = VQ | {"num_embeddings": 20, "resolution": 8}
+    vq = ChameleonVQVAE(ChameleonConfig(vq_config=own | config).vq_config)
+    tensors = dict(vq.state_dict())
+    c = vq.config
+
+    def conv(name: str, into: int, out: int, size: int) -> None:
+        tensors[f"{name}.weight"] = torch.randn(out, into, size, size) / (into * size * size) ** 0.5
+        tensors[f"{name}.bias"] = torch.randn(out) * 0.1
+
+    def norm(name: str, width: int) -> None:
+        tensors[f"{name}.weight"] = 1 + torch.randn(width) * 0.1
+        tensors[f"{name}.bias"] = torch.randn(width) * 0.1
+
+    def block(name: str, into: int, out: int) -> None:
+        norm(f"{name}.norm1", into)
+        conv(f"{name}.conv1", into, out, 3)
+        norm(f"{name}.norm2", out)
+        conv(f"{name}.conv2", out, out, 3)
+        if into != out:
+            conv(f"{name}.nin_shortcut", into, out, 1)
+
+    def attention(name: str, width: int) -> None:
+        norm(f"{name}.norm", width)
+        for part in ("q", "k", "v", "proj_out"):
+            conv(f"{name}.{part}", width, width, 1)
+
+    width = c.base_channels * c.channel_multiplier[-1]
+    conv("decoder.conv_in", c.latent_channels, width, 3)
+    block("decoder.mid.block_1", width, width)
+    attention("decoder.mid.attn_1", width)
+    block("decoder.mid.block_2", width, width)
+    for level in reversed(range(len(c.channel_multiplier))):
+        out = c.base_channels * c.channel_multiplier[level]
+        for i in range(c.num_res_blocks + 1):
+            block(f"decoder.up.{level}.block.{i}", width, out)
+            width = out
+            if c.resolution >> level in (c.attn_resolutions or ()):
+                attention(f"decoder.up.{level}.attn.{i}", out)
+        if level:
+            conv(f"decoder.up.{level}.upsample.conv", out, out, 3)
+    norm("decoder.norm_out", width)
+    conv("decoder.conv_out", width, 3, 3)
+    return vq, tensors
 
 
 def imagegpt(seed: int = 0, side: int = 4, colours: int = 20, spread: float = 0.3, **config: Any) -> Any:

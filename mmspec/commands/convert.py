@@ -10,18 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
+from mmspec.commands.pipes import silence_loading
 from mmspec.errors import ArgumentError
 
 
 def convert(
-    model: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The transformer's file, or a Hub id.")],
+    model: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The transformer's file, a folder, or a Hub id.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write; it must not exist.")],
     tokenizer: Annotated[str | None, typer.Option(help="The tokenizer's file; without it there are no pixels.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="A JSON file with the original argument names, where tensors cannot tell.")
     ] = None,
 ) -> None:
-    """Write original files as a folder that `mmspec image -m FOLDER` and diffusers load. Prints the folder."""
+    """Write a model and its tokenizer as a folder that `mmspec image -m FOLDER` and diffusers load. Prints the folder."""
     if output.exists():
         raise ArgumentError(f"-o/--output: '{output}' exists already; name a folder that does not")
     if not output.parent.is_dir():
@@ -33,13 +34,9 @@ def convert(
         except (OSError, ValueError) as error:
             raise ArgumentError(f"--config: cannot read '{config}': {error}") from error
 
-    from diffusers.utils import logging
-    from transformers.utils import logging as transformers_logging
-
     import mmspec
 
-    logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
+    silence_loading()
     pipe = mmspec.load(model, tokenizer=tokenizer, config=given)
     partial = output.with_name(f".mmspec-{os.getpid()}.part")
     try:

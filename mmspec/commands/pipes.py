@@ -10,13 +10,18 @@ def load_silent(model: str, device: str) -> Any:
 
     Raises `ArgumentError` for a device that is not there, `UnknownNameError` for a model that is not.
     """
-    from diffusers.utils import logging
-    from transformers.utils import logging as transformers_logging
-
     import mmspec
 
-    logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
+    silence_loading()
     pipe = mmspec.load(model, device=device)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def silence_loading() -> None:
+    """Turns off the progress bars that loading and saving a model would show."""
+    import diffusers
+    import transformers
+
+    for library in (diffusers, transformers):
+        library.utils.logging.disable_progress_bar()
