@@ -241,7 +241,7 @@ def decode_by_hand(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
     return conv("decoder.conv_out", swish(norm("decoder.norm_out", x)))
 
 
-BIG = {
+BIG: dict[str, Any] = {
     "embed_dim": 8,
     "num_embeddings": 20,
     "latent_channels": 16,
@@ -405,6 +405,11 @@ def test_a_folder_of_transformers(janus: Any, folder: Path, tmp_path: Path) -> N
     assert load(str(folder), dtype=torch.bfloat16)("cat", seed=0).images[0].size == (8, 8)
 
 
+def test_a_hub_id_is_a_folder_once_it_is_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.hub.fetch", {"deepseek-community/Janus-Pro-1B": folder}.get)
+    assert load("deepseek-community/Janus-Pro-1B")("cat", seed=0).images[0].size == (8, 8)
+
+
 def test_the_first_stage_in_a_folder_of_diffusers(tmp_path: Path) -> None:
     model, processor = tiny_models.glm(), tiny_processors.glm()
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
@@ -489,8 +494,10 @@ def test_incomplete_folders(folder: Path, tmp_path: Path) -> None:
     tiny_models.janus().save_pretrained(tmp_path)
     with pytest.raises(ArgumentError, match="processor is missing for Janus.*; pass processor=JanusProcessor.from_pre"):
         mmspec.load(tmp_path)
-    with pytest.raises(ArgumentError, match="cannot be loaded; name a folder or Hub id with a processor"):
+    with pytest.raises(ArgumentError, match="processor='.*' cannot be loaded: "):
         mmspec.load(tmp_path, processor=tmp_path)
+    with pytest.raises(ArgumentError, match="processor is of class Emu3Processor, where JanusForCond.* needs a Janus"):
+        mmspec.load(tmp_path, processor=tiny_processors.emu3())
     model = tiny_models.janus()
     state = {k: v for k, v in model.state_dict().items() if "generation_head" not in k}
     model.save_pretrained(tmp_path, state_dict=state)

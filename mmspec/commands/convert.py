@@ -19,10 +19,11 @@ def convert(
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write; it must not exist.")],
     tokenizer: Annotated[str | None, typer.Option(help="The tokenizer's file; without it there are no pixels.")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A JSON file with the original argument names, where tensors cannot tell.")
+        Path | None,
+        typer.Option(help="A JSON file with what tensors cannot tell: original argument names, or Chameleon's layout."),
     ] = None,
 ) -> None:
-    """Write a model and its tokenizer as a folder that `mmspec image -m FOLDER` and diffusers load. Prints the folder."""
+    """Write a model with its tokenizer as one folder that `mmspec image -m FOLDER` loads. Prints the folder."""
     if output.exists():
         raise ArgumentError(f"-o/--output: '{output}' exists already; name a folder that does not")
     if not output.parent.is_dir():

@@ -11,16 +11,16 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from mmspec import hub
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.hf.generate import FAMILIES
-from mmspec.vision.hf.pipeline import TransformersPipeline
+from mmspec.vision.hf.pipeline import TransformersPipeline, home
 from mmspec.vision.hf.vqgan import load_vqgan
 
 # Classes of other libraries that save what one of transformers loads -> that class, and the layout of its pictures.
 ALIASES = {"ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina")}
 # Where diffusers' pipeline keeps GLM-Image's first stage.
 STAGE, STAGE_PROCESSOR = "vision_language_encoder", "processor"
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # What reads pictures in Chameleon; models that only draw are published without it.
 UNUSED = "model.vqmodel."
 # Argument names of original LlamaGen files, whose converted form borrows a class name of transformers.
@@ -85,24 +85,24 @@ def from_folder(
         # transformers fills them with random numbers, and says so in its log only.
         rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
         raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
-    if processor is None:
-        processor = read_processor(beside, name)
-    elif isinstance(processor, (str, Path)):
-        path = Path(processor)
-        fetched = path if path.exists() else hub.fetch(str(processor))
-        processor = None if fetched is None else read_processor(fetched, name)
-        if processor is None:
-            raise ArgumentError(f"processor={str(path)!r} cannot be loaded; name a folder or Hub id with a processor")
+    if processor is None and any((beside / file).exists() for file in PROCESSOR_FILES):
+        processor = beside
+    if isinstance(processor, (str, Path)):
+        processor = read_processor(processor, name)
     return from_model(model.to(device), processor, tokenizer, {"layout": layout, **(config or {})})
 
 
-def read_processor(folder: Path, name: str) -> Any:
-    """The processor in a folder, of the kind that a class takes; None where there is none."""
+def read_processor(where: str | Path, name: str) -> Any:
+    """The processor in a folder or under a Hub id, of the kind that a class takes.
+
+    **Raises:** `ArgumentError` when there is none.
+    """
     kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
     try:
-        return getattr(transformers, kind).from_pretrained(folder)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError):
-        return None
+        return getattr(transformers, kind).from_pretrained(where)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
 
 
 def from_model(
@@ -124,5 +124,5 @@ def from_model(
     layout = options.pop("layout", None)
     if options:
         raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed here; it may have 'layout'")
-    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(model.device, model.dtype)
+    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(home(model), model.dtype)
     return TransformersPipeline(model, processor, vqvae, layout=layout)

@@ -104,10 +104,14 @@ class Extras:
                 raise ArgumentError(f"{name} was given, but it is no option of {type(model).__name__}; leave it out")
 
     def need(self, model: Any, kind: str) -> Any:
-        """The processor. **Raises:** `ArgumentError` when there is none."""
+        """The processor, of class `kind`. **Raises:** `ArgumentError` when there is none, or one of another class."""
         if self.processor is None:
             raise ArgumentError(
                 f"processor is missing for {type(model).__name__}; pass processor={kind}.from_pretrained(...)"
+            )
+        if kind not in (base.__name__ for base in type(self.processor).__mro__):
+            raise ArgumentError(
+                f"processor is of class {type(self.processor).__name__}, where {type(model).__name__} needs a {kind}"
             )
         return self.processor
 

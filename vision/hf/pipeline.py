@@ -130,10 +130,8 @@ class TransformersPipeline(DiffusionPipeline):
         rows = len(prompts)
         work = painter.work(Order(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
         check_room(work, painter.room)
-        device = self.model.device
-        # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
-        home = torch.device("cpu") if device.type == "meta" else device
-        arguments = {k: v.to(home) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
+        device = home(self.model)
+        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
         seeds = row_seeds(seed, rows, generator)
         with memory_for(rows), self.progress_bar(total=rows * work.length) as bar:
             out = GenerationMixin.generate(
@@ -155,6 +153,13 @@ class TransformersPipeline(DiffusionPipeline):
         if not return_dict:
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, codes, seeds, out.stats)
+
+
+def home(model: Any) -> torch.device:
+    """Where a model takes its inputs."""
+    device: torch.device = model.device
+    # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
