@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
 from mmspec.vision.hf.generate import family_of
+from mmspec.vision.hf.order import Order
 
 # By class name, as `FAMILIES` is.
 PAINTERS = {
@@ -25,23 +26,6 @@ PAINTERS = {
 }
 # What transformers takes when neither a call nor a checkpoint says anything.
 TOP_K = 50
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is to be drawn.
-
-    - `prompts`: one per picture.
-    - `guided`: whether an unconditional side is needed.
-    - `negative_prompt`: what guidance leads away from; None is the model's own.
-    - `height`, `width`: in pixels; None is the model's own.
-    """
-
-    prompts: Sequence[str]
-    guided: bool
-    negative_prompt: str | None = None
-    height: int | None = None
-    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -163,43 +147,6 @@ def default_sampling(model: Any, guidance_scale: float = 1.0, top_k: int = TOP_K
         top_p=1.0 if said.top_p is None else said.top_p,
         guidance_scale=guidance_scale if said.guidance_scale is None else said.guidance_scale,
     )
-
-
-def refuse_options(model: Any, order: Order, *names: str) -> None:
-    """**Raises:** `ArgumentError` when an option of an order is given that the model does not have."""
-    for name in names:
-        value = getattr(order, name)
-        if value is not None:
-            raise ArgumentError(f"{name}={value!r} is not allowed: it is no option of {type(model).__name__}")
-
-
-def size_of(order: Order, factor: int) -> tuple[int, int] | None:
-    """Height and width of an order; None where it leaves them to the model.
-
-    **Raises:** `ArgumentError` for one side without the other, and for what is no multiple of `factor` pixels.
-    """
-    height, width = order.height, order.width
-    if height is None and width is None:
-        return None
-    if height is None or width is None or height < factor or width < factor or height % factor or width % factor:
-        raise ArgumentError(
-            f"height={height}, width={width} is not allowed; give both, as multiples of {factor} pixels"
-        )
-    return height, width
-
-
-def refuse_empty(prompts: Sequence[str]) -> None:
-    """**Raises:** `PromptError` for a prompt that says nothing."""
-    for prompt in prompts:
-        if not prompt.strip():
-            raise PromptError(f"prompt={prompt!r} is empty; describe a picture")
-
-
-def chat(processor: Any, prompts: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Prompts as conversations of one turn. **Raises:** `ArgumentError` when the processor has no chat template."""
-    if getattr(processor, "chat_template", None) is None:
-        raise ArgumentError(f"processor ({type(processor).__name__}) has no chat_template, which this model needs")
-    return [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
 
 
 def eight_bit(pictures: Sequence[Any]) -> NDArray[np.uint8]:

@@ -20,7 +20,8 @@ from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
 from mmspec.vision.hf.generate import generate
-from mmspec.vision.hf.painter import Extras, Order, Work, painter_of
+from mmspec.vision.hf.order import Order
+from mmspec.vision.hf.painter import Extras, Work, painter_of
 
 
 class TransformersPipeline(DiffusionPipeline):

@@ -11,15 +11,8 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.vision.hf.chameleon import Ids, Picture
-from mmspec.vision.hf.painter import (
-    Extras,
-    Order,
-    Work,
-    default_sampling,
-    refuse_empty,
-    refuse_options,
-    size_of,
-)
+from mmspec.vision.hf.order import Order, refuse_empty, refuse_options, size_of
+from mmspec.vision.hf.painter import Extras, Work, default_sampling
 from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens
 
 LAYOUTS = ("anole", "lumina")

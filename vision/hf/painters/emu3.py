@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.vision.hf.painter import Extras, Order, Pattern, Work, default_sampling, eight_bit, refuse_empty, size_of
+from mmspec.vision.hf.order import Order, refuse_empty, size_of
+from mmspec.vision.hf.painter import Extras, Pattern, Work, default_sampling, eight_bit
 
 GUIDANCE_SCALE = 3.0
 # Pixels per token, fixed in transformers' processor.

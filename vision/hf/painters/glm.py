@@ -10,17 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.painter import (
-    Extras,
-    Order,
-    Pattern,
-    Work,
-    chat,
-    default_sampling,
-    refuse_empty,
-    refuse_options,
-    size_of,
-)
+from mmspec.vision.hf.order import Order, chat, refuse_empty, refuse_options, size_of
+from mmspec.vision.hf.painter import Extras, Pattern, Work, default_sampling
 
 # Pixels per code of the large grid, fixed in transformers' processor.
 FACTOR = 32

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ModelError, PromptError
-from mmspec.vision.hf.painter import Extras, Order, Work, default_sampling, refuse_options
+from mmspec.vision.hf.order import Order, refuse_options
+from mmspec.vision.hf.painter import Extras, Work, default_sampling
 
 # The model card's.
 TOP_K = 40

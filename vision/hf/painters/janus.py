@@ -11,16 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.vision.hf.janus import DEFAULT_SCALE
-from mmspec.vision.hf.painter import (
-    Extras,
-    Order,
-    Work,
-    chat,
-    default_sampling,
-    eight_bit,
-    refuse_empty,
-    refuse_options,
-)
+from mmspec.vision.hf.order import Order, chat, refuse_empty, refuse_options
+from mmspec.vision.hf.painter import Extras, Work, default_sampling, eight_bit
 
 
 class JanusPainter:
