@@ -1,7 +1,7 @@
 """What can be named: models, drafters and acceptance rules, our own and those of installed plug-ins.
 
-A plug-in declares entry points in the groups `mmspec.adapters`, `mmspec.drafters` and `mmspec.acceptance`. Nothing is
-imported before it is used.
+A plug-in declares entry points in the groups `mmspec.adapters`, `mmspec.families`, `mmspec.drafters` and
+`mmspec.acceptance`. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -53,15 +53,21 @@ def rules() -> dict[str, Info]:
     return _RULES | _plugins("mmspec.acceptance")
 
 
+def families() -> dict[str, Info]:
+    """Classes of transformers, by name, that plug-ins teach `mmspec.generate`."""
+    return _plugins("mmspec.families")
+
+
 @cache
 def _plugins(group: str) -> dict[str, Info]:
     return {e.name: Info(f"plug-in {e.value}", False, e.value) for e in entry_points(group=group)}
 
 
 def resolve(info: Info) -> Any:
-    """Imports what an entry points to."""
+    """Imports what an entry points to: an attribute of a module, or the module itself."""
     module, _, attribute = info.where.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def load(

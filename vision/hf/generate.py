@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.engine import Aids, run
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ModelError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
@@ -22,17 +20,11 @@ from mmspec.seeds import row_seeds
 from mmspec.stats import Stats
 from mmspec.target import Layout
 from mmspec.vision.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
+from mmspec.vision.hf.families import FAMILIES as FAMILIES
+from mmspec.vision.hf.families import Family, unwrap
+from mmspec.vision.hf.families import family_of as family_of
 from mmspec.vision.hf.plan import Plan, Request
 from mmspec.vision.hf.target import CausalTarget
-
-# Classes by name, so that a model's adapter is imported only when such a model is there.
-FAMILIES = {
-    "JanusForConditionalGeneration": "mmspec.vision.hf.janus",
-    "Emu3ForConditionalGeneration": "mmspec.vision.hf.emu3",
-    "ChameleonForConditionalGeneration": "mmspec.vision.hf.chameleon",
-    "GlmImageForConditionalGeneration": "mmspec.vision.hf.glm",
-    "ImageGPTForCausalImageModeling": "mmspec.vision.hf.imagegpt",
-}
 
 
 @dataclass
@@ -63,6 +55,10 @@ def generate(
     `num_return_sequences`. What they do not name is the model's own default. The cache is always mmspec's, and
     `prefix_allowed_tokens_fn` may depend on position and prompt alone. transformers does not hand on `streamer` and
     `assistant_model`: `on_step` and `draft_model` are their like here.
+
+    The model may be quantised, offloaded, spread over devices or compiled: its parts are called, never read. Layers
+    that quantise their inputs by one scale per call, as torch's own dynamic int8 does, make a token's logits depend on
+    the drafts beside it (and on its batch, whoever decodes); recipes are exact up to that.
 
     Janus has a loop of its own for pictures, which its `generate` enters. Call the method it overrides:
     `GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate, guidance_scale=5)`.
@@ -115,7 +111,7 @@ class Job:
     - `layout`: the sequence to be made, in the loop's tokens; `sampling`: how every row's tokens are drawn.
     """
 
-    family: ModuleType
+    family: Family
     ids: int
     request: Request
     plan: Plan
@@ -133,12 +129,13 @@ class Job:
         """
         if draft_model is None:
             return Aids()
+        draft_model = unwrap(draft_model)
         if family_of(draft_model) is not self.family:
             raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
         ids, wanted = self.family.ids_of_head(draft_model), self.ids
         if ids != wanted:
             raise ModelError(f"draft_model has a vocabulary of {ids} ids, the model one of {wanted}")
-        plan: Plan = self.family.plan(draft_model, self.request)
+        plan = self.family.plan(draft_model, self.request)
         if plan.length != self.plan.length:
             raise ModelError(f"draft_model makes pictures of {plan.length} tokens, the model of {self.plan.length}")
         s = self.sampling
@@ -158,15 +155,17 @@ def prepare(
     inputs: Mapping[str, Any],
 ) -> Job:
     """Reads the arguments of `generate`. **Raises:** as that does."""
+    model = unwrap(model)
     family = family_of(model)
     refuse_modes(generation_config, inputs)
     found = read_processors(logits_processor)
     sampling = read_sampling(found, bool(generation_config.do_sample))
-    input_ids = input_ids.to(model.device)
+    # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
+    input_ids = input_ids if model.device.type == "meta" else input_ids.to(model.device)
     length, eos = read_length(stopping_criteria, input_ids.shape[1])
-    ids: int = family.ids_of_head(model)
+    ids = family.ids_of_head(model)
     request = read_request(model, input_ids, found, length, ids, generation_config, inputs)
-    plan: Plan = family.plan(model, request)
+    plan = family.plan(model, request)
     pad = getattr(generation_config, "_pad_token_tensor", None)
     layout = Layout(
         length=plan.length,
@@ -177,21 +176,6 @@ def prepare(
         pad=0 if pad is None else int(pad) - plan.first_id,
     )
     return Job(family, ids, request, plan, layout, replace(sampling, guidance_scale=plan.guidance_scale))
-
-
-def family_of(model: Any) -> ModuleType:
-    """The adapter of a model's class, or of a class it derives from.
-
-    **Raises:** `ArgumentError` for a class without one.
-    """
-    for kind in type(model).__mro__:
-        if kind.__name__ in FAMILIES:
-            return importlib.import_module(FAMILIES[kind.__name__])
-    name = type(model).__name__
-    raise ArgumentError(
-        f"mmspec has no adapter for {name}{did_you_mean(name, FAMILIES)}; it has them for {', '.join(FAMILIES)}; "
-        'for a class of yours, see "Adding a model" in the README'
-    )
 
 
 def longest(tokens: Tensor, eos: frozenset[int]) -> int:

@@ -44,7 +44,7 @@ def plan(model: Any, request: Request) -> Plan:
             model.prepare_embeddings_for_image_generation,
             core.generation_head,
             ids_of_head(model),
-            model.device,
+            ids.device,
         ),
         Prompt(text(ids), request.mask, positions),
         uncond,

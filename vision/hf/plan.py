@@ -139,8 +139,9 @@ def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) ->
         # A negative prompt without a mask of its own counts every slot, padding or not.
         every = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)[None]
         uncond = Prompt(embed(ids), mask, every)
+    device = request.input_ids.device
     return Plan(
-        Backbone(decoder, lambda tokens: embed(tokens + low), columns(head, low, high), high - low, model.device),
+        Backbone(decoder, lambda tokens: embed(tokens + low), columns(head, low, high), high - low, device),
         Prompt(embed(request.input_ids), request.mask, positions),
         uncond,
         request.length,

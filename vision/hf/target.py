@@ -156,8 +156,8 @@ def columns(head: nn.Module, low: int, high: int) -> Callable[[Tensor], Tensor]:
 
     A plain linear layer computes nothing else; one that is quantised, sharded or hooked runs as it is and is cut after.
     """
-    weight = getattr(head, "weight", None)
-    plain = type(head) is nn.Linear and type(getattr(weight, "data", None)) is Tensor
+    # In this order: the weight of a layer of another kind may be anything, and reading it may cost.
+    plain = type(head) is nn.Linear and type(head.weight.data) is Tensor
     if not plain or hasattr(head, "_hf_hook") or head._forward_hooks or head._forward_pre_hooks:
         return lambda hidden: head(hidden)[..., low:high]
     assert isinstance(head, nn.Linear)
