@@ -84,17 +84,22 @@ class Run:
     tokens: int
     nfe: int
     tokens_per_call: float
+    tv_bound: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe at one batch size. `speedup` is None where the recipe claims to be exact and its check failed."""
+    """A recipe at one batch size. `speedup` is None where the recipe claims to be exact and its check failed.
+
+    `tv_bound` is what a relaxed rule says of itself, per token: see `mmspec.stats.Stats`.
+    """
 
     recipe: str
     batch: int
     exact: bool
     gate: bool | None
     tokens_per_call: float
+    tv_bound: float
     nfe: float
     seconds: Spread
     parts: dict[str, float]
@@ -203,6 +208,7 @@ def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]
         tokens=sum(stat.tokens for stat in stats),
         nfe=sum(stat.nfe for stat in stats),
         tokens_per_call=sum(stat.tokens for stat in stats) / sum(stat.tokens / stat.tokens_per_call for stat in stats),
+        tv_bound=sum(stat.tv_bound * stat.tokens for stat in stats) / sum(stat.tokens for stat in stats),
     )
 
 
@@ -217,6 +223,7 @@ def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: boo
         exact=recipe.exact,
         gate=gate,
         tokens_per_call=fmean(run.tokens_per_call for run in mine),
+        tv_bound=fmean(run.tv_bound for run in mine),
         nfe=fmean(run.nfe for run in mine) / groups,
         seconds=Spread.of([run.seconds / groups for run in mine]),
         parts={part: fmean(run.parts[part] for run in mine) / groups for part in mine[0].parts},

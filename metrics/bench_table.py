@@ -8,7 +8,7 @@ from mmspec.metrics.bench import Row, Spread
 
 PARTS = ("target", "drafter", "rule", "other")
 HEADER = (
-    "batch", "recipe", "law", "tokens/call", "NFE", "speed-up", "seconds", *(f"{part} s" for part in PARTS),
+    "batch", "recipe", "law", "TV bound", "tokens/call", "NFE", "speed-up", "seconds", *(f"{part} s" for part in PARTS),
     "overhead", "bits/token",
 )  # fmt: skip
 
@@ -30,6 +30,7 @@ def _cells(row: Row) -> list[str]:
         str(row.batch),
         row.recipe,
         _law(row),
+        "-" if row.exact else f"{row.tv_bound:.3f}",
         f"{row.tokens_per_call:.2f}",
         f"{row.nfe:.1f}",
         _spread(row.speedup),

@@ -9,20 +9,20 @@ from mmspec.errors import ArgumentError
 BUILTIN = (
     "a red circle above a blue square",
     "a large green star on a white background",
-    "a small yellow ring left of a purple cross",
+    "a small yellow star left of a purple cross",
     "an orange triangle on a striped teal background",
-    "a blue cross below a red ring",
+    "a blue cross below a red star",
     "a large purple square right of a small green circle",
     "a yellow star above an orange star on a black background",
-    "a small red triangle on a dotted gray background",
-    "a green ring left of a yellow triangle",
-    "a blue circle on a gradient pink background",
+    "a small red triangle on a speckled gray background",
+    "a green star left of a yellow triangle",
+    "a blue circle on a checkered pink background",
     "a large orange cross above a small red square",
     "a purple star below a green triangle on a plain white background",
-    "a small blue square right of an orange ring",
+    "a small blue square right of an orange star",
     "a red star on a striped black background",
     "a yellow circle left of a blue circle",
-    "a large green cross below a purple triangle on a gradient gray background",
+    "a large green cross below a purple triangle on a checkered gray background",
 )
 
 

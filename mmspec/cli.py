@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from mmspec.commands.bench import bench_image
+from mmspec.commands.check import check
 from mmspec.commands.convert import convert
 from mmspec.commands.env import env
 from mmspec.commands.image import image
@@ -27,6 +28,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 app.command("image")(image)
+app.command("check")(check)
 app.command("convert")(convert)
 app.command("ls")(ls)
 app.command("env")(env)

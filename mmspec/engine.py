@@ -15,9 +15,10 @@ from mmspec.drafters.start import NGramTable, Start, random_token, repeat_left, 
 from mmspec.errors import ArgumentError
 from mmspec.law import Law, Sampling
 from mmspec.loop import Drafter, OnStep, decode, decode_plain
+from mmspec.neighbours import Codebook
 from mmspec.recipes import Recipe
-from mmspec.registry import resolve, rules
 from mmspec.rows import Rows
+from mmspec.rules import Accept
 from mmspec.stats import Meter, Stats
 from mmspec.target import Layout, Target
 
@@ -29,11 +30,13 @@ class Aids:
     - `table`: n-gram table, for the recipe `table` and for start tokens.
     - `draft_model`: makes a smaller model with the same prompts, wrapped as a target, for the recipe `draft`.
     - `draft_sampling`: how that model's tokens are drawn, one per row.
+    - `codebook`: what its tokens stand for, for rules that ask which of them are alike.
     """
 
     table: NGramTable | None = None
     draft_model: Callable[[], Target] | None = None
     draft_sampling: Sequence[Sampling] = ()
+    codebook: Callable[[], Codebook | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,16 @@ def run(
         if drafter is None:
             decode_plain(target, law, rows, meter, on_step)
         else:
-            rule = resolve(rules()[recipe.info.rule])
-            decode(target, drafter, rule, law, rows, recipe.window, meter, on_step)
+            decode(target, drafter, build_rule(recipe, aids), law, rows, recipe.window, meter, on_step)
             calls = drafter.calls
     meter.clock.lap("other")
     return Decoded(rows.result().clone(), meter.stats(calls))
+
+
+def build_rule(recipe: Recipe, aids: Aids) -> Accept:
+    """The acceptance rule of a recipe, with its knobs set."""
+    codebook = aids.codebook() if recipe.rule.takes_codebook and aids.codebook is not None else None
+    return recipe.rule.build(recipe.knobs, codebook)
 
 
 def build_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) -> Drafter | None:

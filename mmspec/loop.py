@@ -11,9 +11,10 @@ from torch import Tensor
 from mmspec.law import Law
 from mmspec.noise import ACCEPT, REDRAW
 from mmspec.rows import Rows, Step
+from mmspec.rules import Accept
 from mmspec.stats import Meter
 from mmspec.target import Target
-from mmspec.verify import Draft, Rule, Verdict, sample, verify
+from mmspec.verify import Draft, Verdict, sample, verify
 
 OnStep = Callable[[Step], None]
 
@@ -42,7 +43,7 @@ class Drafter(Protocol):
 def decode(
     target: Target,
     drafter: Drafter,
-    rule: Rule,
+    rule: Accept,
     law: Law,
     rows: Rows,
     window: int,
@@ -72,7 +73,7 @@ def decode(
         drafter.observe(verdict, rows, uniforms)
         meter.clock.lap("drafter")
         gained = rows.commit(verdict.tokens, verdict.accepted)
-        meter.count(p, verdict.accepted, gained)
+        meter.count(verdict, gained)
         if on_step is not None:
             on_step(rows.step(meter.nfe))
         running = rows.running()

@@ -1,7 +1,8 @@
 """Recipes: named combinations of drafter, acceptance rule and carry, with their knobs.
 
-A recipe is written the same way everywhere: `scd`, `scd:window=32`, `scd:window=32,coupling=gumbel`. This module
-imports nothing heavy, so that a command line can check a recipe before it loads a model.
+A recipe is written the same way everywhere: `scd`, `scd:window=32`, `scd:window=32,coupling=gumbel`. The name is a way
+of drafting, a rule, or both: `table+lantern:window=8,delta=0.2`; a rule alone goes with `scd`. This module imports
+nothing heavy, so that a command line can check a recipe before it loads a model.
 """
 
 from __future__ import annotations
@@ -11,55 +12,23 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
-
-Value = int | float | str
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One setting of a recipe: a number within bounds, or one of some words."""
-
-    default: Value
-    summary: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-
-    def read(self, where: str, value: Value) -> Value:
-        """Checks a value, or reads it from a string. **Raises:** `ArgumentError` naming `where`, value and range."""
-        allowed = f"one of {', '.join(self.choices)}" if self.choices else f"a number from {self.low} to {self.high}"
-        wrong = ArgumentError(f"{where}={value} is not allowed; it must be {allowed}")
-        if self.choices:
-            if value not in self.choices:
-                raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
-            return value
-        try:
-            number = type(self.default)(value)
-        except (TypeError, ValueError, OverflowError):
-            raise wrong from None
-        if isinstance(value, float) and number != value:
-            raise wrong
-        assert self.low is not None and self.high is not None and not isinstance(number, str)
-        if not self.low <= number <= self.high:
-            raise wrong
-        return number
+from mmspec.knobs import Knob, Value
+from mmspec.registry import rules
+from mmspec.rules import Rule
 
 
 @dataclass(frozen=True)
 class RecipeInfo:
-    """What a recipe is made of.
+    """A way of drafting.
 
     - `summary`: one line.
-    - `drafter`: "none", "model", "table" or "jacobi"; `carry`: for Jacobi drafts.
-    - `rule`: the acceptance rule's name; `exact`: whether the outcome follows the target's law.
+    - `drafter`: "none", "model", "table" or "jacobi".
     - `knobs`: its settings.
     """
 
     summary: str
     drafter: str
     knobs: Mapping[str, Knob] = field(default_factory=dict)
-    rule: str = "exact"
-    exact: bool = True
 
 
 def _window(default: int) -> Knob:
@@ -98,6 +67,9 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 )
 
 
+DEFAULT = "scd"
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A recipe with its knobs set; `str()` gives the text that `parse` reads.
@@ -110,9 +82,9 @@ class Recipe:
     knobs: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in RECIPES:
-            raise unknown_name("recipe", self.name, RECIPES)
-        known = self.info.knobs
+        if self.info.drafter == "none" and self.rule_name != "exact":
+            raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
+        known = {**self.info.knobs, **self.rule.knobs}
         for knob in self.knobs:
             if knob not in known:
                 listed = f"its knobs are {', '.join(known)}" if known else "it has no knobs"
@@ -121,13 +93,33 @@ class Recipe:
         object.__setattr__(self, "knobs", MappingProxyType(values))
 
     @property
+    def parts(self) -> tuple[str, str]:
+        """The names of the way of drafting and of the rule."""
+        drafting, plus, rule = self.name.partition("+")
+        if plus and drafting in RECIPES and rule in rules():
+            return drafting, rule
+        if self.name in RECIPES:
+            return self.name, "exact"
+        if self.name in rules():
+            return DEFAULT, self.name
+        raise unknown_name("recipe", self.name, [*RECIPES, *(name for name in rules() if name != "exact")])
+
+    @property
     def info(self) -> RecipeInfo:
-        return RECIPES[self.name]
+        return RECIPES[self.parts[0]]
+
+    @property
+    def rule_name(self) -> str:
+        return self.parts[1]
+
+    @property
+    def rule(self) -> Rule:
+        return rules()[self.rule_name]
 
     @property
     def exact(self) -> bool:
         """Whether the outcome follows the target's law."""
-        return self.info.exact
+        return self.rule.exact
 
     @property
     def window(self) -> int:
@@ -139,7 +131,8 @@ class Recipe:
         return Recipe(self.name, {**self.knobs, **knobs})
 
     def __str__(self) -> str:
-        changed = [f"{k}={v}" for k, v in self.knobs.items() if v != self.info.knobs[k].default]
+        known = {**self.info.knobs, **self.rule.knobs}
+        changed = [f"{k}={v}" for k, v in self.knobs.items() if v != known[k].default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
     def __reduce__(self) -> tuple[type[Recipe], tuple[str, dict[str, Value]]]:

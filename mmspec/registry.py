@@ -16,6 +16,7 @@ from typing import Any
 
 from mmspec import hub
 from mmspec.errors import ArgumentError, ModelError, unknown_name
+from mmspec.rules import RULES, Rule
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ _DRAFTERS = {
     "table": Info("an n-gram table over left and upper neighbour", True, "mmspec.drafters.start:NGramTable"),
     "jacobi": Info("the window's own leftovers and start tokens", True, "mmspec.drafters.jacobi:Jacobi"),
 }
-_RULES = {"exact": Info("min(1, p/q) with the residual redraw", True, "mmspec.verify:exact")}
 
 
 def models() -> dict[str, Info]:
@@ -48,9 +48,10 @@ def drafters() -> dict[str, Info]:
     return _DRAFTERS | _plugins("mmspec.drafters")
 
 
-def rules() -> dict[str, Info]:
-    """Acceptance rules."""
-    return _RULES | _plugins("mmspec.acceptance")
+@cache
+def rules() -> dict[str, Rule]:
+    """Acceptance rules; a plug-in's entry point names a `mmspec.rules.Rule`."""
+    return {**RULES, **{e.name: e.load() for e in entry_points(group="mmspec.acceptance")}}
 
 
 def families() -> dict[str, Info]:

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.verify import Verdict
+
 PARTS = ("target", "drafter", "rule", "other")
 
 
@@ -27,6 +29,8 @@ class Stats:
     - `draft_calls`: calls of a drafter's own model.
     - `seconds`: wall-clock of the decoding, and `seconds_by_part`: in the target, in the drafter, in law and acceptance
       rule, and in the rest. Reading the prompt's text and making pixels or sound of the tokens is not in it.
+    - `tv_bound`: of a relaxed rule, an estimate of how far the law of a token lies at most from the target's, in total
+      variation: |relaxed - exact| acceptance probability of the drafts tested, per token. 0 for an exact rule.
     - `peak_memory`: bytes, of the device (CUDA) or of the process so far (CPU).
     - `entropy`: bits per token of the target's law along the emitted tokens; None unless asked for.
     """
@@ -39,6 +43,7 @@ class Stats:
     seconds: float
     seconds_by_part: dict[str, float]
     peak_memory: int
+    tv_bound: float = 0.0
     entropy: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,14 +106,16 @@ class Meter:
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     tested: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     bits: float = 0.0
+    excess: float = 0.0
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.clock = Clock(self.device)
 
-    def count(self, p: Tensor, accepted: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
-        """One target call: `accepted` drafts and `gained` tokens per row, under laws `p` [B, W, V]."""
+    def count(self, verdict: Verdict, gained: NDArray[np.int64]) -> None:
+        """One target call, by which each row gained so many tokens."""
+        p, accepted = verdict.p, verdict.accepted
         self.nfe += 1
         self.row_calls += len(gained)
         self.tokens += int(gained.sum())
@@ -119,6 +126,9 @@ class Meter:
         slots = np.arange(drafts)
         self.accepted[:drafts] += (slots < np.minimum(accepted, gained)[:, None]).sum(0)
         self.tested[:drafts] += (slots < gained[:, None]).sum(0)
+        if verdict.excess is not None:
+            tested = torch.from_numpy(slots < gained[:, None]).to(p.device)
+            self.excess += float((verdict.excess * tested).sum())
         if self.measure_entropy:
             emitted = torch.from_numpy(np.arange(p.shape[1]) < gained[:, None]).to(p.device)
             self.bits += float((torch.special.entr(p).sum(-1) * emitted).sum()) / np.log(2)
@@ -148,5 +158,6 @@ class Meter:
             seconds=sum(parts.values()),
             seconds_by_part=parts,
             peak_memory=peak,
+            tv_bound=self.excess / max(self.tokens, 1),
             entropy=self.bits / max(self.tokens, 1) if self.measure_entropy else None,
         )

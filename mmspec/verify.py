@@ -6,7 +6,6 @@ min(1, p(x) / q(x)), otherwise replaced by a draw from the residual norm((p - q)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ModelError
+from mmspec.rules import Accept
 
 
 @dataclass
@@ -37,26 +37,15 @@ class Verdict:
     - `accepted`: host int64 [B], how many drafts were accepted; `tokens[b, accepted[b]]` is the redrawn one.
     - `p`: float32 [B, m + 1, V], the target's law at each slot.
     - `draft`: what was tested.
+    - `excess`: float32 [B, m], how far each slot's acceptance probability lies from the exact one; None where the rule
+      is exact.
     """
 
     tokens: Tensor
     accepted: NDArray[np.int64]
     p: Tensor
     draft: Draft
-
-
-@dataclass(frozen=True)
-class Rule:
-    """An acceptance rule: `accept(p, q, x)` gives each slot's acceptance probability.
-
-    `accept` takes p, q float32 [B, m, V] and x int64 [B, m] and returns float32 [B, m]; values above 1 count as 1.
-    `exact` says that the outcome follows the target's law.
-    """
-
-    name: str
-    accept: Callable[[Tensor, Tensor, Tensor], Tensor]
-    exact: bool
-    summary: str
+    excess: Tensor | None = None
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
@@ -65,7 +54,9 @@ def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     return (p.gather(-1, index) / q.gather(-1, index))[..., 0]
 
 
-exact = Rule("exact", ratio, exact=True, summary="min(1, p/q) with the residual redraw; keeps the target's law")
+def exact() -> Accept:
+    """The exact rule: speculative sampling's own test."""
+    return ratio
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -95,7 +86,7 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
     return torch.searchsorted(cdf, goal, right=True)[..., 0]
 
 
-def verify(p: Tensor, draft: Draft, rule: Rule, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
+def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
     """Tests the drafts from left to right and redraws the first one that fails, or the free slot behind the last.
 
     **Arguments:**
@@ -111,7 +102,8 @@ def verify(p: Tensor, draft: Draft, rule: Rule, accept_u: Tensor, redraw_u: Tens
         tokens = sample(p, redraw_u)
         return Verdict(tokens, np.zeros(batch, dtype=np.int64), p, draft)
     m = width - 1
-    accept = accept_u[:, :m] < rule.accept(p[:, :m], draft.q, draft.tokens)
+    chance = rule(p[:, :m], draft.q, draft.tokens)
+    accept = accept_u[:, :m] < chance
     first = accept.long().cumprod(-1).sum(-1)
     tested = first.clamp(max=m - 1)
     # Where everything was accepted there is no draft to take away: the free slot is drawn from p itself.
@@ -119,4 +111,7 @@ def verify(p: Tensor, draft: Draft, rule: Rule, accept_u: Tensor, redraw_u: Tens
     p_first = p[rows, first]
     redrawn = sample(residual(p_first, q), redraw_u[rows, first], fallback=p_first)
     tokens = torch.cat([draft.tokens, redrawn[:, None]], dim=1).scatter_(1, first[:, None], redrawn[:, None])
-    return Verdict(tokens, first.cpu().numpy(), p, draft)
+    excess = None
+    if rule is not ratio:
+        excess = (chance.clamp(max=1.0) - ratio(p[:, :m], draft.q, draft.tokens).clamp(max=1.0)).abs()
+    return Verdict(tokens, first.cpu().numpy(), p, draft, excess)

@@ -54,7 +54,7 @@ class Pipe:
         parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
         calls = int(SECONDS[name]) * 4
         entropy = 3.0 if options["measure_entropy"] else None
-        return Output(Stats(calls, 16 * len(prompts), 16 / calls, [], 0, seconds, parts, 0, entropy))
+        return Output(Stats(calls, 16 * len(prompts), 16 / calls, [], 0, seconds, parts, 0, entropy=entropy))
 
 
 @pytest.fixture

@@ -28,9 +28,10 @@ from mmspec.law import Constraint, Law, Logits, Sampling
 from mmspec.noise import ACCEPT, REDRAW
 from mmspec.recipes import parse
 from mmspec.rows import Rows
+from mmspec.rules import Accept
 from mmspec.stats import Meter
 from mmspec.target import Layout
-from mmspec.verify import Draft, Rule, Verdict, ratio, residual, sample
+from mmspec.verify import Draft, Verdict, ratio, residual, sample
 
 GRID = Layout(length=4, width=2)
 LONGER = Layout(length=5, width=2)
@@ -188,7 +189,7 @@ def test_plain_is_the_loop_without_drafts() -> None:
     meter = Meter(target.device)
     drafter = Jacobi(repeat_left, None, 4)
     law = Law(sampling, None, target.device)
-    mmspec.loop.decode(target, drafter, mmspec.verify.exact, law, rows, 1, meter, None)
+    mmspec.loop.decode(target, drafter, ratio, law, rows, 1, meter, None)
     assert torch.equal(rows.result(), decode("plain", [1, 2, 3], sampling))
 
 
@@ -237,7 +238,7 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
     """Rows commit in groups of four as far as the slowest; what the others had accepted stays, with its old q."""
     accepted: list[np.ndarray] = []
 
-    def lock_step(p: Tensor, draft: Draft, rule: Rule, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
+    def lock_step(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
         verdict = mmspec.verify.verify(p, draft, rule, accept_u, redraw_u)
         accepted[:] = [verdict.accepted]
         verdict.accepted = verdict.accepted.reshape(-1, 4).min(1).repeat(4)
@@ -259,7 +260,7 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
 def shared_noise(patch: pytest.MonkeyPatch) -> None:
     """The accept coin is used again for the redraw."""
 
-    def verify(p: Tensor, draft: Draft, rule: Rule, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
+    def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
         return mmspec.verify.verify(p, draft, rule, accept_u, accept_u)
 
     patch.setattr(mmspec.loop, "verify", verify)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ModelError
-from mmspec.verify import Draft, exact, sample, verify
+from mmspec.verify import Draft, ratio, sample, verify
 
 LAST = 1 - 2.0**-24  # the largest number a draw can be
 
@@ -23,28 +23,28 @@ def u(*values: float) -> Tensor:
 def test_equal_laws_accept_whatever_the_coin() -> None:
     p = torch.randn(4, 3, 1000).softmax(-1)
     tokens = torch.randint(1000, (4, 2))
-    verdict = verify(p, Draft(tokens, p[:, :2].clone()), exact, torch.full((4, 3), LAST), torch.rand(4, 3))
+    verdict = verify(p, Draft(tokens, p[:, :2].clone()), ratio, torch.full((4, 3), LAST), torch.rand(4, 3))
     assert verdict.accepted.tolist() == [2] * 4 and torch.equal(verdict.tokens[:, :2], tokens)
 
 
 def test_an_impossible_draft_is_rejected_even_by_a_zero_coin() -> None:
     p = rows([0.0, 0.4, 0.6], [1.0, 0.0, 0.0])
     draft = Draft(torch.tensor([[0]]), rows([1.0, 0.0, 0.0]))
-    verdict = verify(p, draft, exact, u(0.0, 0.0), u(0.0, 0.0))
+    verdict = verify(p, draft, ratio, u(0.0, 0.0), u(0.0, 0.0))
     assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 1
 
 
 def test_the_redraw_never_gives_what_the_draft_had_covered() -> None:
     p, q = rows([0.5, 0.3, 0.2], [1.0, 0.0, 0.0]), rows([0.2, 0.3, 0.5])
     for redraw in (0.0, 0.5, LAST):
-        verdict = verify(p, Draft(torch.tensor([[2]]), q), exact, u(0.9, 0.9), u(redraw, redraw))
+        verdict = verify(p, Draft(torch.tensor([[2]]), q), ratio, u(0.9, 0.9), u(redraw, redraw))
         assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 0
 
 
 def test_what_lies_behind_the_first_rejection_does_not_count() -> None:
     p = torch.full((1, 4, 2), 0.5)
     q = torch.tensor([[[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]])
-    verdict = verify(p, Draft(torch.tensor([[0, 1, 1]]), q), exact, u(0.9, 0.9, 0.9, 0.9), u(0, 0, 0, 0))
+    verdict = verify(p, Draft(torch.tensor([[0, 1, 1]]), q), ratio, u(0.9, 0.9, 0.9, 0.9), u(0, 0, 0, 0))
     assert verdict.accepted.tolist() == [1] and verdict.tokens[0, :2].tolist() == [0, 0]
 
 

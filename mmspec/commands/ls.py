@@ -38,8 +38,13 @@ def _entries(kind: str) -> list[dict[str, Any]]:
 
     if kind == "recipes":
         return [
-            {"name": name, "exact": info.exact, "summary": info.summary, "knobs": list(info.knobs)}
+            {"name": name, "exact": True, "summary": info.summary, "knobs": list(info.knobs)}
             for name, info in recipes.RECIPES.items()
         ]
-    named = {"models": registry.models, "drafters": registry.drafters, "rules": registry.rules}[kind]()
+    if kind == "rules":
+        return [
+            {"name": name, "exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
+            for name, rule in registry.rules().items()
+        ]
+    named = {"models": registry.models, "drafters": registry.drafters}[kind]()
     return [{"name": name, "exact": info.exact, "summary": info.summary} for name, info in named.items()]

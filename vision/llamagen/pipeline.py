@@ -23,7 +23,7 @@ from mmspec.vision.llamagen.condition import Condition, from_classes, from_embed
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.table import TokenTable
 from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens
+from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens, read_codebook
 
 
 class LlamaGenPipeline(DiffusionPipeline):
@@ -157,6 +157,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             # The draft sees the prompt but no guidance: q is whatever it was drawn from.
             draft_model=partial(target, draft, False) if draft is not None else None,
             draft_sampling=[Sampling(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
+            codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
         )
         grid = self.transformer.config.grid_size
         layout = Layout(length=grid**2, width=grid)

@@ -13,6 +13,7 @@ from diffusers import VQModel
 from torch import Tensor
 
 from mmspec.errors import ModelError
+from mmspec.neighbours import Codebook
 from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
 
 # Parts of a residual or attention block, ours after theirs.
@@ -104,6 +105,13 @@ def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
 def codebook_size(vqvae: Any) -> int:
     """How many codes a tokenizer has."""
     return int(vqvae.config.num_vq_embeddings if isinstance(vqvae, VQModel) else vqvae.vocab_size)
+
+
+def read_codebook(vqvae: Any) -> Codebook | None:
+    """What its tokens stand for: the entries of a `VQModel`, or what `codebook()` of another tokenizer says."""
+    if isinstance(vqvae, VQModel):
+        return Codebook(vqvae.quantize.embedding.weight)
+    return Codebook(vqvae.codebook()) if hasattr(vqvae, "codebook") else None
 
 
 def decode_tokens(vq: VQModel, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:

@@ -1,0 +1,35 @@
+"""Rules that accept whatever the target finds likely enough, and test the rest exactly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmspec.rules import Accept
+from mmspec.verify import ratio
+
+
+def typical(epsilon: float, alpha: float) -> Accept:
+    """Typical acceptance (Medusa, arXiv 2401.10774): p(x) >= min(epsilon, alpha exp(-H(p))) is accepted.
+
+    `epsilon` 0 is exact; the threshold counts only where it is above 0.
+    """
+
+    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        entropy = torch.special.entr(p).sum(-1)
+        threshold = (alpha * (-entropy).exp()).clamp(max=epsilon)
+        likely = (p.gather(-1, x[..., None])[..., 0] >= threshold) & (threshold > 0)
+        return torch.where(likely, 1.0, ratio(p, q, x))
+
+    return accept
+
+
+def top_m(m: int) -> Accept:
+    """Top-m acceptance (as in the speech models' decoders): x among the m likeliest of p is accepted; 0 is exact."""
+
+    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        p_x = p.gather(-1, x[..., None])
+        better = (p > p_x).sum(-1)
+        return torch.where((better < m) & (p_x[..., 0] > 0), 1.0, ratio(p, q, x))
+
+    return accept
