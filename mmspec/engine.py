@@ -13,7 +13,10 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.start import NGramTable, Start, random_token, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
+from mmspec.drafters.tree_model import TreeModelDrafter
+from mmspec.drafters.tree_reader import TreeReader
 from mmspec.law import Law, Sampling
+from mmspec.knobs import branches
 from mmspec.loop import Drafter, OnStep, decode, decode_plain
 from mmspec.neighbours import Codebook
 from mmspec.recipes import Recipe
@@ -22,6 +25,8 @@ from mmspec.rules import Accept
 from mmspec.stats import Meter, Stats
 from mmspec.target import Layout, Target
 
+from mmspec.tree import TreeTarget
+from mmspec.tree_loop import TreeDrafter, decode_tree
 
 @dataclass(frozen=True)
 class Aids:
@@ -76,7 +81,12 @@ def run(
     law = Law(samplings, layout.constraint, target.device)
     calls = 0
     with torch.inference_mode():
-        drafter = build_drafter(recipe, layout, target, aids)
+        if recipe.info.tree:
+            rule, tree_drafter = build_rule(recipe, aids), build_tree_drafter(recipe, layout, target, aids)
+            decode_tree(reader_of_trees(target), tree_drafter, rule, law, rows, meter, on_step)
+            meter.clock.lap("other")
+            return Decoded(rows.result().clone(), meter.stats(tree_drafter.calls))
+        drafter = build_drafter(recipe, layout, target, len(seeds), aids)
         if drafter is None:
             decode_plain(target, law, rows, meter, on_step)
         else:
@@ -111,7 +121,23 @@ def build_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) ->
     return Jacobi(find_start(start, recipe, vocab_size, aids), carry, vocab_size)
 
 
-def find_start(name: str, recipe: Recipe, vocab_size: int, aids: Aids) -> Start:
+def build_tree_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) -> TreeDrafter:
+    """The drafter that a recipe with a tree asks for."""
+    if aids.draft_model is None:
+        raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model brings none")
+    model = reader_of_trees(aids.draft_model())
+    reader = TreeReader(model, Law(aids.draft_sampling, layout.constraint, target.device))
+    return TreeModelDrafter(reader, branches(str(recipe.knobs["branch"])), target.device)
+
+
+def reader_of_trees(target: Target) -> TreeTarget:
+    """The same target. **Raises:** `ArgumentError` when it does not read trees."""
+    if not isinstance(target, TreeTarget):
+        raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
+    return target
+
+
+def find_start(name: str, recipe: Recipe, target: Target, rows: int, aids: Aids) -> Start | Recycle:
     """The start-token guess of that name."""
     if name == "table":
         if aids.table is None:

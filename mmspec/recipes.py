@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
-from mmspec.knobs import Knob, Value
+from mmspec.knobs import Branching, Knob, Value, branches, nodes
 from mmspec.registry import rules
 from mmspec.rules import Rule
 
@@ -24,15 +24,21 @@ class RecipeInfo:
     - `summary`: one line.
     - `drafter`: "none", "model", "table" or "jacobi".
     - `knobs`: its settings.
+    - `tree`: whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
     """
 
     summary: str
     drafter: str
     knobs: Mapping[str, Knob] = field(default_factory=dict)
+    tree: bool = False
 
 
 def _window(default: int) -> Knob:
     return Knob(default, "tokens in one target call, the last accepted one included", low=2, high=1024)
+
+
+def _branch(default: str) -> Branching:
+    return Branching(default, "children of an entry at each depth", high=1023)
 
 
 _START = Knob(
@@ -67,6 +73,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 )
 
 
+        "tree": RecipeInfo(
+            "a smaller model drafts a tree; siblings are drawn without replacement",
+            "model",
+            {"branch": _branch("3/2/1")},
+            tree=True,
+        ),
 DEFAULT = "scd"
 
 
@@ -128,6 +140,8 @@ class Recipe:
 
     def with_knobs(self, **knobs: Value) -> Recipe:
         """The same recipe with some knobs changed."""
+        if "branch" in self.knobs:
+            return 1 + nodes(branches(str(self.knobs["branch"])))
         return Recipe(self.name, {**self.knobs, **knobs})
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmspec.drafters.carry import Carry
+from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.start import Start
 from mmspec.noise import START
 from mmspec.rows import Rows
@@ -21,11 +22,14 @@ class Jacobi:
     - `start`: guesses for new positions.
     - `carry`: what becomes of leftovers; None drops them, so that every draft is a start token.
     - `vocab_size`: V.
+
+    A `start` that is a `Recycle` learns from every window.
     """
 
-    def __init__(self, start: Start, carry: Carry | None, vocab_size: int) -> None:
+    def __init__(self, start: Start | Recycle, carry: Carry | None, vocab_size: int) -> None:
         self.calls = 0
         self._start = start
+        self._learner = start if isinstance(start, Recycle) else None
         self._carry = carry
         self._vocab_size = vocab_size
         self._tokens: Tensor | None = None
@@ -33,6 +37,8 @@ class Jacobi:
         self._offset = np.zeros(0, dtype=np.int64)
 
     def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+        if self._learner is not None:
+            self._learner.learn(verdict, rows)
         self._offset = verdict.accepted + 1
         if self._carry is not None and self._offset.min() < verdict.p.shape[1]:
             self._tokens, self._q = self._carry(verdict, rows, uniforms), verdict.p  # q := p
@@ -40,6 +46,8 @@ class Jacobi:
             self._tokens = self._q = None
 
     def keep(self, rows: list[int]) -> None:
+        if self._learner is not None:
+            self._learner.keep(rows)
         self._offset = self._offset[rows]
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[rows], self._q[rows]

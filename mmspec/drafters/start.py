@@ -77,7 +77,12 @@ def _has_up(grid: Tensor) -> Tensor:
 def _most_frequent(context: Tensor, token: Tensor, contexts: int, vocab_size: int) -> Tensor:
     """For each context the token seen most often with it, int64 [contexts]; -1 where it was never seen."""
     pairs, counts = (context * vocab_size + token).unique(return_counts=True)
-    order = counts.argsort(stable=True)  # the last write wins, so the most frequent goes last
+    # By context, and within one by count: the last of each context is its most frequent token.
+    order = counts.argsort(stable=True)
+    order = order[(pairs[order] // vocab_size).argsort(stable=True)]
+    context, token = pairs[order] // vocab_size, pairs[order] % vocab_size
+    last = torch.ones_like(context, dtype=torch.bool)
+    last[:-1] = context[1:] != context[:-1]
     best = torch.full((contexts,), -1)
-    best.index_put_((pairs[order] // vocab_size,), pairs[order] % vocab_size)
+    best[context[last]] = token[last]  # one write each: of several, which one stays is not defined
     return best
