@@ -19,6 +19,7 @@ from mmspec.law import Law, Logits, Sampling
 from mmspec.neighbours import Codebook
 from mmspec.recipes import Recipe, parse
 from mmspec.target import Layout
+from mmspec.tree import Tree
 
 
 class ToyTarget:
@@ -71,6 +72,29 @@ class ToyTarget:
             lengths.append(torch.where(inside, length, 0))
             numbers.append(torch.where(inside, number, 0))
         return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1))
+
+    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
+        rows, width = np.arange(len(tokens)), tokens.shape[1]
+        parents = np.broadcast_to(tree.parents, (len(tokens), tree.parents.shape[1]))
+        if (missing := int(at.max()) + first + width + 1 - self._number.shape[1]) > 0:
+            self._number = torch.nn.functional.pad(self._number, (0, missing))
+        lengths, numbers = [], []
+        for i in range(width):
+            entry = first + i
+            # What precedes an entry is kept behind the one it hangs from.
+            before = at if entry == 0 else at + 1 + parents[:, entry - 1]
+            length = torch.from_numpy(at + 1 + tree.depth[:, entry])
+            number = self._number[rows, before]
+            number = torch.where(length <= self.length, number * self.vocab_size + tokens[:, i], number)
+            self._number[rows, at + 1 + entry] = number
+            inside = length < self.length
+            lengths.append(torch.where(inside, length, 0))
+            numbers.append(torch.where(inside, number, 0))
+        return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1))
+
+    def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
+        rows, steps = np.arange(len(path))[:, None], np.arange(1, 1 + path.shape[1])
+        self._number[rows, at[:, None] + 1 + steps] = self._number[rows, at[:, None] + 1 + path]
 
     def keep(self, rows: list[int]) -> None:
         self._number = self._number[rows]

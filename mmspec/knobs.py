@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from mmspec.errors import ArgumentError, did_you_mean
 
@@ -37,3 +39,30 @@ class Knob:
         if not self.low <= number <= self.high:
             raise wrong
         return number
+
+
+@dataclass(frozen=True)
+class Branching(Knob):
+    """The shape of a tree: how many children an entry of each depth has, as in `4/2/1`; at most `high` nodes in all."""
+
+    def read(self, where: str, value: Value) -> Value:
+        try:
+            counts = branches(str(value))
+        except ValueError:
+            counts = []
+        if not counts or min(counts) < 1 or len(counts) > 64 or nodes(counts) > (self.high or 0):
+            raise ArgumentError(
+                f"{where}={value} is not allowed; it must be children per depth such as {self.default}, "
+                f"at most {self.high} nodes in all"
+            )
+        return "/".join(map(str, counts))
+
+
+def branches(text: str) -> list[int]:
+    """The children per depth that a text such as `4/2/1` names. **Raises:** `ValueError` when it names none."""
+    return [int(count) for count in text.split("/")]
+
+
+def nodes(counts: Sequence[int]) -> int:
+    """How many nodes a tree has whose entries have so many children by depth."""
+    return sum(prod(counts[: depth + 1]) for depth in range(len(counts)))

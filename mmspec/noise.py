@@ -70,15 +70,18 @@ class Noise:
         """Drops all rows but these."""
         self._keys = self._keys[:, :, rows]
 
-    def uniforms(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> list[Tensor]:
+    def uniforms(
+        self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int, place: NDArray[np.int64] | int = 0
+    ) -> list[Tensor]:
         """Float32 numbers in [0, 1), multiples of 2**-24, one [B, W] tensor per stream: ACCEPT, REDRAW, DRAFT, START.
 
         **Arguments:**
 
         - `positions`: int64 [B, W], the position each number belongs to.
         - `iteration`: how often the loop has come round; draws of different iterations are independent.
+        - `place`: int64 [B or 1, W], tells apart the numbers of one position, where several tokens stand for it.
         """
-        (zero, two), (one, three) = self._blocks(positions, iteration, 0, 0)
+        (zero, two), (one, three) = self._blocks(positions, iteration, 0, place)
         scaled = ((np.stack([zero, one, two, three]) >> _EXTRA) * 2.0**-24).astype(np.float32)
         return list(torch.from_numpy(scaled).to(self._device, non_blocking=True))
 

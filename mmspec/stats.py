@@ -6,14 +6,12 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from mmspec.verify import Verdict
 
 PARTS = ("target", "drafter", "rule", "other")
 
@@ -94,6 +92,19 @@ class Clock:
         return dict(self._seconds)
 
 
+class Outcome(Protocol):
+    """What is counted of a target call, of a window as of a tree: see `mmspec.verify.Verdict`."""
+
+    p: Tensor
+    accepted: NDArray[np.int64]
+    excess: Tensor | None
+
+    @property
+    def tested(self) -> NDArray[np.int64]:
+        """How many slots, or depths of a tree, were tested, host int64 [B]."""
+        ...
+
+
 @dataclass
 class Meter:
     """Counts while the loop runs."""
@@ -113,7 +124,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self.device)
         self.clock = Clock(self.device)
 
-    def count(self, verdict: Verdict, gained: NDArray[np.int64]) -> None:
+    def count(self, verdict: Outcome, gained: NDArray[np.int64]) -> None:
         """One target call, by which each row gained so many tokens."""
         p, accepted = verdict.p, verdict.accepted
         self.nfe += 1
@@ -125,7 +136,7 @@ class Meter:
             self.accepted, self.tested = np.pad(self.accepted, (0, grow)), np.pad(self.tested, (0, grow))
         slots = np.arange(drafts)
         self.accepted[:drafts] += (slots < np.minimum(accepted, gained)[:, None]).sum(0)
-        self.tested[:drafts] += (slots < gained[:, None]).sum(0)
+        self.tested[:drafts] += (slots < np.minimum(verdict.tested, gained)[:, None]).sum(0)
         if verdict.excess is not None:
             tested = torch.from_numpy(slots < gained[:, None]).to(p.device)
             self.excess += float((verdict.excess * tested).sum())

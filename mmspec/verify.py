@@ -47,6 +47,11 @@ class Verdict:
     draft: Draft
     excess: Tensor | None = None
 
+    @property
+    def tested(self) -> NDArray[np.int64]:
+        """How many drafts were tested, host int64 [B]: up to the first that failed."""
+        return np.minimum(self.accepted + 1, self.p.shape[1] - 1)
+
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x) / q(x) for x int64 [..., m]: the acceptance probability of exact speculative sampling."""
