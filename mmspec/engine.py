@@ -11,12 +11,13 @@ from torch import Tensor
 from mmspec.drafters.carry import CARRIES
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.start import NGramTable, Start, random_token, repeat_left, repeat_up
-from mmspec.errors import ArgumentError
 from mmspec.drafters.tree_model import TreeModelDrafter
 from mmspec.drafters.tree_reader import TreeReader
-from mmspec.law import Law, Sampling
+from mmspec.errors import ArgumentError
 from mmspec.knobs import branches
+from mmspec.law import Law, Sampling
 from mmspec.loop import Drafter, OnStep, decode, decode_plain
 from mmspec.neighbours import Codebook
 from mmspec.recipes import Recipe
@@ -24,9 +25,9 @@ from mmspec.rows import Rows
 from mmspec.rules import Accept
 from mmspec.stats import Meter, Stats
 from mmspec.target import Layout, Target
-
 from mmspec.tree import TreeTarget
 from mmspec.tree_loop import TreeDrafter, decode_tree
+
 
 @dataclass(frozen=True)
 class Aids:
@@ -102,8 +103,8 @@ def build_rule(recipe: Recipe, aids: Aids) -> Accept:
     return recipe.rule.build(recipe.knobs, codebook)
 
 
-def build_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) -> Drafter | None:
-    """The drafter a recipe asks for; None for plain decoding."""
+def build_drafter(recipe: Recipe, layout: Layout, target: Target, rows: int, aids: Aids) -> Drafter | None:
+    """The drafter a recipe asks for, for so many rows; None for plain decoding."""
     kind = recipe.info.drafter
     if kind == "none":
         return None
@@ -111,14 +112,13 @@ def build_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) ->
         if aids.draft_model is None:
             raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model brings none")
         return ModelDrafter(aids.draft_model(), Law(aids.draft_sampling, layout.constraint, target.device))
-    vocab_size = target.vocab_size
-    if kind == "table":
-        return Jacobi(find_start("table", recipe, vocab_size, aids), None, vocab_size)
+    if kind in ("table", "recycle"):
+        return Jacobi(find_start(kind, recipe, target, rows, aids), None, target.vocab_size)
     carry = CARRIES[str(recipe.knobs.get("coupling", "fresh"))]
     start = str(recipe.knobs["start"])
     if start == "auto":
         start = "table" if aids.table is not None else "up" if layout.width else "left"
-    return Jacobi(find_start(start, recipe, vocab_size, aids), carry, vocab_size)
+    return Jacobi(find_start(start, recipe, target, rows, aids), carry, target.vocab_size)
 
 
 def build_tree_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) -> TreeDrafter:
@@ -139,8 +139,10 @@ def reader_of_trees(target: Target) -> TreeTarget:
 
 def find_start(name: str, recipe: Recipe, target: Target, rows: int, aids: Aids) -> Start | Recycle:
     """The start-token guess of that name."""
+    if name == "recycle":
+        return Recycle(rows, target.vocab_size, target.device)
     if name == "table":
         if aids.table is None:
             raise ArgumentError(f"recipe '{recipe}' needs an n-gram table, and this model brings none")
         return aids.table
-    return {"left": repeat_left, "up": repeat_up, "random": random_token(vocab_size)}[name]
+    return {"left": repeat_left, "up": repeat_up, "random": random_token(target.vocab_size)}[name]

@@ -22,7 +22,7 @@ class RecipeInfo:
     """A way of drafting.
 
     - `summary`: one line.
-    - `drafter`: "none", "model", "table" or "jacobi".
+    - `drafter`: "none", "model", "table", "recycle" or "jacobi".
     - `knobs`: its settings.
     - `tree`: whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
     """
@@ -43,8 +43,9 @@ def _branch(default: str) -> Branching:
 
 _START = Knob(
     "auto",
-    "guess for new positions; auto: the model's table where it has one, else the token above, else the one before",
-    choices=("auto", "random", "left", "up", "table"),
+    "guess for new positions; auto: the model's table where it has one, else the token above, else the one before; "
+    "recycle: a table made while decoding",
+    choices=("auto", "random", "left", "up", "table", "recycle"),
 )
 
 
@@ -54,6 +55,9 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         "draft": RecipeInfo("a smaller model drafts", "model", {"window": _window(5)}),
         "table": RecipeInfo(
             "an n-gram table drafts from the left and the upper neighbour", "table", {"window": _window(9)}
+        ),
+        "recycle": RecipeInfo(
+            "such a table, made from the target's own laws while decoding, drafts", "recycle", {"window": _window(9)}
         ),
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: leftovers of the window are drawn afresh",
@@ -69,16 +73,16 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 "coupling": Knob("maximal", "how leftovers follow the new law", choices=("maximal", "gumbel")),
             },
         ),
-    }
-)
-
-
         "tree": RecipeInfo(
             "a smaller model drafts a tree; siblings are drawn without replacement",
             "model",
             {"branch": _branch("3/2/1")},
             tree=True,
         ),
+    }
+)
+
+
 DEFAULT = "scd"
 
 
@@ -136,12 +140,12 @@ class Recipe:
     @property
     def window(self) -> int:
         """Tokens in one target call."""
+        if "branch" in self.knobs:
+            return 1 + nodes(branches(str(self.knobs["branch"])))
         return int(self.knobs.get("window", 1))
 
     def with_knobs(self, **knobs: Value) -> Recipe:
         """The same recipe with some knobs changed."""
-        if "branch" in self.knobs:
-            return 1 + nodes(branches(str(self.knobs["branch"])))
         return Recipe(self.name, {**self.knobs, **knobs})
 
     def __str__(self) -> str:
