@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,11 @@ def pad_left(embeds: Tensor, mask: Tensor) -> Condition:
 def from_prompts(prompts: Sequence[Any], gpt: LlamaGenGPT, encoder: Any, tokenizer: Any) -> Condition:
     """Prompts through a T5 encoder and its tokenizer, or through an encoder with `encode(prompts)` of its own.
 
-    The original runs captions through a web-text cleaner first; here they are lower-cased and stripped.
+    The original runs captions through a web-text cleaner first; here they are lower-cased and stripped. Like the
+    original, a model reads no more tokens of a prompt than it has caption slots; a warning says so.
+
+    **Raises:** `PromptError` for prompts that say nothing, `ArgumentError` for a model that draws classes, and for an
+    encoder that is missing, lacks its tokenizer or gives features of another width.
     """
     if gpt.config.model_type != "t2i":
         raise ArgumentError("prompt was given, but this model draws classes; pass class_labels")
@@ -83,8 +88,19 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenGPT, encoder: Any, tokeniz
         raise ArgumentError("prompt was given, but this pipeline has no text_encoder; pass prompt_embeds, or load one")
     if hasattr(encoder, "encode"):
         return Condition(*encoder.encode(prompts))
-    slots = gpt.config.cls_token_num
+    if tokenizer is None:
+        raise ArgumentError("this pipeline has a text_encoder without its tokenizer; load both, or pass prompt_embeds")
+    slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
     lowered = [" ".join(prompt.lower().split()) for prompt in prompts]
+    for prompt, ids in zip(prompts, tokenizer(lowered, verbose=False)["input_ids"], strict=True):
+        if len(ids) > slots:
+            warnings.warn(
+                f"prompt={prompt!r} has {len(ids)} tokens, the model reads {slots}; what is behind them is ignored",
+                stacklevel=2,
+            )
     read = tokenizer(lowered, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
     ids, mask = read["input_ids"].to(encoder.device), read["attention_mask"].to(encoder.device)
-    return pad_left(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+    embeds = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    if embeds.shape[-1] != features:
+        raise ArgumentError(f"text_encoder gives {embeds.shape[-1]} features, the transformer was made for {features}")
+    return pad_left(embeds, mask)
