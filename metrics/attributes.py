@@ -1,0 +1,47 @@
+"""Attribute accuracy on `shapes`: which of the things a prompt states its picture shows, read by the classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmspec.errors import ArgumentError
+from mmspec.metrics.features import Features
+from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
+from mmspec.vision.shapes.domain import IMAGE_SIZE
+from mmspec.vision.shapes.grammar import parse
+from mmspec.vision.shapes.render import to_tensor
+
+
+def attribute_scores(
+    images: NDArray[np.uint8], prompts: Sequence[str], classifier: ShapesClassifier
+) -> tuple[Features, Features]:
+    """Per picture, float64 [N]: the share of stated attributes that it shows, and 1 where it shows all of them.
+
+    **Arguments:**
+
+    - `images`: uint8 [N, 64, 64, 3]; `prompts`: one for each.
+
+    **Raises:** `ArgumentError` for other shapes, `PromptError` for a prompt that is none of `shapes`.
+    """
+    if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE, 3) or len(images) != len(prompts):
+        raise ArgumentError(
+            f"images of shape {list(images.shape)} for {len(prompts)} prompts are not allowed; "
+            f"there must be [{len(prompts)}, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]"
+        )
+    seen = classifier.predict(to_tensor(images))
+    scores: list[dict[str, Any]] = [
+        score_captions([one], [parse(prompt)]) for one, prompt in zip(seen, prompts, strict=True)
+    ]
+    return np.array([s["attributes"] for s in scores]), np.array([s["captions"] for s in scores])
+
+
+def embedded_classifier() -> ShapesClassifier:
+    """The classifier that ships with `shapes`, on the CPU in float32."""
+    from mmspec.vision.shapes.config import WEIGHTS
+
+    return ShapesClassifier.from_pretrained(WEIGHTS / "classifier", torch_dtype=torch.float32).eval()
