@@ -1,0 +1,1 @@
+"""Extractors: what turns pictures into the features that metrics read."""

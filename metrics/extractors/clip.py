@@ -1,0 +1,62 @@
+"""CLIP's common space of pictures and texts, for CLIP score and CMMD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmspec.metrics.extractors.extractor import Images, fingerprint_of
+from mmspec.metrics.extractors.pretrained import load, pixels
+from mmspec.metrics.features import Features
+
+
+class ClipExtractor:
+    """A `CLIPModel` with its processor; published CMMD uses openai/clip-vit-large-patch14-336.
+
+    **Arguments:**
+
+    - `where`: a folder or Hub id with model, image processor and tokenizer.
+    - `device`: where it runs.
+
+    **Raises:** `ModelError` when one of them cannot be loaded.
+    """
+
+    name = "clip"
+
+    def __init__(self, where: str, device: str = "cpu") -> None:
+        from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
+
+        self.model = load(CLIPModel, where, self.name).float().eval().to(device)
+        self.processor = load(AutoImageProcessor, where, self.name)
+        self.tokenizer = load(AutoTokenizer, where, self.name)
+        self.fingerprint = fingerprint_of(self.model)
+
+    @torch.no_grad()
+    def __call__(self, images: Images) -> Features:
+        """Projected embeddings of pictures, float64 [B, D], of any length."""
+        return _embedding(self.model.get_image_features(pixel_values=pixels(self.processor, images, self.model.device)))
+
+    @torch.no_grad()
+    def texts(self, prompts: Sequence[str], batch: int = 64) -> Features:
+        """Projected embeddings of prompts, float64 [B, D]; what is longer than CLIP reads (77 tokens) is cut off."""
+        longest = self.model.config.text_config.max_position_embeddings
+        parts = []
+        for first in range(0, len(prompts), batch):
+            tokens = self.tokenizer(
+                list(prompts[first : first + batch]),
+                padding=True,
+                truncation=True,
+                max_length=longest,
+                return_tensors="pt",
+            ).to(self.model.device)
+            parts.append(_embedding(self.model.get_text_features(**tokens)))
+        return np.concatenate(parts)
+
+
+def _embedding(output: Any) -> Features:
+    # Some releases of transformers return the projected embedding itself, others in a field named for the unprojected.
+    found = output if isinstance(output, torch.Tensor) else output.pooler_output
+    return np.asarray(found.double().cpu().numpy())

@@ -1,0 +1,64 @@
+"""Inception-v3 as FID and the Inception score define it: the network, weights and resizing of torch-fidelity.
+
+Another Inception, as torchvision's, gives another number that must not be called FID. The package is optional; its
+weights file (weights-inception-2015-12-05-6726825d.pth, from the releases of toshas/torch-fidelity) is named by path
+and never fetched.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mmspec.errors import ModelError
+from mmspec.metrics.extractors.extractor import Images, fingerprint_of
+from mmspec.metrics.features import Features
+
+POOLED, LOGITS = "2048", "logits_unbiased"
+
+
+class InceptionExtractor:
+    """Features [B, 2048] of the last pooling.
+
+    **Arguments:**
+
+    - `where`: the weights file.
+    - `device`: where it runs.
+
+    **Raises:** `ModelError` when torch-fidelity is not installed, or the file is not there.
+    """
+
+    name = "inception"
+
+    def __init__(self, where: str, device: str = "cpu") -> None:
+        if not Path(where).is_file():
+            raise ModelError(
+                f"extractor 'inception': the weights file {where!r} does not exist; "
+                "fetch weights-inception-2015-12-05-6726825d.pth from the releases of toshas/torch-fidelity"
+            )
+        try:
+            module = import_module("torch_fidelity.feature_extractor_inceptionv3")
+        except ImportError:
+            raise ModelError("extractor 'inception' needs torch-fidelity; pip install torch-fidelity") from None
+        network = module.FeatureExtractorInceptionV3(
+            "inception-v3-compat", [POOLED, LOGITS], feature_extractor_weights_path=where
+        )
+        self.model: torch.nn.Module = network.eval().to(device)
+        self.device = torch.device(device)
+        self.fingerprint = fingerprint_of(self.model)
+
+    def __call__(self, images: Images) -> Features:
+        """Float64 [B, 2048]."""
+        return self._run(images)[0]
+
+    def logits(self, images: Images) -> Features:
+        """Float64 [B, 1008], without the bias of the last layer, as the Inception score wants them."""
+        return self._run(images)[1]
+
+    @torch.no_grad()
+    def _run(self, images: Images) -> tuple[Features, Features]:
+        pooled, logits = self.model(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(self.device))
+        return np.asarray(pooled.double().cpu().numpy()), np.asarray(logits.double().cpu().numpy())

@@ -1,0 +1,44 @@
+"""Extractors by name. Which weights they use is said apart, once: none is ever fetched unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mmspec.errors import ArgumentError, unknown_name
+from mmspec.metrics.extractors.extractor import Extractor
+
+NAMES = ("shapes", "inception", "clip", "dinov2")
+
+
+def check_extractor(name: str, weights: Mapping[str, str]) -> None:
+    """**Raises:** `UnknownNameError`, or `ArgumentError` where `weights` does not say what a network is to load."""
+    if name not in NAMES:
+        raise unknown_name("extractor", name, NAMES)
+    if name != "shapes" and not weights.get(name):
+        kind = "the weights file" if name == "inception" else "a folder or Hub id"
+        raise ArgumentError(f"extractor {name!r} needs weights; name {kind} with --{name}")
+
+
+def make_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> Extractor:
+    """The extractor of that name. **Raises:** as `check_extractor`, and `ModelError` when it cannot be loaded.
+
+    **Arguments:**
+
+    - `weights`: by extractor, the folder, file or Hub id to load; `shapes` needs none.
+    """
+    check_extractor(name, weights)
+    if name == "shapes":
+        from mmspec.metrics.extractors.shapes import ShapesExtractor
+
+        return ShapesExtractor()
+    if name == "clip":
+        from mmspec.metrics.extractors.clip import ClipExtractor
+
+        return ClipExtractor(weights[name], device)
+    if name == "dinov2":
+        from mmspec.metrics.extractors.dinov2 import Dinov2Extractor
+
+        return Dinov2Extractor(weights[name], device)
+    from mmspec.metrics.extractors.inception import InceptionExtractor
+
+    return InceptionExtractor(weights[name], device)
