@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.start import NGramTable, Start, random_token, repeat_left, repeat_up
+from mmspec.drafters.tree_dynamic import TreeDynamicDrafter
 from mmspec.drafters.tree_model import TreeModelDrafter
 from mmspec.drafters.tree_reader import TreeReader
+from mmspec.drafters.tree_table import TreeTableDrafter
 from mmspec.errors import ArgumentError
 from mmspec.knobs import branches
 from mmspec.law import Law, Sampling
@@ -123,11 +125,21 @@ def build_drafter(recipe: Recipe, layout: Layout, target: Target, rows: int, aid
 
 def build_tree_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aids) -> TreeDrafter:
     """The drafter that a recipe with a tree asks for."""
+    kind, knobs = recipe.info.drafter, recipe.knobs
+    if kind == "table":
+        if aids.table is None:
+            raise ArgumentError(f"recipe '{recipe}' needs an n-gram table, and this model brings none")
+        return TreeTableDrafter(aids.table, branches(str(knobs["branch"])), target.vocab_size, target.device)
     if aids.draft_model is None:
         raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model brings none")
-    model = reader_of_trees(aids.draft_model())
-    reader = TreeReader(model, Law(aids.draft_sampling, layout.constraint, target.device))
-    return TreeModelDrafter(reader, branches(str(recipe.knobs["branch"])), target.device)
+    model, samplings = reader_of_trees(aids.draft_model()), aids.draft_sampling
+    if kind == "model":
+        reader = TreeReader(model, Law(samplings, layout.constraint, target.device))
+        return TreeModelDrafter(reader, branches(str(knobs["branch"])), target.device)
+    # It only measures how likely a token is, which the one-hot law of a greedy row does not tell.
+    warm = [replace(s, temperature=s.temperature or 1.0) for s in samplings]
+    reader = TreeReader(model, Law(warm, layout.constraint, target.device))
+    return TreeDynamicDrafter(reader, recipe.window - 1, int(knobs["depth"]), int(knobs["top"]), target.vocab_size)
 
 
 def reader_of_trees(target: Target) -> TreeTarget:

@@ -79,6 +79,22 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"branch": _branch("3/2/1")},
             tree=True,
         ),
+        "tree-table": RecipeInfo(
+            "an n-gram table drafts a tree; its several guesses are siblings",
+            "table",
+            {"branch": _branch("3/2/1")},
+            tree=True,
+        ),
+        "tree-dynamic": RecipeInfo(
+            "a smaller model drafts the tree of largest joint probability, of another shape at each call",
+            "dynamic",
+            {
+                "window": _window(16),
+                "depth": Knob(5, "longest path of drafts", low=1, high=64),
+                "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
+            },
+            tree=True,
+        ),
     }
 )
 

@@ -1,0 +1,90 @@
+"""A tree that grows where a smaller model is sure: the nodes of largest joint draft probability.
+
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each depth the likeliest entries get their likeliest tokens as children,
+and of all nodes those with the largest product of probabilities along their path are verified; DySpec (Xiong et al.
+2024, arXiv 2410.11744) takes the same nodes greedily.
+
+Which nodes are verified depends on their tokens here, and that is safe because nothing is drawn: the whole tree is a
+function of the committed tokens, so siblings have one-hot laws and are tested target-only, whatever selected them. Were
+the candidates drawn and then selected by their probability, a sibling in the tree would no longer follow the law it
+was drawn from, and the test against that law would be biased.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmspec.drafters.tree_reader import TreeReader
+from mmspec.rows import Rows
+from mmspec.tree import Chosen, Tree, TreeDraft
+from mmspec.tree_verify import TreeVerdict
+
+
+class TreeDynamicDrafter:
+    """Grows a tree for each row, one call of the model for each depth.
+
+    **Arguments:**
+
+    - `reader`: the model, with the law that measures how likely a node is.
+    - `nodes`: how many are verified; `depth`: the longest path.
+    - `top`: children of an entry, and entries that get children at each depth.
+    - `vocab_size`: V.
+    """
+
+    def __init__(self, reader: TreeReader, nodes: int, depth: int, top: int, vocab_size: int) -> None:
+        self._reader = reader
+        self._nodes = nodes
+        self._depth = depth
+        self._top = min(top, vocab_size)
+        # The model's cache has room for as many nodes as the target's.
+        self._beams = max(min(top, nodes // max(depth - 1, 1)), 1)
+        self._siblings = Chosen(vocab_size)
+
+    @property
+    def calls(self) -> int:
+        return self._reader.calls
+
+    def observe(self, verdict: TreeVerdict, rows: Rows) -> None:
+        self._reader.observe(verdict)
+
+    def keep(self, rows: list[int]) -> None:
+        self._reader.keep(rows)
+
+    def propose(self, rows: Rows, iteration: int) -> TreeDraft:
+        batch = len(rows.ids)
+        chance, token = self._reader.root(rows)[:, 0].topk(self._top)
+        # Of every candidate: its token, its joint probability, and the candidate it hangs from (0: root, i + 1: i).
+        tokens, chances, parents = [token], [chance], [torch.zeros_like(token)]
+        # Of the newest candidates: which entry read by the model they hang from. Those read have a tree of their own.
+        owner = torch.zeros_like(token)
+        read = owner[:, :0]
+        start = 0  # the first of the newest candidates
+        for _ in range(self._depth - 1):
+            best = chance.topk(min(self._beams, chance.shape[1])).indices.sort().values
+            first = 1 + read.shape[1]
+            read = torch.cat([read, owner.gather(1, best)], dim=1)
+            tree = Tree(read.cpu().numpy(), rows.device)
+            q = self._reader.nodes(rows, token.gather(1, best), tree, first)
+            parents.append((start + 1 + best).repeat_interleave(self._top, dim=1))
+            start += chance.shape[1]
+            likely, token = q.topk(self._top)
+            # Rounding must not make a child likelier than what it hangs from.
+            chance = (chance.gather(1, best)[..., None] * likely.clamp(max=1.0)).flatten(1)
+            token = token.flatten(1)
+            owner = torch.arange(first, first + best.shape[1], device=rows.device).repeat_interleave(self._top)
+            owner = owner.expand(batch, -1)
+            tokens.append(token)
+            chances.append(chance)
+        return self._select(torch.cat(tokens, 1), torch.cat(chances, 1), torch.cat(parents, 1))
+
+    def _select(self, tokens: Tensor, chances: Tensor, parents: Tensor) -> TreeDraft:
+        """The likeliest candidates, [B, C] each, as a tree."""
+        count = min(self._nodes, tokens.shape[1])
+        # Stable, so that of equals the one nearer to the root comes first; then in the order they were made.
+        chosen = chances.sort(dim=1, descending=True, stable=True).indices[:, :count].sort().values
+        entry = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.int64, device=tokens.device)
+        number = torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1)
+        entry.scatter_(1, chosen + 1, number)
+        tree = Tree(entry.gather(1, parents.gather(1, chosen)).cpu().numpy(), tokens.device)
+        return TreeDraft(tree, tokens.gather(1, chosen), self._siblings)
