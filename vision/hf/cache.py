@@ -68,6 +68,13 @@ class SlotLayer(CacheLayerMixin):
             rows = rows.to(self.keys.device)
             self.keys, self.values = self.keys[rows], self.values[rows]
 
+    def move(self, source: Tensor, goal: Tensor) -> None:
+        """Copies each row's slots `source` to its slots `goal`, int64 [R, D] both, all at once."""
+        source, goal = source.to(self.keys.device), goal.to(self.keys.device)
+        rows = torch.arange(len(source), device=source.device)[:, None]
+        for store in (self.keys, self.values):
+            store[rows, :, goal] = store[rows, :, source]
+
     def get_seq_length(self) -> int:
         return self._place.end
 
@@ -107,3 +114,8 @@ class SlotCache(Cache):
         """Drops all rows but these (int64 [rows'])."""
         for layer in self.layers:
             layer.keep(rows)
+
+    def move(self, source: Tensor, goal: Tensor) -> None:
+        """Copies each row's slots `source` to its slots `goal`, int64 [R, D] both, in all layers."""
+        for layer in self.layers:
+            layer.move(source, goal)

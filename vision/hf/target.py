@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmspec.law import Logits
 from mmspec.target import both_sides, split_sides
+from mmspec.tree import Tree
 from mmspec.vision.hf.cache import SlotCache
 
 
@@ -92,6 +93,27 @@ class CausalTarget:
             tokens = tokens.repeat(2, 1)
         return self._logits(self._read(self._backbone.embed(tokens), self._prompt + at))
 
+    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
+        last = first + tokens.shape[1]
+        if self._guided:
+            tokens = tokens.repeat(2, 1)
+        root = self._prompt + at
+        end = int(root.max()) + last
+        if (at == at[0]).all():
+            self._cache.at(int(root[0]) + first, end)
+        else:
+            self._cache.at_slots(self._sides(root[:, None] + np.arange(first, last)), end)
+        places = self._sides(root[:, None] + tree.depth[:, first:last])
+        embeds = self._backbone.embed(tokens)
+        bias = self._tree_bias(self._sides(root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
+        return self._logits(self._run(embeds, places, bias))
+
+    def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
+        steps = np.arange(1, 1 + path.shape[1])
+        if (path != steps).any():
+            root = self._prompt + at[:, None]
+            self._cache.move(self._sides(root + path), self._sides(root + steps))
+
     def keep(self, rows: list[int]) -> None:
         index = both_sides(rows, self._rows, self._guided, self.device)
         self._rows = len(rows)
@@ -103,36 +125,58 @@ class CausalTarget:
         """Hidden states [R, W, D] of a window whose rows begin at slots `start` (host int64 [B])."""
         width = embeds.shape[1]
         end = int(start.max()) + width
-        host = torch.from_numpy(np.tile(start[:, None] + np.arange(width), (1 + self._guided, 1)))
-        slots = host.to(self.device)
+        slots = self._sides(start[:, None] + np.arange(width))
         if (start == start[0]).all():
             self._cache.at(int(start[0]), end)
         else:
             self._cache.at_slots(slots, end)
-        positions = self._positions.gather(2, slots.expand(len(self._positions), -1, -1))
+        return self._run(embeds, slots, self._bias(slots, end, embeds.dtype))
+
+    def _run(self, embeds: Tensor, places: Tensor, bias: Tensor) -> Tensor:
+        """Hidden states [R, W, D] of tokens that have the positions of slots `places`, int64 [R, W]."""
+        positions = self._positions.gather(2, places.expand(len(self._positions), -1, -1))
         out = self._backbone.decoder(
             inputs_embeds=embeds,
-            attention_mask=self._bias(slots, end, embeds.dtype),
+            attention_mask=bias,
             position_ids=positions[0] if len(positions) == 1 else positions,
             past_key_values=self._cache,
             use_cache=True,
         )
         return out.last_hidden_state
 
+    def _sides(self, slots: NDArray[np.int64]) -> Tensor:
+        """The same slots int64 [B, ...] on both sides, [R, ...]."""
+        return torch.from_numpy(np.concatenate([slots] * (1 + self._guided))).to(self.device)
+
     def _bias(self, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         """What each token may look at, as numbers to add to its scores, [R, 1, W, end]: 0, or very negative."""
         key = torch.arange(end, device=self.device)
         own = slots[..., None]
         # A token always sees itself: padding that saw nothing would be NaN, and stay in the cache.
-        seen = (self._visible[:, None, :end] & (key <= own)) | (key == own)
-        # Numbers, not booleans: eager attention adds the mask whatever it is. Not -inf: two of them may be added.
-        return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)[
-            :, None
-        ]
+        return as_bias((self._visible[:, None, :end] & (key <= own)) | (key == own), dtype)
+
+    def _tree_bias(self, root: Tensor, sees: Tensor, end: int, dtype: torch.dtype) -> Tensor:
+        """The same for W entries of a tree: they see what the root (slots int64 [R]) sees, and what `sees` tells.
+
+        `sees` is bool [B or 1, W, n], of the n slots behind the root.
+        """
+        key = torch.arange(end, device=self.device)
+        committed = self._visible[:, None, :end] & (key <= root[:, None, None])
+        behind = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=self.device))[:, None]
+        sees = sees.repeat(len(root) // len(sees), 1, 1)
+        return as_bias(committed.repeat(1, sees.shape[1], 1).scatter_(2, behind.expand_as(sees), sees), dtype)
 
     def _logits(self, hidden: Tensor) -> Logits:
         logits = self._backbone.head(hidden).to(self.device)
         return split_sides(logits, self._guided)
+
+
+def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers to add to scores, [R, 1, W, end], for bool [R, W, end]: 0 where a key is seen, else very negative.
+
+    Not booleans: eager attention adds the mask whatever it is. Not -inf: two of them may be added.
+    """
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:

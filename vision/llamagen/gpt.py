@@ -58,6 +58,12 @@ class KVCache:
         """Drops all rows but these (int64 [rows'])."""
         self.k, self.v = self.k.index_select(1, rows), self.v.index_select(1, rows)
 
+    def move(self, source: Tensor, goal: Tensor) -> None:
+        """Copies each row's slots `source` to its slots `goal`, int64 [rows, D] both, all at once."""
+        rows = torch.arange(len(source), device=source.device)[:, None]
+        for store in (self.k, self.v):
+            store[:, rows, :, goal] = store[:, rows, :, source]
+
 
 @dataclass
 class Span:

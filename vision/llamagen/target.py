@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.law import Logits
 from mmspec.target import both_sides, split_sides
+from mmspec.tree import Tree
 from mmspec.vision.llamagen.gpt import KVCache, LlamaGenGPT, Span, padding_bias
 
 
@@ -79,12 +80,39 @@ class LlamaGenTarget:
             h = h + self._place[slots]
         return split_sides(self._gpt.run(h, span, self._cache), self._guided)
 
+    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
+        width = tokens.shape[1]
+        last = first + width
+        if self._guided:
+            tokens = tokens.repeat(2, 1)
+        root = self._slots + at
+        places = self._sides(root[:, None] + tree.depth[:, first:last])
+        h = self._gpt.embed(tokens) + self._place[places]
+        end = int(root.max()) + last
+        bias = self._tree_bias(self._sides(root), tree.sees[:, first:last, 1:last], end)
+        span = Span(self._cos[places][:, None], self._sin[places][:, None], bias, end)
+        if (at == at[0]).all():
+            span.start = end - width
+        else:
+            span.slots = self._sides(root[:, None] + np.arange(first, last))
+        return split_sides(self._gpt.run(h, span, self._cache), self._guided)
+
+    def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
+        steps = np.arange(1, 1 + path.shape[1])
+        if (path != steps).any():
+            root = self._slots + at[:, None]
+            self._cache.move(self._sides(root + path), self._sides(root + steps))
+
     def keep(self, rows: list[int]) -> None:
         index = both_sides(rows, self._rows, self._guided, self.device)
         self._rows = len(rows)
         self._cache.keep(index)
         if self._padding is not None:
             self._padding = self._padding[index]
+
+    def _sides(self, slots: NDArray[np.int64]) -> Tensor:
+        """The same slots int64 [B, ...] on both sides."""
+        return torch.from_numpy(np.concatenate([slots] * (1 + self._guided))).to(self.device)
 
     def _span(self, start: int, end: int) -> Span:
         """All rows at the same slots."""
@@ -102,3 +130,15 @@ class LlamaGenTarget:
             # Window slots are never condition slots, so the padding is the same for all of them.
             bias = bias + self._padding[:, :, -1:, :end]
         return Span(self._cos[slots][:, None], self._sin[slots][:, None], bias, end, slots=slots)
+
+    def _tree_bias(self, root: Tensor, sees: Tensor, end: int) -> Tensor:
+        """What W entries may look at, [B, 1, W, end]: all before and at the root's slot, and what `sees` tells.
+
+        `root` int64 [B]; `sees` bool [B or 1, W, n], of the n slots behind the root.
+        """
+        bias = self._causal[root, :end][:, None].repeat(1, sees.shape[1], 1)
+        behind = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=self.device))[:, None]
+        sees = sees.repeat(len(root) // len(sees), 1, 1)
+        bias.scatter_(2, behind.expand_as(sees), torch.where(sees, 0.0, -torch.inf).to(bias.dtype))
+        bias = bias[:, None]
+        return bias if self._padding is None else bias + self._padding[:, :, -1:, :end]
