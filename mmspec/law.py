@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -59,12 +61,31 @@ class Sampling:
         check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")
 
 
-class Constraint:
-    """Which tokens each position allows.
+class Forced:
+    """The tokens that positions are forced to, in all rows alike or in each row its own; -1 where nothing is forced.
 
     **Arguments:**
 
-    - `kind`: int64 [N], the kind of each position.
+    - `tokens`: host int64 [N], or [B, N].
+    """
+
+    def __init__(self, tokens: NDArray[np.int64]) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return self.tokens.shape[-1]
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of one position per row, host int64 [B]."""
+        return self.tokens[positions] if self.tokens.ndim == 1 else self.tokens[np.arange(len(positions)), positions]
+
+
+class Constraint:
+    """Which tokens each position allows, in all rows alike or in each row its own.
+
+    **Arguments:**
+
+    - `kind`: int64 [N], the kind of each position; or [B, N], of each position of each row.
     - `allowed`: bool [kinds, V], the tokens each kind allows; a kind that allows one token forces it.
     """
 
@@ -73,13 +94,31 @@ class Constraint:
             raise ArgumentError("allowed has a row without a single token; every kind of position needs at least one")
         self.kind = kind
         self.allowed = allowed
-        forced = torch.where(allowed.sum(-1) == 1, allowed.int().argmax(-1), -1)
-        self.forced: NDArray[np.int64] = forced[kind].cpu().numpy()  # [N], the forced token or -1
+        self._only = torch.where(allowed.sum(-1) == 1, allowed.int().argmax(-1), -1).cpu().numpy()
+
+    @cached_property
+    def forced(self) -> Forced:
+        """The token of each position that allows but one."""
+        return Forced(self._only[self.kind.cpu().numpy()])
+
+    @property
+    def rows(self) -> int | None:
+        """B, where each row has its own; else None."""
+        return len(self.kind) if self.kind.ndim == 2 else None
+
+    def keep(self, rows: Tensor | list[int]) -> Constraint:
+        """The same without all rows but these."""
+        if self.rows is None:
+            return self
+        kept = copy(self)
+        kept.kind = self.kind[rows]
+        kept.__dict__.pop("forced", None)
+        return kept
 
     def mask(self, positions: NDArray[np.int64]) -> Tensor:
-        """Bool [..., V]: True where a token is forbidden. Positions past the end count as the last one."""
-        inside = torch.from_numpy(positions.clip(max=len(self.kind) - 1)).to(self.kind.device)
-        return ~self.allowed[self.kind[inside]]
+        """Bool [B, W, V]: True where a token is forbidden. Positions (int64 [B, W]) past the end count as the last."""
+        inside = torch.from_numpy(positions.clip(max=self.kind.shape[-1] - 1)).to(self.kind.device)
+        return ~self.allowed[self.kind[inside] if self.rows is None else self.kind.gather(1, inside)]
 
 
 class Law:
@@ -89,12 +128,16 @@ class Law:
 
     - `rows`: the settings of each row.
     - `constraint`: allowed tokens by position, or None.
+
+    **Raises:** `ArgumentError` for a constraint of another number of rows.
     """
 
     def __init__(self, rows: Sequence[Sampling], constraint: Constraint | None, device: torch.device) -> None:
         def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
+        if constraint is not None and constraint.rows not in (None, len(rows)):
+            raise ArgumentError(f"constraint is for {constraint.rows} rows, and there are {len(rows)}")
         self.constraint = constraint
         self.guidance = column([r.guidance_scale for r in rows])
         self.temperature = column([r.temperature or 1.0 for r in rows])
@@ -113,6 +156,8 @@ class Law:
         """Drops all rows but these (int64 [rows'])."""
         for name in ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p"):
             setattr(self, name, getattr(self, name)[rows])
+        if self.constraint is not None:
+            self.constraint = self.constraint.keep(rows)
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Probabilities float32 [B, W, V]; a greedy row gets all its mass on one token.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class Step:
 class Rows:
     """The state of a batch whose rows advance at their own pace.
 
-    - `ids`: host int64 [B], which rows of the request still run.
+    - `ids`: host int64 [B], which rows of the request still run; `layout`: what they are to become.
     - `length`: host int64 [B], how many tokens each of them has.
     - `noise`: their random numbers.
     """
@@ -107,6 +107,8 @@ class Rows:
         self.ids = self.ids[rows]
         self._index = self._index[rows]
         self.noise.keep(rows)
+        if self.layout.constraint is not None:
+            self.layout = replace(self.layout, constraint=self.layout.constraint.keep(rows))
 
     def step(self, nfe: int) -> Step:
         """The state as a callback sees it."""

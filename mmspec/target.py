@@ -19,7 +19,7 @@ class Layout:
 
     - `length`: positions per row, N.
     - `width`: positions per line of a 2-D token map in raster order; None for a stream.
-    - `constraint`: allowed tokens by position.
+    - `constraint`: allowed tokens by position, in all rows alike or in each row its own.
     - `eos`: tokens that end a row early; they are kept, and what lies behind them is filled with `pad`.
     """
 

@@ -21,10 +21,13 @@ from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError, UnknownNameError
 from mmspec.law import Sampling
+from mmspec.recipes import parse
 from mmspec.rows import Step
+from mmspec.target import Layout
 from mmspec.vision.hf.allowed import ask, line_width
 from mmspec.vision.hf.chameleon import Picture
 from mmspec.vision.hf.generate import Job, generate, prepare
+from mmspec.vision.hf.table import count_table
 from mmspec.vision.hf.target import columns
 
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
@@ -153,10 +156,25 @@ def test_allowed_tokens_are_asked_for_once() -> None:
     assert line_width([None, None]) is None and line_width([4, None, 4, None, 4]) == 2
     with pytest.raises(ArgumentError, match="depends on the tokens made so far"):
         ask(lambda row, ids: [3, 5] if ids[-1] != 3 else [3], prompts, 6, 9)
-    with pytest.raises(ArgumentError, match="depends on the row of the batch"):
-        ask(lambda row, ids: [3 + row], prompts, 6, 9)
-    with pytest.raises(ArgumentError, match="allows no token at all for new token 0"):
+    with pytest.raises(ArgumentError, match="allows no token at all for new token 0 of row 0"):
         ask(lambda row, ids: [], prompts, 6, 9)
+
+
+def lines(row: int, ids: Tensor) -> list[int]:
+    return [4] if len(ids) % 5 == 0 else [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("allowed", [lines, None])
+def test_a_table_is_counted_from_pictures(model: Any, allowed: Any) -> None:
+    call = CALL | {"do_sample": False, "prefix_allowed_tokens_fn": allowed}
+    made = model.generate(**call)
+    call |= {"custom_generate": generate, "return_dict_in_generate": True}
+    for recipe in ("table:window=4", "scd:window=4,start=table", "scd:window=4"):
+        out = model.generate(**call, recipe=recipe, table=made[:, 6:])
+        assert torch.equal(out.sequences, made) and out.stats.tokens_per_call > 1, recipe
+    table = count_table(torch.tensor([[4, 10, 11, 4, 10, 13, 7]]), parse("scd"), Layout(6, width=3), 4, 10, IDS.device)
+    # Behind 4 comes 10; 10 under 10 is followed by 13. The seventh token begins a line and is left out.
+    assert table is not None and table.best[-1, 0] == 6 and table.best[7, 6] == 9
 
 
 class Unknown(nn.Module):
@@ -173,6 +191,10 @@ REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
     ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])}, ArgumentError, "has MaxTimeCriteria"),
     ({"recipe": "scdd"}, UnknownNameError, "unknown recipe 'scdd' (did you mean 'scd'?)"),
     ({"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
+    ({"recipe": "table"}, ArgumentError, "recipe 'table' needs a table; pass table=, the new tokens of pictures that"),
+    ({"recipe": "scd:start=table"}, ArgumentError, "recipe 'scd:start=table' needs a table; pass table="),
+    ({"table": IDS[0]}, ArgumentError, "table has shape [6] and dtype torch.int64; it must be int64 [n, N]"),
+    ({"table": IDS + 9}, ArgumentError, "table has the id 40, which this call cannot make; it makes 0 to 39"),
     ({"attention_mask": (IDS != 3).long()}, PromptError, "attention_mask hides the last token of a prompt; pad on the"),
     ({"seed": [1]}, ArgumentError, "seed has 1 values for 2 rows"),
     ({"guidance_scale": 2.0, "negative_prompt_ids": NEGATIVE}, ArgumentError, "negative_prompt_ids has 1 rows"),

@@ -401,7 +401,7 @@ def test_drafts_of_known_quality_take_the_calls_they_must(name: str, rate: float
     wrong = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < rate
     free = torch.ones(layout.length, dtype=torch.bool)
     if layout.constraint is not None:
-        free = torch.from_numpy(layout.constraint.forced < 0)  # what is forced cannot be drafted wrongly
+        free = torch.from_numpy(layout.constraint.forced.tokens < 0)  # what is forced cannot be drafted wrongly
     wrong &= free
     oracle = Oracle(tokens, wrong, job.plan.backbone.vocab_size)
     aids = Aids(draft_model=lambda: oracle, draft_sampling=[Sampling(temperature=0)] * 2)
@@ -414,17 +414,18 @@ def test_drafts_of_known_quality_take_the_calls_they_must(name: str, rate: float
 # --- Sampling -------------------------------------------------------------------------------------------------------
 
 ROWS = 20_000
-SPREAD = {"janus": 0.1, "emu3": 0.07, "anole": 0.08, "imagegpt": 0.12, "glm": 0.12}
+SPREAD = {"janus": 0.1, "emu3": 0.07, "anole": 0.08, "lumina": 0.08, "imagegpt": 0.12, "glm": 0.12}
 SAMPLED = {
     "janus": ["scd:window=3,start=up", "scd:window=4,start=random", "draft:window=3"],
     "emu3": ["scd:window=3,start=up", "scd:window=4,start=random"],
     "anole": ["scd:window=3,start=left"],
+    "lumina": ["scd:window=4,start=up", "draft:window=3"],
     "imagegpt": ["sjd:window=3,start=left"],
     "glm": ["scd:window=3,start=left,coupling=gumbel"],
 }
 
 
-CODES = {"janus": 0, "emu3": 10, "anole": 4, "imagegpt": 0, "glm": 0}
+CODES = {"janus": 0, "emu3": 10, "anole": 4, "lumina": 4, "imagegpt": 0, "glm": 0}
 SETTINGS = {"do_sample": True, "temperature": 0.9, "top_k": 0, "top_p": 0.95}
 
 
@@ -437,6 +438,9 @@ def small_call(name: str, model: Any, rows: int) -> dict[str, Any]:
     if name == "emu3":  # as the documentation's function has it, but quick for many rows
         line = [[10, 11, 12]] * 2 + [[4]]
         pattern = line + line + [[5], [6], [2]]
+    if name == "lumina":  # the same as its own function, likewise
+        sizes, line = [[29], [29]], [[4, 5, 6]] * 2 + [[27]]
+        pattern = sizes + line + line + [[24], [26]]
     if name == "glm":  # a single grid, and nothing but codes
         grids = {"image_grid_thw": torch.tensor([[1, 2, 2]] * rows), "images_per_sample": torch.ones(rows).long()}
         call, pattern = call | grids, [[0, 1, 2]] * 4
@@ -448,10 +452,15 @@ def small_call(name: str, model: Any, rows: int) -> dict[str, Any]:
     return call
 
 
+def forced_of(layout: Layout) -> NDArray[np.int64]:
+    """The token each position is forced to, or -1."""
+    return np.full(layout.length, -1) if layout.constraint is None else layout.constraint.forced.tokens
+
+
 def exact_joint(name: str, model: Any, layout: Layout, first: int) -> Tensor:
     """Probabilities float64 [81] of all pictures, computed token by token with no draft at all."""
     call = small_call(name, model, 81)
-    forced = np.full(layout.length, -1) if layout.constraint is None else layout.constraint.forced
+    forced = forced_of(layout)
     free = torch.from_numpy(np.flatnonzero(forced < 0))
     picture = torch.cartesian_prod(*[torch.arange(3)] * 4)
     x = torch.from_numpy(forced + first).expand(81, -1).index_copy(1, free, picture + CODES[name])
@@ -478,7 +487,7 @@ def test_sampling_follows_the_model(name: str) -> None:
     for recipe in SAMPLED[name]:
         call = small_call(name, model, ROWS) | SETTINGS
         out = ours(model, call, recipe=recipe, seed=77, draft_model=draft, return_dict_in_generate=True)
-        forced = np.full(job.layout.length, -1) if job.layout.constraint is None else job.layout.constraint.forced
+        forced = forced_of(job.layout)
         tokens = out.sequences[:, made][:, np.flatnonzero(forced < 0)] - CODES[name]
         counts = torch.bincount((tokens * torch.tensor([27, 9, 3, 1])).sum(1), minlength=81)
         tv = float((counts / ROWS - joint).abs().sum() / 2)

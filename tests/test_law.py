@@ -68,7 +68,7 @@ def test_each_row_follows_its_own_settings() -> None:
 def test_a_constraint_knows_its_forced_tokens() -> None:
     allowed = torch.tensor([[True, True, False], [False, False, True]])
     constraint = Constraint(torch.tensor([0, 1, 0]), allowed)
-    assert constraint.forced.tolist() == [-1, 2, -1]
+    assert constraint.forced.tokens.tolist() == [-1, 2, -1]
     with pytest.raises(ArgumentError, match="without a single token"):
         Constraint(torch.tensor([0]), torch.tensor([[False, False]]))
 

@@ -120,10 +120,7 @@ def read_request(
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     negative: Mapping[str, Any] = guidance.unconditional_context if guidance is not None else {}
     prefix = found.get(PrefixConstrainedLogitsProcessor)
-    allowed = None
-    if prefix is not None:
-        allowed_fn: AllowedFn = prefix._prefix_allowed_tokens_fn
-        allowed = ask(allowed_fn, input_ids, length, vocab_size)
+    allowed_fn: AllowedFn | None = None if prefix is None else prefix._prefix_allowed_tokens_fn
     mask = inputs.get("attention_mask")
     if mask is not None and not bool((mask[:, -1] != 0).all()):
         raise PromptError("attention_mask hides the last token of a prompt; pad on the left (padding_side='left')")
@@ -135,7 +132,8 @@ def read_request(
         guidance_scale=config.guidance_scale if guidance is None else float(guidance.guidance_scale),
         negative_ids=negative.get("input_ids"),
         negative_mask=negative.get("attention_mask"),
-        allowed=allowed,
+        allowed=None if allowed_fn is None else ask(allowed_fn, input_ids, length, vocab_size),
+        allowed_fn=allowed_fn,
         config=config,
         inputs={name: value for name, value in inputs.items() if name not in IGNORED},
     )

@@ -19,11 +19,13 @@ from mmspec.rows import Step
 from mmspec.seeds import row_seeds
 from mmspec.stats import Stats
 from mmspec.target import Layout
+from mmspec.vision.hf.allowed import confirm
 from mmspec.vision.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
 from mmspec.vision.hf.families import FAMILIES as FAMILIES
 from mmspec.vision.hf.families import Family, unwrap
 from mmspec.vision.hf.families import family_of as family_of
 from mmspec.vision.hf.plan import Plan, Request
+from mmspec.vision.hf.table import count_table
 from mmspec.vision.hf.target import CausalTarget
 
 
@@ -44,6 +46,7 @@ def generate(
     recipe: str | Recipe = "scd",
     seed: int | Sequence[int] | None = None,
     draft_model: Any = None,
+    table: Tensor | None = None,
     on_step: OnStep | None = None,
     measure_entropy: bool = False,
     **inputs: Any,
@@ -53,8 +56,8 @@ def generate(
     The other arguments of `model.generate` stay as they are: `do_sample`, `temperature`, `top_k`, `top_p`,
     `guidance_scale` with negative prompts, `prefix_allowed_tokens_fn`, `max_new_tokens`, `eos_token_id`,
     `num_return_sequences`. What they do not name is the model's own default. The cache is always mmspec's, and
-    `prefix_allowed_tokens_fn` may depend on position and prompt alone. transformers does not hand on `streamer` and
-    `assistant_model`: `on_step` and `draft_model` are their like here.
+    `prefix_allowed_tokens_fn` may depend on position, row and prompt alone. transformers does not hand on `streamer`
+    and `assistant_model`: `on_step` and `draft_model` are their like here.
 
     The model may be quantised, offloaded, spread over devices or compiled: its parts are called, never read. Layers
     that quantise their inputs by one scale per call, as torch's own dynamic int8 does, make a token's logits depend on
@@ -70,6 +73,8 @@ def generate(
     - `recipe`: how to decode, e.g. `"scd:window=32"`.
     - `seed`: row i uses `seed + i`; or one seed per row. None draws one from torch's global generator.
     - `draft_model`: a smaller model of the same class, for the recipe `draft`.
+    - `table`: for the recipe `table` and for start tokens, pictures made before: new tokens of a call like this one,
+      int64 [n, N] of ids.
     - `on_step`: called with a `mmspec.rows.Step` after every call of the model.
     - `measure_entropy`: also report the entropy of the model's law.
 
@@ -85,18 +90,21 @@ def generate(
         assert on_step is not None
         on_step(replace(step, tokens=[tokens + first for tokens in step.tokens]))
 
+    ngrams = count_table(table, recipe, job.layout, first, plan.backbone.vocab_size, plan.backbone.device)
     decoded = run(
         job.target(plan, recipe.window),
         recipe,
         job.layout,
         [job.sampling] * rows,
         row_seeds(seed, rows),
-        job.aids(draft_model, recipe.window),
+        replace(job.aids(draft_model, recipe.window), table=ngrams),
         in_ids if on_step is not None else None,
         measure_entropy,
     )
     tokens = decoded.tokens[:, : longest(decoded.tokens, job.layout.eos)] + first
-    sequences = torch.cat([job.request.input_ids, tokens], dim=1) if plan.keep_prompt else tokens
+    whole = torch.cat([job.request.input_ids, tokens], dim=1)
+    confirm(job.request, whole, {end + first for end in job.layout.eos})
+    sequences = whole if plan.keep_prompt else tokens
     if generation_config.return_dict_in_generate:
         return GenerateOutput(sequences=sequences, stats=decoded.stats)
     return sequences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from mmspec.vision.hf.target import Backbone, Prompt, columns
 class Allowed:
     """Ids each new token may have.
 
-    - `kind`: int64 [N], the kind of each position; `ids`: bool [kinds, ids of the model], what each kind allows.
-    - `width`: tokens per line, where lines are known.
+    - `kind`: int64 [N], the kind of each position, or [B, N] where rows differ; `ids`: bool [kinds, ids of the model],
+      what each kind allows.
+    - `width`: tokens per line, where lines are known and of one length in all rows.
     """
 
     kind: Tensor
@@ -36,7 +37,7 @@ class Request:
     - `length`: tokens asked for.
     - `guidance_scale`: None when nothing was said.
     - `negative_ids`, `negative_mask`: the unconditional prompts, or None.
-    - `allowed`: of `prefix_allowed_tokens_fn`, or None.
+    - `allowed`: of `prefix_allowed_tokens_fn`, or None; `allowed_fn`: that function.
     - `config`: the prepared `GenerationConfig`.
     - `inputs`: what else the model was given.
     """
@@ -49,6 +50,7 @@ class Request:
     negative_ids: Tensor | None
     negative_mask: Tensor | None
     allowed: Allowed | None
+    allowed_fn: Callable[[int, Tensor], Any] | None
     config: Any
     inputs: Mapping[str, Any]
 
