@@ -47,6 +47,8 @@ EXACT = [
     "scd:window=3",
     "scd:window=3,coupling=gumbel",
     "scd:window=5,coupling=gumbel,start=random",
+    "scd:window=3,start=recycle",
+    "recycle:window=3",
 ]
 SETTINGS = {
     "T=1": Sampling(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +300,18 @@ def test_a_counted_table_knows_its_neighbours() -> None:
     assert best[-1, 1] == 2 and best[-1, 0] == 1  # the first line
     assert best[3, 1] == best[-1, 1] or best[3, 1] in (1, 2)  # never seen: by the left token alone
     assert best[3, 3] == 3  # nothing known: a repetition
+
+
+def test_counted_table_holds_the_most_frequent_token_of_each_pair() -> None:
+    """Over enough pairs that a write which depends on the order of threads would show."""
+    maps = torch.randint(40, (300, 64), generator=torch.Generator().manual_seed(3)) // 3
+    best = NGramTable.count(maps, width=8, vocab_size=14).best
+    seen: dict[tuple[int, int], Counter[int]] = {}
+    for grid in maps.unflatten(1, (8, 8)).tolist():
+        for above, line in zip(grid, grid[1:], strict=False):
+            for column in range(1, 8):
+                seen.setdefault((above[column], line[column - 1]), Counter())[line[column]] += 1
+    for pair, tokens in seen.items():
+        up, left = pair
+        # In the first column the token above stands in for the one to the left, which adds to pairs of equals.
+        assert up == left or tokens[int(best[up, left])] == max(tokens.values())
