@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mmspec.stats import Stats
 from mmspec.target import Layout
 from mmspec.vision.hf.allowed import confirm
 from mmspec.vision.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
+from mmspec.vision.hf.codebook import read_codebook
 from mmspec.vision.hf.families import FAMILIES as FAMILIES
 from mmspec.vision.hf.families import Family, unwrap
 from mmspec.vision.hf.families import family_of as family_of
@@ -114,11 +116,13 @@ def generate(
 class Job:
     """A call of generate, ready to be decoded.
 
-    - `family`: the adapter of the model's class; `request`, `plan`: what it was asked, and how it goes about it.
+    - `model`: what decodes; `family`: the adapter of its class.
+    - `request`, `plan`: what it was asked, and how it goes about it.
     - `ids`: how many the model's logits are over.
     - `layout`: the sequence to be made, in the loop's tokens; `sampling`: how every row's tokens are drawn.
     """
 
+    model: Any
     family: Family
     ids: int
     request: Request
@@ -135,8 +139,9 @@ class Job:
 
         **Raises:** `ModelError` when it is of another class or makes other tokens than the model.
         """
+        codebook = partial(read_codebook, self.model, self.plan)
         if draft_model is None:
-            return Aids()
+            return Aids(codebook=codebook)
         draft_model = unwrap(draft_model)
         if family_of(draft_model) is not self.family:
             raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
@@ -151,6 +156,7 @@ class Job:
         return Aids(
             draft_model=lambda: self.target(plan, slack, guided=False),
             draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
+            codebook=codebook,
         )
 
 
@@ -183,7 +189,7 @@ def prepare(
         eos=frozenset(end - plan.first_id for end in eos) if plan.ends else frozenset(),
         pad=0 if pad is None else int(pad) - plan.first_id,
     )
-    return Job(family, ids, request, plan, layout, replace(sampling, guidance_scale=plan.guidance_scale))
+    return Job(model, family, ids, request, plan, layout, replace(sampling, guidance_scale=plan.guidance_scale))
 
 
 def longest(tokens: Tensor, eos: frozenset[int]) -> int:
