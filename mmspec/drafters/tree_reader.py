@@ -44,11 +44,17 @@ class TreeReader:
         if self.calls == 0:
             self._model.prefill()
             self.calls = 1
-        # Rows that accepted less read tokens twice, which is harmless.
-        unread = min(self._unread, int(rows.length.min()))
-        logits = self._model.forward(rows.last(unread), rows.length - unread)
+        # Rows that accepted less read tokens twice, which is harmless. One that has fewer repeats its last token behind
+        # the root, where nobody looks.
+        start = np.maximum(rows.length - self._unread, 0)
+        last = rows.length - 1
+        tokens = rows.at(np.minimum(start[:, None] + np.arange(self._unread), last[:, None]))
+        logits = self._model.forward(tokens, start)
         self.calls += 1
-        newest = Logits(logits.cond[:, -1:], None if logits.uncond is None else logits.uncond[:, -1:])
+        root = torch.from_numpy(last - start).to(tokens.device)
+        row = torch.arange(len(root), device=root.device)
+        cond, uncond = logits
+        newest = Logits(cond[row, root][:, None], None if uncond is None else uncond[row, root][:, None])
         return self._law(newest, rows.positions(1))
 
     def nodes(self, rows: Rows, tokens: Tensor, tree: Tree, first: int) -> Tensor:
