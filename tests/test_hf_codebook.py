@@ -24,7 +24,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     drawn = {"prefix_allowed_tokens_fn": picture, "max_new_tokens": picture.length}
     ids = torch.cat([PROMPT, torch.full((2, 1), tiny.CHAMELEON_IDS.begin)], dim=1)
     return {
-        "janus": (tiny.janus(), {"input_ids": PROMPT, "guidance_scale": 2.0, "max_new_tokens": 16}),
+        "janus": (tiny.janus(), {"input_ids": PROMPT % 12, "guidance_scale": 2.0, "max_new_tokens": 16}),
         "emu3": (tiny.emu3(), {"input_ids": PROMPT, "max_new_tokens": 8}),
         "chameleon": (chameleon, {"input_ids": ids, **drawn}),
     }
