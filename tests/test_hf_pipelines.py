@@ -600,3 +600,11 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
     with pytest.raises(ModelError, match="vision_language_encoder' holds no model of transformers"):
         mmspec.load(tmp_path)
+
+
+def test_a_compiled_model_is_taken_as_what_it_wraps() -> None:
+    case = CASES["janus"]
+    model, processor = case.model(), case.processor()
+    expected = load(model, processor=processor)(["cat"], **case.options, **GREEDY).tokens
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(load(compiled, processor=processor)(["cat"], **case.options, **GREEDY).tokens, expected)

@@ -12,7 +12,7 @@ import transformers
 from safetensors import SafetensorError
 
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.vision.hf.generate import FAMILIES
+from mmspec.vision.hf.families import FAMILIES, unwrap
 from mmspec.vision.hf.pipeline import TransformersPipeline, home
 from mmspec.vision.hf.vqgan import load_vqgan
 
@@ -73,7 +73,8 @@ def from_folder(
     if name not in FAMILIES:
         raise ArgumentError(
             f"model {str(folder)!r} is a {name}, for which mmspec has no adapter; "
-            f'it has them for {", ".join(FAMILIES)}; for a class of yours, see "Adding a model" in the README'
+            f"it has them for {', '.join(FAMILIES)}; "
+            'for a class of yours, see "Adding a model" in the README (docs/adding-a-model.md)'
         )
     try:
         model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
@@ -125,4 +126,4 @@ def from_model(
     if options:
         raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed here; it may have 'layout'")
     vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(home(model), model.dtype)
-    return TransformersPipeline(model, processor, vqvae, layout=layout)
+    return TransformersPipeline(unwrap(model), processor, vqvae, layout=layout)
