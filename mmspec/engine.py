@@ -14,7 +14,7 @@ from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.start import NGramTable, Start, random_token, repeat_left, repeat_up
 from mmspec.drafters.tree_dynamic import TreeDynamicDrafter
-from mmspec.drafters.tree_model import TreeModelDrafter
+from mmspec.drafters.tree_model import DRAWINGS, TreeModelDrafter
 from mmspec.drafters.tree_reader import TreeReader
 from mmspec.drafters.tree_table import TreeTableDrafter
 from mmspec.errors import ArgumentError
@@ -133,9 +133,9 @@ def build_tree_drafter(recipe: Recipe, layout: Layout, target: Target, aids: Aid
     if aids.draft_model is None:
         raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model brings none")
     model, samplings = reader_of_trees(aids.draft_model()), aids.draft_sampling
-    if kind == "model":
+    if kind in DRAWINGS:
         reader = TreeReader(model, Law(samplings, layout.constraint, target.device))
-        return TreeModelDrafter(reader, branches(str(knobs["branch"])), target.device)
+        return TreeModelDrafter(reader, branches(str(knobs["branch"])), DRAWINGS[kind], target.device)
     # It only measures how likely a token is, which the one-hot law of a greedy row does not tell.
     warm = [replace(s, temperature=s.temperature or 1.0) for s in samplings]
     reader = TreeReader(model, Law(warm, layout.constraint, target.device))

@@ -75,8 +75,14 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "tree": RecipeInfo(
             "a smaller model drafts a tree; siblings are drawn without replacement",
-            "model",
+            "different",
             {"branch": _branch("3/2/1")},
+            tree=True,
+        ),
+        "tree-chains": RecipeInfo(
+            "a smaller model drafts several times, each draft independent of the others",
+            "independent",
+            {"branch": _branch("4/1/1/1")},
             tree=True,
         ),
         "tree-table": RecipeInfo(

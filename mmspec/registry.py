@@ -35,6 +35,13 @@ _DRAFTERS = {
     "model": Info("a smaller model of the same vocabulary", True, "mmspec.drafters.model:ModelDrafter"),
     "table": Info("an n-gram table over left and upper neighbour", True, "mmspec.drafters.start:NGramTable"),
     "jacobi": Info("the window's own leftovers and start tokens", True, "mmspec.drafters.jacobi:Jacobi"),
+    "tree-model": Info("such a model, for trees of one shape", True, "mmspec.drafters.tree_model:TreeModelDrafter"),
+    "tree-dynamic": Info(
+        "such a model, for trees of its likeliest drafts", True, "mmspec.drafters.tree_dynamic:TreeDynamicDrafter"
+    ),
+    "tree-table": Info(
+        "several guesses of an n-gram table as a tree", True, "mmspec.drafters.tree_table:TreeTableDrafter"
+    ),
 }
 
 

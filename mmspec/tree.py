@@ -118,6 +118,22 @@ class WithoutReplacement:
         return q / q.sum(-1, keepdim=True).clamp_(min=torch.finfo(q.dtype).tiny)
 
 
+class Independent:
+    """Each sibling was drawn from the entry's law, whatever the siblings before it are; it may repeat one.
+
+    **Arguments:**
+
+    - `laws`: float32 [B, n, V], of the children of the first n entries; later entries have none.
+    """
+
+    def __init__(self, laws: Tensor) -> None:
+        self._laws = laws
+
+    def law(self, entry: Tensor, tokens: Tensor) -> Tensor:
+        rows = torch.arange(len(entry), device=entry.device)
+        return self._laws[rows, entry.clamp(max=self._laws.shape[1] - 1)]
+
+
 class Chosen:
     """Siblings are a function of what lies before them, as the likeliest tokens are: each law is one-hot.
 

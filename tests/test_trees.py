@@ -19,10 +19,10 @@ from test_rules import RELAXED, SETTINGS
 from test_rules import decode as decode_by_rule
 from torch import Tensor
 
-import mmspec.drafters.tree_model
 import mmspec.tree_verify
 from mmspec.conformance import ToyTarget, check
 from mmspec.drafters.start import NGramTable
+from mmspec.drafters.tree_model import DRAWINGS, Drawing, draw_different
 from mmspec.drafters.tree_table import guesses
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError
@@ -41,6 +41,7 @@ GRID = Layout(length=4, width=2)
 EXACT = [
     "tree:branch=2/2/1",
     "tree:branch=3/1",
+    "tree-chains:branch=3/1",
     "tree-table:branch=2/1/2/1",
     "tree-dynamic:window=7,depth=3,top=2",
     "tree-dynamic:window=6,depth=2,top=3",
@@ -130,7 +131,7 @@ def test_siblings_help() -> None:
 # --- Acceptance rules -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafting", ["tree", "tree-table", "tree-dynamic"])
+@pytest.mark.parametrize("drafting", ["tree", "tree-chains", "tree-table", "tree-dynamic"])
 @pytest.mark.parametrize("name", RELAXED)
 def test_zero_is_exact_token_for_token(name: str, drafting: str) -> None:
     knob = next(iter(parse(name).rule.knobs))
@@ -229,7 +230,7 @@ def test_what_a_model_lacks_is_told() -> None:
             self.vocab_size, self.device = target.vocab_size, target.device
             self.prefill, self.forward, self.keep = target.prefill, target.forward, target.keep
 
-    for recipe in ("tree", "tree-table", "tree-dynamic"):
+    for recipe in ("tree", "tree-chains", "tree-table", "tree-dynamic"):
         with pytest.raises(ArgumentError, match="this model brings none"):
             run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [Sampling()], [0], Aids())
     aids = Aids(NGramTable(torch.zeros(4, 3, dtype=torch.int64)))
@@ -244,7 +245,8 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def original_p_and_q(patch: pytest.MonkeyPatch) -> None:
     """Every sibling is tested with the p and q of the first one."""
-    law, at_depth, first = WithoutReplacement.law, mmspec.tree_verify._at_depth, {}
+    law, at_depth = WithoutReplacement.law, mmspec.tree_verify._at_depth
+    first: dict[str, Any] = {}
 
     def original_q(self: WithoutReplacement, entry: Tensor, tokens: Tensor) -> Tensor:
         first["new"] = tokens.shape[1] == 1
@@ -270,19 +272,18 @@ def greedy_siblings_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
     def likeliest(q: Tensor, u: Tensor) -> Tensor:
         return q.topk(u.shape[-1]).indices.flatten(1)
 
-    patch.setattr(mmspec.drafters.tree_model, "draw", likeliest)
+    patch.setitem(DRAWINGS, "different", Drawing(likeliest, WithoutReplacement))
 
 
 def selected_after_drawing(patch: pytest.MonkeyPatch) -> None:
     """One sibling more is drawn, and the least likely left out."""
 
     def best(q: Tensor, u: Tensor) -> Tensor:
-        drawn = draw(q, torch.cat([u, (u[..., :1] + 0.37) % 1], dim=-1)).unflatten(1, (q.shape[1], -1))
+        drawn = draw_different(q, torch.cat([u, (u[..., :1] + 0.37) % 1], dim=-1)).unflatten(1, (q.shape[1], -1))
         likely = q.gather(-1, drawn)
         return drawn.gather(-1, likely.sort(dim=-1, descending=True).indices[..., :-1]).flatten(1)
 
-    draw = mmspec.drafters.tree_model.draw
-    patch.setattr(mmspec.drafters.tree_model, "draw", best)
+    patch.setitem(DRAWINGS, "different", Drawing(best, WithoutReplacement))
 
 
 def shared_coins(patch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
-"""A tree of one shape, grown by a smaller model: siblings are drawn without replacement.
+"""A tree of one shape, grown by a smaller model: siblings are drawn, with replacement or without.
 
 Without replacement k siblings are k tokens (recursive rejection sampling of Jeon et al. 2024, arXiv 2402.14160;
-Sequoia, Chen et al. 2024, arXiv 2402.12374). Shape and order are fixed before anything is drawn, so each token follows
-the law that it is tested with.
+Sequoia, Chen et al. 2024, arXiv 2402.12374). With replacement and branches at the root alone they begin k independent
+drafts (SpecTr, Sun et al. 2023, arXiv 2310.15141, here with the recursive test instead of its own). Shape and order are
+fixed before anything is drawn, so each token follows the law that it is tested with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,9 +17,21 @@ from torch import Tensor
 from mmspec.drafters.tree_reader import TreeReader
 from mmspec.noise import DRAFT
 from mmspec.rows import Rows
-from mmspec.tree import Tree, TreeDraft, WithoutReplacement
+from mmspec.tree import Independent, Siblings, Tree, TreeDraft, WithoutReplacement
 from mmspec.tree_verify import TreeVerdict
 from mmspec.verify import sample
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A way to draw siblings.
+
+    - `draw`: children int64 [B, n * k] in order, from laws float32 [B, n, V] at uniform numbers [B, n, k].
+    - `siblings`: what it makes of the laws of all entries, for the test.
+    """
+
+    draw: Callable[[Tensor, Tensor], Tensor]
+    siblings: Callable[[Tensor], Siblings]
 
 
 class TreeModelDrafter:
@@ -27,11 +41,13 @@ class TreeModelDrafter:
 
     - `reader`: the model, with the law that siblings are drawn from.
     - `branch`: for each depth, how many children an entry of it has.
+    - `drawing`: how siblings are drawn.
     - `device`: of the tokens.
     """
 
-    def __init__(self, reader: TreeReader, branch: Sequence[int], device: torch.device) -> None:
+    def __init__(self, reader: TreeReader, branch: Sequence[int], drawing: Drawing, device: torch.device) -> None:
         self._reader = reader
+        self._drawing = drawing
         self._branch = branch
         self._tree = Tree.branching(branch, device)
 
@@ -55,12 +71,17 @@ class TreeModelDrafter:
                 laws.append(self._reader.nodes(rows, levels[-1], self._tree, first))
                 first += levels[-1].shape[1]
             size = laws[-1].shape[1] * count
-            levels.append(draw(laws[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
-        return TreeDraft(self._tree, torch.cat(levels, dim=1), WithoutReplacement(torch.cat(laws, dim=1)))
+            levels.append(self._drawing.draw(laws[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
+        return TreeDraft(self._tree, torch.cat(levels, dim=1), self._drawing.siblings(torch.cat(laws, dim=1)))
 
 
-def draw(q: Tensor, u: Tensor) -> Tensor:
-    """Draws children without replacement, int64 [B, n * k] in order, from q float32 [B, n, V] at u [B, n, k].
+def draw_independent(q: Tensor, u: Tensor) -> Tensor:
+    """Every child from q itself."""
+    return torch.stack([sample(q, u[..., i]) for i in range(u.shape[-1])], dim=-1).flatten(1)
+
+
+def draw_different(q: Tensor, u: Tensor) -> Tensor:
+    """Every child from q without those before it.
 
     When no other token is left, a draw repeats an earlier one, and counts for nothing.
     """
@@ -70,3 +91,9 @@ def draw(q: Tensor, u: Tensor) -> Tensor:
         children.append(sample(left, u[..., i], fallback=q))
         left = left.scatter(-1, children[-1][..., None], 0.0)
     return torch.stack(children, dim=-1).flatten(1)
+
+
+DRAWINGS = {
+    "different": Drawing(draw_different, WithoutReplacement),
+    "independent": Drawing(draw_independent, Independent),
+}
