@@ -30,7 +30,7 @@ def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-def generate(model: Any, call: dict[str, Any], **options: Any) -> Tensor:
+def generate(model: Any, call: dict[str, Any], **options: Any) -> Any:
     call = {"attention_mask": torch.ones_like(call["input_ids"]), "do_sample": True, **call}
     return GenerationMixin.generate(model, **call, custom_generate=mmspec.generate, seed=3, **options)
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mmspec
 from mmspec import registry
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
+from mmspec.neighbours import Codebook
 
 
 @pytest.mark.parametrize(
@@ -36,11 +38,19 @@ def test_folders_that_are_no_pipelines(tmp_path: Path, index: str) -> None:
         mmspec.load(str(tmp_path))
 
 
-@pytest.mark.parametrize("listing", [registry.models, registry.drafters, registry.rules])
+@pytest.mark.parametrize("listing", [registry.models, registry.drafters])
 def test_every_name_resolves(listing: object) -> None:
     assert callable(listing)
     for info in listing().values():
         assert info.summary and registry.resolve(info) is not None
+
+
+def test_every_rule_can_be_made() -> None:
+    codebook = Codebook(torch.eye(3))
+    for rule in registry.rules().values():
+        assert rule.summary and callable(
+            rule.build({name: knob.default for name, knob in rule.knobs.items()}, codebook)
+        )
 
 
 def test_the_public_names() -> None:
