@@ -44,4 +44,6 @@ def embedded_classifier() -> ShapesClassifier:
     """The classifier that ships with `shapes`, on the CPU in float32."""
     from mmspec.vision.shapes.config import WEIGHTS
 
-    return ShapesClassifier.from_pretrained(WEIGHTS / "classifier", torch_dtype=torch.float32).eval()
+    # diffusers complains on stderr when it has to find out for itself that accelerate is not installed.
+    folder = WEIGHTS / "classifier"
+    return ShapesClassifier.from_pretrained(folder, torch_dtype=torch.float32, low_cpu_mem_usage=False).eval()

@@ -29,6 +29,14 @@ class Gaussian:
     count: int | None = None
 
 
+@dataclass(frozen=True)
+class Rooted:
+    """Mean [D] and some R [r, D] with R' R the covariance: all that a distance needs, kept for use with many others."""
+
+    mean: Vector
+    root: Features
+
+
 def fit(features: Any, name: str = "features") -> Gaussian:
     """The Gaussian of features [N, D]. **Raises:** `ArgumentError` as `read_features`; two samples are needed."""
     found = read_features(features, name, least=2)
@@ -42,28 +50,29 @@ def frechet_distance(a: Any, b: Any, names: tuple[str, str] = ("generated", "ref
 
     **Arguments:**
 
-    - `a`, `b`: features [N, D] each, or a `Gaussian`.
+    - `a`, `b`: features [N, D] each, a `Gaussian`, or what `rooted` made of one.
     - `names`: what the caller calls them, for messages.
 
     **Raises:** `ArgumentError` as `read_features`, or when the numbers of features differ.
     """
-    mean_a, root_a = _moments(a, names[0])
-    mean_b, root_b = _moments(b, names[1])
-    same_width(root_a, root_b, names)
-    overlap = np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum()
-    shift = mean_a - mean_b
-    return float(shift @ shift + (root_a**2).sum() + (root_b**2).sum() - 2 * overlap)
+    x, y = rooted(a, names[0]), rooted(b, names[1])
+    same_width(x.root, y.root, names)
+    overlap = np.linalg.svd(x.root @ y.root.T, compute_uv=False).sum()
+    shift = x.mean - y.mean
+    return float(shift @ shift + (x.root**2).sum() + (y.root**2).sum() - 2 * overlap)
 
 
-def _moments(given: Any, name: str) -> tuple[Vector, Features]:
-    """The mean [D] and some R [r, D] with R' R the covariance; r is as small as is easily had."""
+def rooted(given: Any, name: str = "features") -> Rooted:
+    """The moments of features [N, D] or of a `Gaussian`. **Raises:** `ArgumentError` as `read_features`."""
+    if isinstance(given, Rooted):
+        return given
     if not isinstance(given, Gaussian):
         found = read_features(given, name, least=2)
         mean = found.mean(0)
         centred = (found - mean) / np.sqrt(len(found) - 1)
         if len(found) <= found.shape[1]:
-            return mean, centred
-        return mean, _root(centred.T @ centred)
+            return Rooted(mean, centred)
+        return Rooted(mean, _root(centred.T @ centred))
     mean, covariance = given.mean, given.covariance
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         raise ArgumentError(
@@ -72,7 +81,7 @@ def _moments(given: Any, name: str) -> tuple[Vector, Features]:
         )
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
         raise ArgumentError(f"{name} has NaN or infinite values in its mean or covariance; all must be finite")
-    return mean, _root(covariance)
+    return Rooted(mean, _root(covariance))
 
 
 def _root(covariance: Features) -> Features:

@@ -31,6 +31,60 @@ class Interval:
     high: float
 
 
+@dataclass(frozen=True)
+class Resampled:
+    """A quantity of all samples, and of each resample, float64 [R]."""
+
+    value: float
+    draws: NDArray[np.float64]
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """The interval of confidence `level`. **Raises:** `ArgumentError` for a level outside 0..1."""
+        if not 0 < level < 1:
+            raise ArgumentError(f"level={level} is not allowed; it must lie between 0 and 1")
+        low, high = np.quantile(self.draws - self.draws.mean(), [(1 - level) / 2, (1 + level) / 2])
+        return Interval(self.value, float(self.value + low), float(self.value + high))
+
+    def minus(self, other: Resampled) -> Resampled:
+        """The paired difference of two quantities that were resampled with the same settings.
+
+        Both then used the same prompts and seeds in each resample: what makes a prompt easy or hard cancels.
+        """
+        return Resampled(self.value - other.value, self.draws - other.draws)
+
+
+def resample(
+    statistic: Statistic,
+    count: int,
+    *,
+    groups: Sequence[Any] | None = None,
+    halves: bool = False,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Resampled:
+    """`statistic`, a function of which of `count` samples to use, for all of them and for every resample.
+
+    **Arguments:**
+
+    - `statistic`: called with int64 indices into the samples.
+    - `groups`: a label per sample; those of one label are drawn together. None: each is a group of its own.
+    - `halves`: for quantities of a whole set; see above.
+
+    **Raises:** `ArgumentError` for fewer than two groups, or settings out of range.
+    """
+    if resamples < 2:
+        raise ArgumentError(f"resamples={resamples} is not allowed; it must be 2 or more")
+    if groups is None:
+        draws = _draws(count, halves, resamples, seed)
+    else:
+        members = _members(count, groups)
+        draws = (
+            np.concatenate([members[i] for i in chosen]) for chosen in _draws(len(members), halves, resamples, seed)
+        )
+    found = np.array([statistic(index) for index in draws], dtype=np.float64)
+    return Resampled(statistic(np.arange(count)), found)
+
+
 def bootstrap(
     statistic: Statistic,
     count: int,
@@ -41,35 +95,8 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The interval of `statistic`, a function of which of `count` samples to use.
-
-    To compare two recipes, let the statistic be their difference over the same samples, i.e. the same prompts and
-    seeds: what makes a prompt easy or hard then cancels.
-
-    **Arguments:**
-
-    - `statistic`: called with int64 indices into the samples: once with all of them, and once per resample.
-    - `groups`: a label per sample; those of one label are drawn together. None: each is a group of its own.
-    - `halves`: for quantities of a whole set; see above.
-    - `level`: of confidence.
-
-    **Raises:** `ArgumentError` for fewer than two groups, or settings out of range.
-    """
-    if resamples < 2:
-        raise ArgumentError(f"resamples={resamples} is not allowed; it must be 2 or more")
-    if not 0 < level < 1:
-        raise ArgumentError(f"level={level} is not allowed; it must lie between 0 and 1")
-    if groups is None:
-        draws = _draws(count, halves, resamples, seed)
-    else:
-        members = _members(count, groups)
-        draws = (
-            np.concatenate([members[i] for i in chosen]) for chosen in _draws(len(members), halves, resamples, seed)
-        )
-    found = np.array([statistic(index) for index in draws])
-    value = statistic(np.arange(count))
-    low, high = np.quantile(found - found.mean(), [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(value + low), float(value + high))
+    """The interval of `statistic`; see `resample`. **Raises:** `ArgumentError` as there, or for a wrong level."""
+    return resample(statistic, count, groups=groups, halves=halves, resamples=resamples, seed=seed).interval(level)
 
 
 def mean_interval(values: Any, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:

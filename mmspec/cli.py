@@ -14,8 +14,10 @@ from mmspec.commands.bench import bench_image
 from mmspec.commands.check import check
 from mmspec.commands.convert import convert
 from mmspec.commands.env import env
+from mmspec.commands.eval import evaluate
 from mmspec.commands.image import image
 from mmspec.commands.ls import ls
+from mmspec.commands.report import report
 from mmspec.errors import MMSpecError
 
 app = typer.Typer(
@@ -29,6 +31,8 @@ bench = typer.Typer(help="Measure recipes side by side in one run.", rich_markup
 app.add_typer(bench, name="bench")
 app.command("image")(image)
 app.command("check")(check)
+app.command("eval")(evaluate)
+app.command("report")(report)
 app.command("convert")(convert)
 app.command("ls")(ls)
 app.command("env")(env)

@@ -1,0 +1,99 @@
+"""The samples of an evaluation as they are finished, one JSON line each, safe against being killed at any time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mmspec.errors import ArgumentError
+
+Key = tuple[str, str, int]  # recipe, prompt, seed
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture and what it cost; see `mmspec.stats.Stats`.
+
+    - `image`: its path inside the results folder.
+    - `seconds`: wall-clock of the whole call, from prompt to picture.
+    - `row_calls`: target calls of its row.
+    """
+
+    recipe: str
+    prompt: str
+    seed: int
+    image: str
+    seconds: float
+    parts: dict[str, float]
+    nfe: int
+    tokens: int
+    row_calls: float
+    peak_memory: int
+    tv_bound: float
+    entropy: float | None
+    acceptance: list[float | None]
+
+    @property
+    def key(self) -> Key:
+        return self.recipe, self.prompt, self.seed
+
+
+def image_path(recipe: str, prompt: str, seed: int) -> Path:
+    """Where the picture of a sample lies inside the results folder: names that no file system minds."""
+    readable = "".join(c if c.isalnum() or c in "+.-" else "_" for c in recipe)
+    names = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in (recipe, prompt)]
+    return Path("images") / f"{readable}-{names[0]}" / f"{names[1]}-{seed}.png"
+
+
+class Journal:
+    """The lines of one process, and what all processes, of earlier runs too, have finished."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder = folder
+        self.path = folder / f"samples-{rank}.jsonl"
+
+    def read(self) -> dict[Key, Sample]:
+        """Finished samples whose pictures are there. A line that was cut off is none.
+
+        **Raises:** `ArgumentError` for a whole line that is no sample.
+        """
+        found: dict[Key, Sample] = {}
+        for path in sorted(self.folder.glob("samples-*.jsonl")):
+            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+                try:
+                    values: dict[str, Any] = json.loads(line)
+                    sample = Sample(**values)
+                except (ValueError, TypeError) as error:
+                    raise ArgumentError(f"'{path}' line {number} is no sample: {error}; delete the line") from error
+                if (self.folder / sample.image).is_file():
+                    found[sample.key] = sample
+        return found
+
+    def append(self, sample: Sample) -> None:
+        """Adds a line and waits until it is on the disk. **Raises:** `ArgumentError` when the system refuses."""
+        line = json.dumps(asdict(sample)).encode() + b"\n"
+        try:
+            with self.path.open("ab+") as file:
+                file.truncate(self._whole(file.tell()))
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ArgumentError(f"cannot write '{self.path}': {error.strerror or error}") from error
+
+    def _whole(self, size: int) -> int:
+        """Bytes up to the end of the last whole line: a process that was killed may have left a part of one behind."""
+        with self.path.open("rb") as file:
+            end = size
+            while end > 0:
+                start = max(0, end - 65536)
+                file.seek(start)
+                cut = file.read(end - start).rfind(b"\n")
+                if cut >= 0:
+                    return start + cut + 1
+                end = start
+        return 0

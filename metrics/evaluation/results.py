@@ -1,0 +1,117 @@
+"""What an evaluation found, as results.json, results.csv and a table for the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mmspec.errors import ArgumentError
+from mmspec.files import replacing
+from mmspec.metrics.evaluation.config import Config
+from mmspec.metrics.evaluation.evaluate import Row
+
+SCHEMA_VERSION = 1
+FILE, CSV_FILE = "results.json", "results.csv"
+
+Record = dict[str, Any]
+
+
+def record_of(config: Config, rows: Sequence[Row], environment: Mapping[str, Any]) -> Record:
+    """Everything in one JSON object: `schema_version`, `config`, `environment` and `rows`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": config.to_dict(),
+        "environment": dict(environment),
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def write_results(record: Record, folder: Path) -> None:
+    """Both files, each whole or not at all; the samples they rest on lie beside them."""
+    with replacing(folder / FILE) as partial:
+        partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    with replacing(folder / CSV_FILE) as partial:
+        partial.write_text(as_csv(record["rows"]), encoding="utf-8")
+
+
+def read_results(folder: Path) -> Record:
+    """**Raises:** `ArgumentError` when the folder holds none, or those of another version."""
+    path = folder / FILE
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        version = record["schema_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"'{folder}' holds no results of `mmspec eval` that can be read: {error}") from error
+    if version != SCHEMA_VERSION:
+        raise ArgumentError(f"'{path}' has schema version {version}; this mmspec reads {SCHEMA_VERSION}")
+    return record
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line per recipe; empty where there is nothing, as a speed-up whose check failed."""
+    out = io.StringIO()
+    lines = [_flat(row) for row in rows]
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    speed = row["speed"]
+    flat = {key: row[key] for key in ("recipe", "exact", "gate")}
+    flat |= {key: speed[key] for key in ("samples", "nfe", "tokens_per_call")}
+    flat |= _ends("speedup", speed["speedup"])
+    flat |= {f"{key}_seconds": speed[key] for key in ("p50", "p95")}
+    flat |= {f"{part}_seconds": seconds for part, seconds in speed["parts"].items()}
+    flat |= {key: speed[key] for key in ("peak_memory", "tv_bound")}
+    for name, quality in row["quality"].items():
+        flat |= _ends(name, quality) | {f"{name}_n": quality["n"], f"{name}_extractor": quality["extractor"]}
+        flat |= _ends(f"{name}_difference", quality["difference"])
+    return flat
+
+
+def _ends(name: str, interval: Mapping[str, Any] | None) -> dict[str, Any]:
+    keys = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
+    return {column: None if interval is None else interval[key] for column, key in keys.items()}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as Markdown, columns aligned, every interval in brackets."""
+    names = list(rows[0]["quality"])
+    lines = [["recipe", "law", "tokens/call", "speed-up", "p50 s", "TV bound", *names]]
+    for row in rows:
+        speed = row["speed"]
+        cells = [f"{speed['tokens_per_call']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
+        bound = "-" if row["exact"] else f"{speed['tv_bound']:.3f}"
+        lines.append([row["recipe"], law(row), *cells, bound, *(short(row["quality"][name]) for name in names)])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rule = ["-" * width if i < 2 else f"{'-' * (width - 1)}:" for i, width in enumerate(widths)]
+    aligned = [
+        [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in [lines[0], rule, *lines[1:]]
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in aligned)
+
+
+def law(row: Mapping[str, Any]) -> str:
+    """Whether a recipe keeps the target's law, in a word or two."""
+    return "relaxed" if not row["exact"] else "exact" if row["gate"] else "CHECK FAILED"
+
+
+def short(interval: Mapping[str, Any] | None) -> str:
+    """`1.23 [1.20, 1.26]`, with as many digits as tell the ends apart; "-" for none."""
+    if interval is None:
+        return "-"
+    width = interval["high"] - interval["low"]
+    nothing = width <= 1e-9 * max(1.0, abs(interval["value"]))
+    digits = 3 if nothing else next((d for d in (2, 3, 4, 5) if width * 10**d >= 5), 6)
+    return f"{interval['value']:.{digits}f} [{interval['low']:.{digits}f}, {interval['high']:.{digits}f}]"

@@ -1,0 +1,64 @@
+"""Ranges as users write them: of seeds, and of a recipe's knobs. Imports nothing heavy.
+
+- Seeds: `0..9` is every whole number from 0 to 9, `0..3,7` those and 7.
+- Knobs: `lantern:delta=0.1..0.5` is five recipes evenly from end to end, `delta=0.1..0.5/3` three of them, and
+  `delta=0.1|0.2|0.4` those three values; of whole-number knobs what lies between is rounded. Several ranges in one
+  recipe give every combination.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import product
+
+from mmspec.errors import ArgumentError
+from mmspec.recipes import Recipe, parse
+
+POINTS = 5
+MOST = 10_000  # of anything a range gives: more is a slip of the pen
+
+
+def read_seeds(text: str) -> list[int]:
+    """Seeds in the order written, none twice. **Raises:** `ArgumentError` for what is neither number nor range."""
+    seeds: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", piece)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + MOST:
+            raise ArgumentError(f"--seeds: {piece!r} must be a whole number or a range such as 0..9, upwards")
+        seeds += range(first, last + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def expand(recipe: str) -> list[Recipe]:
+    """The recipes that one text with ranges stands for. **Raises:** `ArgumentError`, `UnknownNameError`."""
+    name, colon, settings = recipe.partition(":")
+    choices: list[list[str]] = []
+    for setting in settings.split(",") if colon else ():
+        knob, equals, value = setting.partition("=")
+        choices.append([f"{knob}{equals}{one}" for one in _values(recipe, value.strip())])
+    found = [parse(f"{name}{colon}{','.join(combination)}") for combination in product(*choices)]
+    return list({str(one): one for one in found}.values())
+
+
+def expand_all(recipes: Sequence[str]) -> list[Recipe]:
+    """All of them, plain decoding first: it is what the others are compared with."""
+    found = [parse("plain"), *(one for recipe in recipes for one in expand(recipe))]
+    return list({str(one): one for one in found}.values())
+
+
+def _values(recipe: str, text: str) -> list[str]:
+    if "|" in text:
+        return [piece.strip() for piece in text.split("|")]
+    if ".." not in text:
+        return [text]
+    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    match = re.fullmatch(rf"({number})\.\.({number})(?:/(\d+))?", text)
+    points = int(match[3] or POINTS) if match else 0
+    if match is None or not 2 <= points <= MOST:
+        raise ArgumentError(f"recipe={recipe!r} is not readable at {text!r}; a range is 0.1..0.5, or 0.1..0.5/POINTS")
+    low, high = float(match[1]), float(match[2])
+    whole = not re.search(r"[.e]", match[1] + match[2])
+    values = [low + (high - low) * i / (points - 1) for i in range(points)]
+    return list(dict.fromkeys(str(round(v)) if whole and abs(high - low) > 1 else f"{v:.10g}" for v in values))

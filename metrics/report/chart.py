@@ -1,0 +1,109 @@
+"""Quality against speed as an SVG: a point per recipe, its intervals as bars, and the front that nothing beats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+WIDTH, HEIGHT = 640, 400
+LEFT, RIGHT, TOP, BOTTOM = 74, 18, 16, 52
+COLOURS = ("#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#6b7280")
+Span = tuple[float, float, float]  # value, low, high
+_Place = Callable[[float, float], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A recipe: its family, which gives the colour, its speed-up and its quality."""
+
+    name: str
+    family: str
+    x: Span
+    y: Span
+
+
+def chart(points: Sequence[Point], label: str, higher_is_better: bool | None) -> str:
+    """The SVG element.
+
+    **Arguments:**
+
+    - `label`: what the vertical axis shows; the horizontal one shows the speed-up.
+    - `higher_is_better`: of the vertical axis, for the front; None draws none.
+    """
+    xs, ys = _ticks([v for p in points for v in p.x]), _ticks([v for p in points for v in p.y])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return (
+            LEFT + (x - xs[0]) / (xs[-1] - xs[0]) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - (y - ys[0]) / (ys[-1] - ys[0]) * (HEIGHT - TOP - BOTTOM),
+        )
+
+    parts = [*_axes(xs, ys, label, at)]
+    if higher_is_better is not None:
+        corners = [at(p.x[0], p.y[0]) for p in front(points, higher_is_better)]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        parts.append(f'<polyline class="front" points="{line}"/>')
+    families = list(dict.fromkeys(p.family for p in points))
+    for p in points:
+        colour = COLOURS[families.index(p.family) % len(COLOURS)]
+        x, y = at(p.x[0], p.y[0])
+        (left, _), (right, _) = at(p.x[1], p.y[0]), at(p.x[2], p.y[0])
+        (_, low), (_, high) = at(p.x[0], p.y[1]), at(p.x[0], p.y[2])
+        title = f"{p.name}: speed-up {_span(p.x)}, {label} {_span(p.y)}"
+        parts.append(
+            f'<g style="color:{colour}"><title>{escape(title)}</title>'
+            f'<path class="bar" d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"/></g>'
+        )
+    legend = "".join(
+        f'<span><i style="background:{COLOURS[i % len(COLOURS)]}"></i>{escape(family)}</span>'
+        for i, family in enumerate(families)
+    )
+    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)} against speed-up">'
+    return f'<figure>{drawing}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
+
+
+def front(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
+    """The points than which no other is both faster and better, from slow to fast."""
+    sign = 1 if higher_is_better else -1
+    best: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.x[0], -sign * p.y[0])):
+        if not best or sign * point.y[0] > sign * best[-1].y[0]:
+            best.append(point)
+    return best[::-1]
+
+
+def _axes(xs: Sequence[float], ys: Sequence[float], label: str, at: _Place) -> list[str]:
+    parts = []
+    for x in xs:
+        px, _ = at(x, ys[0])
+        parts.append(f'<path class="grid" d="M{px:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<text x="{px:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
+    for y in ys:
+        _, py = at(xs[0], y)
+        parts.append(f'<path class="grid" d="M{LEFT} {py:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">speed-up</text>')
+    parts.append(
+        f'<text x="16" y="{middle}" transform="rotate(-90 16 {middle})" text-anchor="middle">{escape(label)}</text>'
+    )
+    return parts
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Five to ten round numbers that the values lie between."""
+    low, high = min(values), max(values)
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    raw = (high - low) / 5
+    power = 10.0 ** floor(log10(raw))
+    step = power * max(m for m in (1, 2, 5) if m * power <= raw)
+    first, last = floor(low / step), ceil(high / step)
+    return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
+
+
+def _span(span: Span) -> str:
+    return f"{span[0]:.4g} [{span[1]:.4g}, {span[2]:.4g}]"

@@ -1,0 +1,123 @@
+"""The report is one well-formed file that needs nothing from elsewhere and shows what was measured."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from mmspec.cli import main
+from mmspec.metrics.evaluation.config import Config
+from mmspec.metrics.evaluation.journal import image_path
+from mmspec.metrics.evaluation.results import record_of, write_results
+from mmspec.metrics.report.chart import Point, chart, front
+from mmspec.metrics.report.page import page
+
+PROMPT = 'a "red" <circle> & more'
+RECIPES = ("plain", "scd", "lantern:delta=0.2")
+
+
+def interval(value: float, half: float = 0.1) -> dict[str, float]:
+    return {"value": value, "low": value - half, "high": value + half}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> dict[str, Any]:
+    """Results of three recipes, the second of which failed its check, and their pictures in `tmp_path`."""
+    config = Config(
+        "shapes", (PROMPT, "a green star"), RECIPES, (3, 4), ("fd@shapes", "attributes", "entropy"), dinov2="a<b"
+    )
+    for i, recipe in enumerate(RECIPES):
+        path = tmp_path / image_path(recipe, PROMPT, 3)
+        path.parent.mkdir(parents=True)
+        Image.new("RGB", (400, 300), (i * 100, 0, 0)).save(path)
+    made = record_of(config, [], {"mmspec": "1 & 2", "cuda": None})
+    for i, recipe in enumerate(RECIPES):
+        speedup = None if i == 1 else interval(1.0 + i, 0.05 * i)
+        speed: dict[str, Any] = {
+            "samples": 4, "nfe": 9.0, "tokens_per_call": 1.5, "speedup": speedup,
+            "p50": 1.0, "p95": 2.0, "parts": {"target": 1.0}, "peak_memory": 10**9, "tv_bound": 0.02, "acceptance": [],
+        }  # fmt: skip
+        quality = {
+            name: {**interval(i + 0.5), "n": 4, "extractor": "x", "difference": interval(i) if i else None}
+            for name in config.metrics
+        }
+        row = {"recipe": recipe, "exact": i < 2, "gate": [True, False, None][i], "speed": speed, "quality": quality}
+        made["rows"].append(row)
+    return made
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(record: dict[str, Any], tmp_path: Path) -> None:
+    text = page(record, tmp_path)
+    tree = ElementTree.fromstring(text.partition("\n")[2])
+    assert tree.tag == "html"
+    addresses = [v for element in tree.iter() for k, v in element.attrib.items() if k in ("src", "href", "data")]
+    assert addresses and all(address.startswith("data:image/png;base64,") for address in addresses)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|<script|<link", re.sub(r'src="[^"]*"', "", text))
+
+
+def test_the_page_shows_pictures_side_by_side(record: dict[str, Any], tmp_path: Path) -> None:
+    tree = ElementTree.fromstring(page(record, tmp_path).partition("\n")[2])
+    pictures = list(tree.iter("img"))
+    assert [p.attrib["alt"] for p in pictures] == [f"{recipe}: {PROMPT}" for recipe in RECIPES]
+    for i, picture in enumerate(pictures):
+        data = base64.b64decode(picture.attrib["src"].partition(",")[2])
+        with Image.open(io.BytesIO(data)) as shown:
+            assert shown.size == (192, 144) and shown.getpixel((5, 5)) == (i * 100, 0, 0)
+
+
+def test_the_page_shows_every_number(record: dict[str, Any], tmp_path: Path) -> None:
+    tree = ElementTree.fromstring(page(record, tmp_path).partition("\n")[2])
+    cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
+    for text in ("plain", "CHECK FAILED", "relaxed", "0.0200", "2.50 [2.40, 2.60]", "2.00 [1.90, 2.10]", "1.00"):
+        assert text in cells, text
+    charts = list(tree.iter("svg"))
+    assert len(charts) == 2  # entropy is neither good nor bad
+    titles = [title.text or "" for title in charts[0].iter("title")]
+    assert [title.partition(":")[0] for title in titles] == ["plain", "lantern"]  # no place without a speed-up
+    assert "speed-up 3 [2.9, 3.1], fd@shapes (lower is better) 2.5 [2.4, 2.6]" in titles[1]
+    facts = ["".join(fact.itertext()) for fact in tree.iter("dd")]
+    assert "1 & 2" in facts and "a<b" in facts
+
+
+def test_points_lie_inside_the_axes_with_their_intervals() -> None:
+    points = [Point("a", "a", (1, 1, 1), (-3.0, -4.0, -2.0)), Point("b", "b", (2.5, 2, 3.7), (1e-3, 0, 2e-3))]
+    tree = ElementTree.fromstring(chart(points, "x < y", True))
+    bars = [path.attrib["d"] for path in tree.iter("path") if path.attrib["class"] == "bar"]
+    for bar in bars:
+        left, y, right, x, low, high = map(float, re.findall(r"-?[\d.]+", bar))
+        assert 74 <= left <= x <= right <= 622 and 16 <= high <= y <= low <= 348
+    one = ElementTree.fromstring(chart([Point("a", "a", (1, 1, 1), (2, 2, 2))], "y", None))
+    assert len(list(one.iter("circle"))) == 1 and not list(one.iter("polyline"))
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    def point(x: float, y: float) -> Point:
+        return Point("", "", (x, x, x), (y, y, y))
+
+    points = [point(1, 5), point(2, 4), point(2, 3), point(3, 4.5), point(4, 1)]
+    assert [(p.x[0], p.y[0]) for p in front(points, True)] == [(1, 5), (3, 4.5), (4, 1)]
+    assert [(p.x[0], p.y[0]) for p in front(points, False)] == [(4, 1)]
+
+
+def test_the_command_writes_the_page_anew(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(record, tmp_path)
+    (tmp_path / "results.csv").unlink()
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert (tmp_path / "report.html").read_text() == page(record, tmp_path)
+    assert (tmp_path / "results.csv").is_file()
+    record["schema_version"] = 99
+    write_results(record, tmp_path)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "schema version 99; this mmspec reads 1" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "holds no results of `mmspec eval`" in capsys.readouterr().err
