@@ -13,20 +13,20 @@ from mmspec.vision.shapes.evaluate import picture_grid
 PROMPTS = [
     "a red circle above a blue square",
     "a large green star",
-    "a small orange ring left of a large purple triangle",
-    "a yellow cross below a red ring on a gradient teal background",
+    "a small orange star left of a large purple triangle",
+    "a yellow cross below a red star on a checkered teal background",
     "a large blue triangle right of a small yellow circle on a plain white background",
     "a green square above an orange cross",
     "a purple star left of a green circle on a black background",
-    "a small red square on a dotted pink background",
-    "a blue ring below a yellow star",
+    "a small red square on a speckled pink background",
+    "a blue star below a yellow star",
     "a large orange circle right of a large blue star",
     "a purple cross",
     "a small green triangle above a small red star on a plain gray background",
-    "a yellow square left of a purple ring on a gradient black background",
+    "a yellow square left of a purple star on a checkered black background",
     "a large red cross below a small blue circle",
     "an orange triangle on a striped white background",
-    "a green ring right of a yellow triangle",
+    "a green star right of a yellow triangle",
 ]
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-from mmspec.vision.shapes.domain import FEATURE_DIM, NUM_SLOTS
+from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         n_layer=1,
         n_head=2,
         model_type="t2i",
-        cls_token_num=NUM_SLOTS,
+        cls_token_num=CONDITION_SLOTS,
         caption_dim=FEATURE_DIM,
         grid_size=16,
     )

@@ -19,7 +19,7 @@ _CHUNK = 16  # images per encoder call: few enough for the activations to stay i
 
 @dataclass
 class Codes:
-    """Encoded scenes: `tokens` int16 [n, N], `slots` int8 [n, T] (the stated caption as positions in `SLOTS`)."""
+    """Encoded scenes: `tokens` int16 [n, N], `slots` int8 [n, slots], canonical captions as in `SLOTS`."""
 
     tokens: torch.Tensor
     slots: torch.Tensor
@@ -33,7 +33,7 @@ def encode_scenes(tokenizer: ShapesTokenizer, n: int, seed: int, held_out: bool 
         scenes = [sample_scene(rng, held_out) for _ in range(min(_CHUNK, n - first))]
         with torch.autocast("cpu", torch.bfloat16, enabled=False):
             tokens.append(tokenizer.encode(render_batch(scenes)).to(torch.int16))
-        slots.append(torch.tensor([scene.caption.indices() for scene in scenes], dtype=torch.int8))
+        slots.append(torch.tensor([scene.caption.canonical().indices() for scene in scenes], dtype=torch.int8))
         if (first // _CHUNK) % 512 == 511:
             print(f"encoded {first + _CHUNK} of {n}", file=sys.stderr, flush=True)
     return Codes(torch.cat(tokens), torch.cat(slots))
@@ -46,7 +46,7 @@ def write_shard(tokenizer: ShapesTokenizer, folder: Path, rank: int, world: int)
 
 
 def merge_shards(folder: Path, world: int) -> None:
-    """Join the parts into codes.pt (int16 [n, N], the training tokens) and slots.pt (int8 [n, T])."""
+    """Join the parts into codes.pt (int16 [n, N], the training tokens) and slots.pt (int8 [n, slots])."""
     shards = [torch.load(folder / f"shard{rank}.pt") for rank in range(world)]
     torch.save(torch.cat([shard["slots"] for shard in shards]), folder / "slots.pt")
     torch.save(torch.cat([shard["tokens"] for shard in shards]), folder / "codes.pt")
@@ -69,7 +69,7 @@ _NONE_INDEX = 0  # of the slots of the second object
 
 
 def caption_features(slots: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Stated captions int8 [B, T] to features [B, T, C] with slots left out as in `domain.forget`."""
+    """Stated captions int8 [B, slots] to features [B, T, C] with slots left out as in `domain.forget`."""
     slots = slots.long()
     everything = torch.rand(len(slots), 1, generator=generator) < 0.15
     drop = (torch.rand(slots.shape, generator=generator) < 0.3) | everything

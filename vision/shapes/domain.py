@@ -14,22 +14,23 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 IMAGE_SIZE = 64
-GRID = 8  # px: centres sit on this grid, so that object edges meet few different patches that are all to be learnt
+PATCH = (
+    4  # px, of one token: centres and background tiles sit on this grid, so that few different patches are to be learnt
+)
 
 ANY = "any"  # the caption leaves this open, the model is free
 NONE = "none"  # there is no second object
 
 SIZES = ("small", "large")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
-SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+SHAPES = ("circle", "square", "triangle", "star", "cross")
 RELATIONS = ("above", "below", "left of", "right of")
-STYLES = ("plain", "gradient", "striped", "dotted")
+STYLES = ("plain", "striped", "checkered", "speckled")
 BACKGROUNDS = ("white", "black", "gray", "pink", "teal")
 
-RADIUS = {"small": 9, "large": 13}  # px
-TEXTURE_PERIOD = 8  # px, of stripes and dots; they start at the corner of the image
+RADIUS = {"small": 8, "large": 13}  # px
 
-# The role slots in the order of the conditioning sequence, each with all its values.
+# What a caption states, each with all its values.
 SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("size1", (ANY, *SIZES)),
     ("colour1", COLOURS),
@@ -42,9 +43,13 @@ SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("background", (ANY, *BACKGROUNDS)),
 )
 SLOT_NAMES = tuple(name for name, _ in SLOTS)
-NUM_SLOTS = len(SLOTS)
-SLOT_OFFSETS = tuple(sum(len(values) for _, values in SLOTS[:i]) for i in range(NUM_SLOTS))
+SLOT_OFFSETS = tuple(sum(len(values) for _, values in SLOTS[:i]) for i in range(len(SLOTS)))
 FEATURE_DIM = sum(len(values) for _, values in SLOTS)
+# The conditioning sequence: a slot per thing, which holds all that is said of it, so that to draw a thing is to look at
+# one slot. The relation comes first, since later slots see earlier ones.
+CONDITION = (("relation",), ("size1", "colour1", "shape1"), ("size2", "colour2", "shape2"), ("style", "background"))
+CONDITION_SLOTS = len(CONDITION)
+_GROUPS = torch.tensor([[float(name in group) for name in SLOT_NAMES] for group in CONDITION])  # [T, slots]
 
 _MIRROR = {"below": "above", "right of": "left of"}
 
@@ -91,7 +96,7 @@ class Scene:
     caption: Caption
     centre1: tuple[int, int]
     centre2: tuple[int, int]
-    upside_down: bool  # the gradient is light at the bottom
+    speckles: int  # seed of the tiles of a speckled background
 
 
 def is_held_out(caption: Caption) -> bool:
@@ -104,14 +109,18 @@ def is_held_out(caption: Caption) -> bool:
 
 
 def features(captions: Sequence[Caption]) -> torch.Tensor:
-    """float32 [B, T, C]: row t is one-hot over the values of slot t, in one feature space that all slots share."""
-    return index_features(torch.tensor([c.indices() for c in captions]))
+    """What the transformer is conditioned on, float32 [B, T, C]: row t marks the values that `CONDITION[t]` holds.
+
+    Of "A below B" and "B above A", which are one picture, it sees the second, so that the first object is always the
+    upper or the left one.
+    """
+    return index_features(torch.tensor([c.canonical().indices() for c in captions]))
 
 
 def index_features(indices: torch.Tensor) -> torch.Tensor:
-    """`features` of captions given as int [B, T] positions in `SLOTS`; returns float32 [B, T, C]."""
+    """`features` of canonical captions given as int [B, slots] positions in `SLOTS`; returns float32 [B, T, C]."""
     joint = indices.long() + torch.tensor(SLOT_OFFSETS)
-    return torch.nn.functional.one_hot(joint, FEATURE_DIM).float()
+    return _GROUPS @ torch.nn.functional.one_hot(joint, FEATURE_DIM).float()
 
 
 def sample_scene(rng: random.Random, held_out: bool = False) -> Scene:
@@ -150,7 +159,7 @@ def place(caption: Caption, rng: random.Random) -> Scene:
         across2 = _on_grid(rng, max(low, across1 - 8), min(high, across1 + 8))
         centre1 = (across1, along1) if vertical else (along1, across1)
         centre2 = (across2, along2) if vertical else (along2, across2)
-    return Scene(caption, centre1, centre2, rng.random() < 0.5)
+    return Scene(caption, centre1, centre2, rng.getrandbits(32))
 
 
 def _bounds(size: str) -> tuple[int, int]:
@@ -166,14 +175,14 @@ def _inside(rng: random.Random, size: str) -> int:
 def _pair_along(rng: random.Random, first: str, second: str) -> tuple[int, int]:
     """Centres along the relation of the first object (upper or left) and the second; they never touch."""
     apart = RADIUS[first] + RADIUS[second] + 2
-    low, high = _bounds(first)[0], _bounds(second)[1] // GRID * GRID
+    low, high = _bounds(first)[0], _bounds(second)[1] // PATCH * PATCH
     start = _on_grid(rng, low, high - apart)
     return start, _on_grid(rng, start + apart, high)
 
 
 def _on_grid(rng: random.Random, low: int, high: int) -> int:
-    """A multiple of `GRID` in [low, high]."""
-    return rng.randint(-(-low // GRID), high // GRID) * GRID
+    """A multiple of `PATCH` in [low, high]."""
+    return rng.randint(-(-low // PATCH), high // PATCH) * PATCH
 
 
 def forget(caption: Caption, rng: random.Random) -> Caption:

@@ -10,7 +10,7 @@ from mmspec.vision.shapes.domain import ANY, BACKGROUNDS, COLOURS, NONE, RELATIO
 
 GRAMMAR = (
     "[small|large] COLOUR SHAPE [above|below|left of|right of [small|large] COLOUR SHAPE] "
-    "[on [plain|gradient|striped|dotted] [white|black|gray|pink|teal] background]"
+    "[on [plain|striped|checkered|speckled] [white|black|gray|pink|teal] background]"
 )
 _ARTICLES = ("a", "an", "the")
 _RELATION_WORDS = tuple(word for relation in RELATIONS for word in relation.split() if word != "of")

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.vision.shapes.domain import IMAGE_SIZE, NONE, RADIUS, TEXTURE_PERIOD, Scene
+from mmspec.vision.shapes.domain import IMAGE_SIZE, NONE, PATCH, RADIUS, Scene
 
 _OVERSAMPLE = 8
-_DOT_RADIUS = 2.0
 
 OBJECT_RGB = {
     "red": (220, 35, 35), "green": (40, 165, 50), "blue": (40, 75, 225),
     "yellow": (250, 215, 40), "purple": (135, 40, 170), "orange": (250, 130, 25),
 }  # fmt: skip
-# Each background: its colour and the second tone of its gradient, stripes and dots.
+# Each background: its colour and the second tone of its stripes, checks and speckles.
 BACKGROUND_RGB = {
     "white": ((250, 250, 250), (205, 205, 205)), "black": ((8, 8, 8), (62, 62, 62)),
     "gray": ((128, 128, 128), (162, 162, 162)), "pink": ((250, 180, 200), (255, 222, 232)),
@@ -35,7 +34,7 @@ Array = NDArray[np.float32]
 def render(scene: Scene) -> NDArray[np.uint8]:
     """One scene as uint8 [64, 64, 3]."""
     caption = scene.caption
-    image = _background(caption.style, caption.background, scene.upside_down).copy()
+    image = _background(caption.style, caption.background, scene.speckles)
     _stamp(image, caption.size1, caption.colour1, caption.shape1, scene.centre1)
     if caption.relation != NONE:
         _stamp(image, caption.size2, caption.colour2, caption.shape2, scene.centre2)
@@ -79,8 +78,6 @@ def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArr
     """Membership of points in units of the radius; x [1, n], y [n, 1] (downwards), result [n, n]."""
     if shape == "circle":
         return x**2 + y**2 <= 1.0
-    if shape == "ring":
-        return (x**2 + y**2 <= 1.0) & (x**2 + y**2 >= 0.55**2)
     if shape == "square":
         return np.maximum(abs(x), abs(y)) <= 0.88
     if shape == "cross":
@@ -103,25 +100,18 @@ def _polygon(points: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.
     return inside
 
 
-@cache
-def _background(style: str, colour: str, upside_down: bool) -> Array:
-    """float32 [64, 64, 3]: the first tone, blended to the second by a weight per pixel."""
-    first, second = (np.asarray(rgb, np.float32) for rgb in BACKGROUND_RGB[colour])
-    return first + _blend(style, upside_down)[:, :, None] * (second - first)
+def _background(style: str, colour: str, speckles: int) -> Array:
+    """float32 [64, 64, 3]: square tiles, each in the first or the second tone of the background."""
+    tones = np.asarray(BACKGROUND_RGB[colour], np.float32)
+    return tones[_tiles(style, speckles)].repeat(PATCH, axis=0).repeat(PATCH, axis=1)
 
 
-def _blend(style: str, upside_down: bool) -> Array:
-    """Weight of the second tone, float32 [64, 64]."""
-    if style == "gradient":
-        column = np.linspace(0, 1, IMAGE_SIZE, dtype=np.float32)
-        return np.tile((column[::-1] if upside_down else column)[:, None], (1, IMAGE_SIZE))
+def _tiles(style: str, speckles: int) -> NDArray[np.int64]:
+    """The tone, 0 or 1, of each tile, int64 [16, 16]; stripes and checks are two tiles wide."""
+    side = IMAGE_SIZE // PATCH
     if style == "plain":
-        return np.zeros((IMAGE_SIZE, IMAGE_SIZE), np.float32)
-    axis = (np.arange(IMAGE_SIZE * _OVERSAMPLE) + 0.5) / _OVERSAMPLE
-    cell = axis % TEXTURE_PERIOD - TEXTURE_PERIOD / 2
-    if style == "striped":
-        inside = np.tile(cell < 0, (IMAGE_SIZE * _OVERSAMPLE, 1))
-    else:
-        inside = cell[None, :] ** 2 + cell[:, None] ** 2 <= _DOT_RADIUS**2
-    cells = inside.reshape(IMAGE_SIZE, _OVERSAMPLE, IMAGE_SIZE, _OVERSAMPLE)
-    return cells.mean((1, 3)).astype(np.float32)
+        return np.zeros((side, side), np.int64)
+    if style == "speckled":
+        return np.random.default_rng(speckles).integers(0, 2, (side, side))
+    row, column = np.indices((side, side)) // 2
+    return row % 2 if style == "striped" else (row + column) % 2

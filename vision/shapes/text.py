@@ -8,22 +8,22 @@ import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 
-from mmspec.vision.shapes.domain import FEATURE_DIM, NUM_SLOTS, features
+from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM, features
 from mmspec.vision.shapes.grammar import parse
 
 
 class ShapesTextEncoder(ModelMixin, ConfigMixin):
-    """Prompts to features [B, T, C]: T = 9 role slots, each one-hot in one joint space of C values."""
+    """Prompts to features [B, T, C]: T = 4 condition slots in one joint space of C values."""
 
     scale: torch.Tensor
 
     @register_to_config
-    def __init__(self, slots: int = NUM_SLOTS, feature_dim: int = FEATURE_DIM) -> None:
+    def __init__(self, slots: int = CONDITION_SLOTS, feature_dim: int = FEATURE_DIM) -> None:
         super().__init__()
-        if (slots, feature_dim) != (NUM_SLOTS, FEATURE_DIM):
+        if (slots, feature_dim) != (CONDITION_SLOTS, FEATURE_DIM):
             raise ValueError(
                 f"the text encoder was saved for {slots} slots of {feature_dim} values, "
-                f"this version has {NUM_SLOTS} of {FEATURE_DIM}"
+                f"this version has {CONDITION_SLOTS} of {FEATURE_DIM}"
             )
         # A model without any tensor has no dtype or device and cannot be saved.
         self.register_buffer("scale", torch.ones(1))

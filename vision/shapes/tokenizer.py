@@ -1,10 +1,13 @@
 """The image tokenizer of the shapes model: a small convolutional autoencoder with finite scalar quantisation (FSQ).
 
-There are no normalisation layers: statistics over a whole image would leak into every token and make the tokens of
-identical patches differ.
+The encoder sees one patch at a time and has no normalisation layers: whatever leaked in from elsewhere would make the
+tokens of identical patches differ, and the transformer would have to learn every combination. The decoder sees the
+neighbours.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
@@ -62,21 +65,39 @@ class FSQ(nn.Module):
 
 
 class ShapesTokenizer(ModelMixin, ConfigMixin):
-    """Images [B, 3, H, W] in [-1, 1] to tokens [B, H/4 * W/4] in raster order and back."""
+    """Images [B, 3, H, W] in [-1, 1] to tokens [B, H/4 * W/4] in raster order and back.
+
+    **Arguments:**
+
+    - `levels`: of the quantiser.
+    - `vocab_size`: how many of the quantiser's codes are tokens; None for all. `book` [vocab_size] says which.
+    - `channels`, `image_size`: width of the layers; pixels per side.
+    """
+
+    book: torch.Tensor
 
     @register_to_config
-    def __init__(self, levels: tuple[int, ...] = (8, 5, 5, 5), channels: int = 96, image_size: int = 64) -> None:
+    def __init__(
+        self,
+        levels: tuple[int, ...] = (5, 5, 5, 4, 4),
+        vocab_size: int | None = None,
+        channels: int = 96,
+        image_size: int = 64,
+    ) -> None:
         super().__init__()
+        self.vocab_size = vocab_size or math.prod(levels)
+        self.register_buffer("book", torch.arange(self.vocab_size, dtype=torch.int32))
+        self._token_of: torch.Tensor | None = None
         self.factor = 4
         self.grid_size = image_size // self.factor
         self.fsq = FSQ(tuple(levels))
         half = channels // 2  # at half resolution; the full width is kept for the token grid
         self.encoder = nn.Sequential(
-            nn.PixelUnshuffle(2),
-            nn.Conv2d(12, half, 3, padding=1),
-            Residual(half),
-            nn.Conv2d(half, channels, 4, stride=2, padding=1),
-            Residual(channels),
+            nn.PixelUnshuffle(self.factor),
+            nn.Conv2d(3 * self.factor**2, 2 * channels, 1),
+            nn.SiLU(),
+            nn.Conv2d(2 * channels, channels, 1),
+            Residual(channels, kernel=1),
             Residual(channels, kernel=1),
             nn.SiLU(),
             nn.Conv2d(channels, len(levels), 1),
@@ -95,9 +116,24 @@ class ShapesTokenizer(ModelMixin, ConfigMixin):
             nn.PixelShuffle(2),
         )
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self.fsq.levels.prod())
+    @torch.no_grad()
+    def reduced(self, used: torch.Tensor) -> ShapesTokenizer:
+        """The same tokenizer with these codes (int64 [K], ascending) as its only tokens."""
+        model = ShapesTokenizer(**{**self.config, "vocab_size": len(used)})
+        model.load_state_dict({**self.state_dict(), "book": used.int()})
+        return model.eval()
+
+    def token_of(self) -> torch.Tensor:
+        """The token of each code, int64 [prod(levels)]; a code that is none counts as the nearest that is."""
+        if self._token_of is None or self._token_of.device != self.device:
+            everything = torch.arange(int(self.fsq.levels.prod()), device=self.device)
+            distance = torch.cdist(self.fsq.from_codes(everything), self.fsq.from_codes(self.book.long()))
+            self._token_of = distance.argmin(1)
+        return self._token_of
+
+    def codebook(self) -> torch.Tensor:
+        """The digits of each token's code, float32 [vocab_size, D]."""
+        return self.fsq.from_codes(self.book.long())
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Reconstruction of images [B, 3, H, W], for training; any H and W that are multiples of 4."""
@@ -108,11 +144,11 @@ class ShapesTokenizer(ModelMixin, ConfigMixin):
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """Images [B, 3, H, W] in [-1, 1] to int64 tokens [B, N]."""
         z = self.encoder(images.to(self.dtype)).movedim(1, -1)
-        return self.fsq.to_codes(self.fsq.quantise(z.float())).flatten(1)
+        return self.token_of()[self.fsq.to_codes(self.fsq.quantise(z.float()))].flatten(1)
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 tokens [B, N] to images [B, 3, H, W] in [-1, 1]."""
         grid = tokens.unflatten(1, (self.grid_size, self.grid_size))
-        features = self.fsq.from_codes(grid).to(self.dtype)
+        features = self.fsq.from_codes(self.book[grid].long()).to(self.dtype)
         return self.decoder(features.movedim(-1, 1)).clamp(-1, 1)

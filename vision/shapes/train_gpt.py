@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
 from mmspec.vision.shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
-from mmspec.vision.shapes.domain import FEATURE_DIM, NUM_SLOTS
+from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM
 from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
@@ -46,7 +46,7 @@ def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
     """A freshly initialised transformer for the shapes tokens and captions."""
     gpt = LlamaGenGPT(
         vocab_size=tokenizer.vocab_size, dim=config.dim, n_layer=config.n_layer, n_head=config.n_head,
-        ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=NUM_SLOTS, caption_dim=FEATURE_DIM,
+        ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=CONDITION_SLOTS, caption_dim=FEATURE_DIM,
         grid_size=tokenizer.grid_size, rope_base=100.0, qk_norm=True, condition_rope="identity",
         position_embedding=True,
     )  # fmt: skip
@@ -56,10 +56,40 @@ def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
     return gpt
 
 
-def optimisers(gpt: LlamaGenGPT, config: GPTTraining) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for the rest (embeddings, head, norms)."""
-    matrices = [p for name, p in gpt.named_parameters() if name.startswith("layers.") and p.ndim == 2]
-    rest = [p for name, p in gpt.named_parameters() if not (name.startswith("layers.") and p.ndim == 2)]
+@dataclass
+class Part:
+    """Rows of a fused matrix as a parameter of its own: `view` shares the memory of rows `at` of `whole`."""
+
+    view: torch.nn.Parameter
+    whole: torch.nn.Parameter
+    at: slice
+
+    def take_gradient(self) -> None:
+        assert self.whole.grad is not None
+        self.view.grad = self.whole.grad[self.at]
+
+
+def hidden_matrices(gpt: LlamaGenGPT) -> list[Part]:
+    """The matrices that Muon trains: those of the blocks, and the one that ends the caption embedding.
+
+    Queries, keys and values go apart: orthogonalised together, the gradient of the values, which is larger, would leave
+    queries and keys almost still, and the transformer would hardly learn where to look.
+    """
+    parts = []
+    for name, p in gpt.named_parameters():
+        if p.ndim == 2 and name.startswith(("layers.", "cls_embedding.cap_proj.fc2")):
+            rows = len(p) // 3 if "wqkv" in name else len(p)
+            for first in range(0, len(p), rows):
+                at = slice(first, first + rows)
+                parts.append(Part(torch.nn.Parameter(p.data[at]), p, at))
+    return parts
+
+
+def optimisers(gpt: LlamaGenGPT, parts: list[Part], config: GPTTraining) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for the rest (embeddings, head, norms)."""
+    matrices = [part.view for part in parts]
+    hidden = {id(part.whole) for part in parts}
+    rest = [p for p in gpt.parameters() if id(p) not in hidden]
     return [
         torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay),
         torch.optim.AdamW(rest, lr=config.adamw_lr, betas=(0.9, 0.97), weight_decay=config.weight_decay),
@@ -117,7 +147,8 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
     torch.manual_seed(0)
     gpt = build(config, tokenizer)
     average = copy.deepcopy(gpt)
-    updaters = optimisers(gpt, config)
+    parts = hidden_matrices(gpt)
+    updaters = optimisers(gpt, parts, config)
     peaks = [config.muon_lr, config.adamw_lr]
     generator = torch.Generator().manual_seed(1000 + rank)
     progress = Progress()
@@ -166,11 +197,14 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
         loss.backward()
         done = share_gradients(gpt, progress.seconds / (60 * minutes), world)
         torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
+        for part in parts:
+            part.take_gradient()
         for updater, peak in zip(updaters, peaks, strict=True):
             for group in updater.param_groups:
                 group["lr"] = peak * rate(progress.step, done, config)
             updater.step()
             updater.zero_grad()
+        gpt.zero_grad()
         keep = min(config.ema, (progress.step + 1) / (progress.step + 10))
         with torch.no_grad():
             for mean, p in zip(average.parameters(), gpt.parameters(), strict=True):
