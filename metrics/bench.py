@@ -15,37 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Protocol
 
 from mmspec.conformance import Conformity
+from mmspec.metrics.pipe import Pipe
 from mmspec.recipes import Recipe, parse
 from mmspec.stats import Stats
 
 BASELINE = "plain"
 ENTROPY_ROWS = 8  # rows that the warm-up draws at least, where there are prompts enough, to measure bits per token
-
-
-class Output(Protocol):
-    @property
-    def stats(self) -> Stats: ...
-
-
-class Pipe(Protocol):
-    """The part of a pipeline's call that a benchmark uses."""
-
-    def __call__(
-        self,
-        prompts: list[str],
-        /,
-        *,
-        recipe: Recipe,
-        seed: int,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        guidance_scale: float | None,
-        measure_entropy: bool,
-    ) -> Output: ...
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def gate(ok: bool) -> conformance.Conformity:
 @dataclass
 class Output:
     stats: Stats
+    images: Any = None
 
 
 class Pipe:

@@ -11,13 +11,14 @@ import numpy as np
 from mmspec.conformance import Conformity
 from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.generation import OTHER_SEEDS, Pipe, generate, keys, units
+from mmspec.metrics.evaluation.generation import OTHER_SEEDS, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, Sample
 from mmspec.metrics.evaluation.pictures import Reader, list_pictures
 from mmspec.metrics.evaluation.processes import Processes
 from mmspec.metrics.evaluation.quality import Metric, Quality, check_count, compare, read_metric
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.features import Features
+from mmspec.metrics.pipe import Pipe
 from mmspec.metrics.reference import Reference, load_reference, reference_of
 from mmspec.recipes import Recipe, parse
 

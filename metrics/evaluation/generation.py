@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
 
 from PIL import Image
 
@@ -14,37 +13,12 @@ from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation.config import Config
 from mmspec.metrics.evaluation.journal import Journal, Key, Sample, image_path
 from mmspec.metrics.evaluation.processes import Processes
-from mmspec.recipes import Recipe, parse
-from mmspec.stats import Stats
+from mmspec.metrics.pipe import Output, Pipe
+from mmspec.recipes import parse
 from mmspec.vision.png import write_png
 
 OTHER_SEEDS = 2**40  # added to the seeds of the plain samples that serve as reference: nobody asks for those
 Unit = tuple[str, int]  # prompt, seed
-
-
-class Output(Protocol):
-    @property
-    def images(self) -> Any: ...
-    @property
-    def stats(self) -> Stats: ...
-
-
-class Pipe(Protocol):
-    """The part of a picture pipeline's call that an evaluation uses."""
-
-    def __call__(
-        self,
-        prompts: list[str],
-        /,
-        *,
-        recipe: Recipe,
-        seed: int,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        guidance_scale: float | None,
-        measure_entropy: bool,
-    ) -> Output: ...
 
 
 def units(config: Config) -> list[Unit]:
