@@ -55,7 +55,8 @@ class Pipe:
         noise = 0.0 if recipe.exact else 300 * float(recipe.knobs["delta"])
         pixels = pixels + np.random.default_rng(key).normal(size=pixels.shape) * noise
         picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-        seconds = SECONDS[recipe.name] * (1 + key % 7 / 8)  # which binary numbers hold exactly, so that sums have no order
+        # Eighths, which binary numbers hold exactly, so that sums have no order.
+        seconds = SECONDS[recipe.name] * (1 + key % 7 / 8)
         self.now += seconds
         calls = int(SECONDS[recipe.name] * 4)
         parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
