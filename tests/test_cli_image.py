@@ -84,6 +84,8 @@ def test_an_interrupt_while_drawing_leaves_nothing(model: Path, tmp_path: Path) 
         stdout=subprocess.PIPE,
         stderr=inside,
         text=True,
+        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
     shown = ""
