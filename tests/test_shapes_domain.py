@@ -139,7 +139,7 @@ def test_tokenizer_shapes() -> None:
     images = torch.rand(2, 3, IMAGE_SIZE, IMAGE_SIZE) * 2 - 1
     tokens = tokenizer.encode(images)
     assert tokens.shape == (2, 256) and tokens.dtype == torch.int64
-    assert tokenizer.vocab_size == 1000
+    assert tokenizer.vocab_size == 2000
     assert tokenizer.decode(tokens).shape == images.shape
 
 

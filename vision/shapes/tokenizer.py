@@ -74,6 +74,9 @@ class ShapesTokenizer(ModelMixin, ConfigMixin):
     - `channels`, `image_size`: width of the layers; pixels per side.
     """
 
+    # diffusers would judge by `book`, whose type never differs, that the file's tensors need no conversion.
+    _supports_param_buffer_assignment = False
+
     book: torch.Tensor
 
     @register_to_config

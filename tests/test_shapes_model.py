@@ -1,0 +1,59 @@
+"""The weights that ship with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
+from mmspec.vision.shapes.config import WEIGHTS
+from mmspec.vision.shapes.grammar import parse
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+
+PROMPTS = [
+    "a red circle above a blue square",
+    "a small green star left of a large purple cross on a checkered pink background",
+]
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Any:
+    pipe = mmspec.load("shapes")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_everything_is_float32_and_small(pipe: Any) -> None:
+    modules = (pipe.transformer, pipe.vqvae, pipe.text_encoder, pipe.draft_transformer)
+    assert {module.dtype for module in modules} == {torch.float32}
+    assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*")) < 12e6
+
+
+def test_it_draws_what_it_is_told(pipe: Any) -> None:
+    classifier = ShapesClassifier.from_pretrained(WEIGHTS / "classifier").float().eval()
+    out = pipe(PROMPTS, num_images_per_prompt=2, seed=0, output_type="pt")
+    wanted = [parse(prompt) for prompt in PROMPTS for _ in range(2)]
+    assert score_captions(classifier.predict(out.images.float() * 2 - 1), wanted)["attributes"] >= 0.8
+    assert out.stats.tokens_per_call > 3
+
+
+def test_greedy_is_the_same_by_every_recipe(pipe: Any) -> None:
+    plain = pipe(PROMPTS, recipe="plain", temperature=0).tokens
+    for recipe in ("draft", "table", "recycle", "sjd", "scd", "tree-table"):
+        assert torch.equal(pipe(PROMPTS, recipe=recipe, temperature=0).tokens, plain), recipe
+
+
+def test_a_reduced_tokenizer_keeps_what_it_has_and_takes_the_nearest_for_the_rest() -> None:
+    whole = ShapesTokenizer(levels=(4, 4), channels=8)
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    codes = whole.encode(images)
+    used = codes[0].unique()
+    reduced = whole.reduced(used)
+    assert reduced.vocab_size == len(used)
+    assert torch.equal(reduced.book[reduced.encode(images[:1])].long(), codes[:1])
+    assert torch.equal(reduced.decode(reduced.encode(images[:1])), whole.decode(codes[:1]))
+    assert int(reduced.encode(images).max()) < len(used)
