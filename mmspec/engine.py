@@ -87,10 +87,8 @@ def run(
         if recipe.info.tree:
             rule, tree_drafter = build_rule(recipe, aids), build_tree_drafter(recipe, layout, target, aids)
             decode_tree(reader_of_trees(target), tree_drafter, rule, law, rows, meter, on_step)
-            meter.clock.lap("other")
-            return Decoded(rows.result().clone(), meter.stats(tree_drafter.calls))
-        drafter = build_drafter(recipe, layout, target, len(seeds), aids)
-        if drafter is None:
+            calls = tree_drafter.calls
+        elif (drafter := build_drafter(recipe, layout, target, len(seeds), aids)) is None:
             decode_plain(target, law, rows, meter, on_step)
         else:
             decode(target, drafter, build_rule(recipe, aids), law, rows, recipe.window, meter, on_step)

@@ -34,6 +34,7 @@ _MODELS = {
 _DRAFTERS = {
     "model": Info("a smaller model of the same vocabulary", True, "mmspec.drafters.model:ModelDrafter"),
     "table": Info("an n-gram table over left and upper neighbour", True, "mmspec.drafters.start:NGramTable"),
+    "recycle": Info("such a table, made from the target's own laws", True, "mmspec.drafters.recycle:Recycle"),
     "jacobi": Info("the window's own leftovers and start tokens", True, "mmspec.drafters.jacobi:Jacobi"),
     "tree-model": Info("such a model, for trees of one shape", True, "mmspec.drafters.tree_model:TreeModelDrafter"),
     "tree-dynamic": Info(
