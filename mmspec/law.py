@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.noise import ACCEPT, REDRAW, Draws
+from mmspec.rules import Accept
+from mmspec.verify import Draft, Verdict, sample, verify
 
 NO_END = 2**62
 
@@ -158,6 +161,14 @@ class Law:
             setattr(self, name, getattr(self, name)[rows])
         if self.constraint is not None:
             self.constraint = self.constraint.keep(rows)
+
+    def sample(self, p: Tensor, draws: Draws) -> Tensor:
+        """Draws from probabilities [B, W, V]: int64 [B, W]."""
+        return sample(p, draws[REDRAW])
+
+    def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: Draws) -> Verdict:
+        """Tests a draft under probabilities [B, W, V]; see `mmspec.verify.verify`."""
+        return verify(p, draft, rule, draws[ACCEPT], draws[REDRAW])
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Probabilities float32 [B, W, V]; a greedy row gets all its mass on one token.

@@ -5,18 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.law import Law
-from mmspec.noise import ACCEPT, REDRAW
+from mmspec.law import Logits
+from mmspec.noise import Draws
 from mmspec.rows import Rows, Step
 from mmspec.rules import Accept
 from mmspec.stats import Meter
 from mmspec.target import Target
-from mmspec.verify import Draft, Verdict, sample, verify
+from mmspec.verify import Draft, Verdict
 
 OnStep = Callable[[Step], None]
+
+
+class TokenLaw(Protocol):
+    """What the loop knows of a kind of token: its law at a position, how it is drawn, how a draft of it is tested."""
+
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+        """The law at each slot of a window, [B, W, ...], from what the target said there."""
+        ...
+
+    def sample(self, p: Tensor, draws: Draws) -> Tensor:
+        """A token of each law, [B, W, *cell]."""
+        ...
+
+    def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: Draws) -> Verdict:
+        """Tests the drafts from left to right and redraws the first that fails, or the free slot behind the last."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops all rows but these."""
+        ...
 
 
 class Drafter(Protocol):
@@ -24,14 +46,14 @@ class Drafter(Protocol):
 
     calls: int
 
-    def propose(self, rows: Rows, count: int, uniforms: list[Tensor]) -> Draft:
+    def propose(self, rows: Rows, count: int, draws: Draws) -> Draft:
         """Drafts the next `count` >= 1 tokens of each row.
 
-        `uniforms` has a float32 [B, count + 1] tensor per stream of `mmspec.noise`; DRAFT and START are the drafter's.
+        `draws` has `count + 1` positions; the streams DRAFT and START are the drafter's.
         """
         ...
 
-    def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
         """Learns what became of the draft; `rows` still stand where the window began."""
         ...
 
@@ -44,7 +66,7 @@ def decode(
     target: Target,
     drafter: Drafter,
     rule: Accept,
-    law: Law,
+    law: TokenLaw,
     rows: Rows,
     window: int,
     meter: Meter,
@@ -64,13 +86,13 @@ def decode(
     logits = target.prefill()
     meter.clock.lap("target")
     positions = rows.positions(1)
-    uniforms = rows.noise.uniforms(positions, 0)
+    draws = rows.noise.window(positions, 0)
     draft = Draft(torch.empty(0), torch.empty(0))  # position 0 has no draft: nothing has been read yet
     while True:
         p = law(logits, positions)
-        verdict = verify(p, draft, rule, uniforms[ACCEPT], uniforms[REDRAW])
+        verdict = law.verify(p, draft, rule, draws)
         meter.clock.lap("rule")
-        drafter.observe(verdict, rows, uniforms)
+        drafter.observe(verdict, rows, draws)
         meter.clock.lap("drafter")
         gained = rows.commit(verdict.tokens, verdict.accepted)
         meter.count(verdict, gained)
@@ -84,27 +106,27 @@ def decode(
         # One slot past the end stays: were it cut, the last position would be drafted or not depending on its mates.
         width = min(window, int((rows.layout.length - rows.length).max()) + 1)
         positions = rows.positions(width)
-        uniforms = rows.noise.uniforms(positions, meter.nfe)
+        draws = rows.noise.window(positions, meter.nfe)
         tokens = rows.last()
         meter.clock.lap("other")
         if width > 1:
-            draft = drafter.propose(rows, width - 1, uniforms)
+            draft = drafter.propose(rows, width - 1, draws)
             tokens = torch.cat([tokens, draft.tokens], dim=1)
             meter.clock.lap("drafter")
         logits = target.forward(tokens, rows.length - 1)
         meter.clock.lap("target")
 
 
-def decode_plain(target: Target, law: Law, rows: Rows, meter: Meter, on_step: OnStep | None) -> None:
+def decode_plain(target: Target, law: TokenLaw, rows: Rows, meter: Meter, on_step: OnStep | None) -> None:
     """One token per call: the baseline. Gives what `decode` gives with a window of 1."""
     everywhere = rows.positions(rows.layout.length)
-    uniforms = rows.noise.uniforms(everywhere, everywhere)[REDRAW]
+    draws = rows.noise.window(everywhere, everywhere)
     meter.clock.lap("other")
     logits = target.prefill()
     for n in range(rows.layout.length):
         meter.clock.lap("target")
         p = law(logits, everywhere[:, n : n + 1])
-        tokens = sample(p, uniforms[:, n : n + 1])
+        tokens = law.sample(p, draws.slot(n))
         meter.clock.lap("rule")
         meter.count_plain(p)
         running = rows.append(tokens)
@@ -114,12 +136,13 @@ def decode_plain(target: Target, law: Law, rows: Rows, meter: Meter, on_step: On
             return
         if len(running) < len(tokens):
             keep_all(running, rows, target, None, law)
-            uniforms, everywhere, tokens = uniforms[running], everywhere[running], tokens[running]
+            draws.keep(running)
+            everywhere, tokens = everywhere[running], tokens[running]
         meter.clock.lap("other")
         logits = target.forward(tokens, everywhere[:, n])
 
 
-def keep_all(running: list[int], rows: Rows, target: Target, drafter: Drafter | None, law: Law) -> None:
+def keep_all(running: list[int], rows: Rows, target: Target, drafter: Drafter | None, law: TokenLaw) -> None:
     """Drops finished rows everywhere."""
     rows.keep(running)
     target.keep(running)

@@ -94,6 +94,10 @@ class Noise:
         uniform = torch.from_numpy((((bits >> _EXTRA_GUMBEL) + 0.5) * 2.0**-23).astype(np.float32))
         return uniform.to(self._device).log_().neg_().log_().neg_()
 
+    def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> Draws:
+        """All numbers of a window at int64 [B, W] positions; see `uniforms`."""
+        return Draws(self, positions, iteration)
+
     def _blocks(
         self,
         positions: NDArray[np.int64],
@@ -106,3 +110,41 @@ class Noise:
         even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
         even[0], odd[0], even[1], odd[1] = positions, iteration, block, index
         return philox(even, odd, self._keys.reshape(10, 2, -1, *(1,) * (len(shape) - 1)))
+
+
+class Draws:
+    """The numbers of a window: `draws[STREAM]` is float32 [B, W] in [0, 1), one number for each position.
+
+    A token of several parts takes its numbers from `places`.
+    """
+
+    def __init__(self, noise: Noise, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> None:
+        self.noise = noise
+        self.positions = positions
+        self.iteration = np.broadcast_to(iteration, positions.shape)
+        self._streams: list[Tensor] | None = None
+
+    def __getitem__(self, stream: int) -> Tensor:
+        return self._all()[stream]
+
+    def _all(self) -> list[Tensor]:
+        if self._streams is None:
+            self._streams = self.noise.uniforms(self.positions, self.iteration)
+        return self._streams
+
+    def places(self, stream: int, first: int, count: int) -> Tensor:
+        """Numbers `first` to `first + count` of each position, float32 [B, W, count]; number 0 is `draws[stream]`."""
+        index = np.arange(first, first + count)
+        return self.noise.uniforms(self.positions[..., None], self.iteration[..., None], index)[stream]
+
+    def slot(self, n: int) -> Draws:
+        """Those of the n-th position alone."""
+        one = Draws(self.noise, self.positions[:, n : n + 1], self.iteration[:, n : n + 1])
+        one._streams = [stream[:, n : n + 1] for stream in self._all()]
+        return one
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows but these; the noise they come from is kept by its owner."""
+        self.positions, self.iteration = self.positions[rows], self.iteration[rows]
+        if self._streams is not None:
+            self._streams = [stream[rows] for stream in self._streams]

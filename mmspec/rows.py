@@ -45,7 +45,8 @@ class Rows:
         self.ids = np.arange(count)
         self._lengths = np.zeros(count, dtype=np.int64)
         # A window may reach past the end; what it writes there is never read.
-        self._tokens = torch.full((count, layout.length + window), layout.pad, dtype=torch.int64, device=device)
+        shape = (count, layout.length + window, *layout.cell)
+        self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
 
     @property
@@ -57,13 +58,13 @@ class Rows:
         return self.length[:, None] + np.arange(width)
 
     def at(self, positions: NDArray[np.int64]) -> Tensor:
-        """The tokens at the given positions, int64 [B, ...]; before the start, -1."""
+        """The tokens at the given positions, [B, W, *cell]; before the start, -1."""
         index = torch.from_numpy(positions).to(self.device)
         found = self._tokens[self._index, index.clamp(min=0)]
-        return found if (positions >= 0).all() else found.masked_fill(index < 0, -1)
+        return found if (positions >= 0).all() else found.masked_fill(self._wide(index < 0), -1)
 
     def last(self, count: int = 1) -> Tensor:
-        """The last `count` tokens of each row, int64 [B, count]."""
+        """The last `count` tokens of each row, [B, count, *cell]."""
         return self.at(self.length[:, None] + np.arange(-count, 0))
 
     def commit(self, tokens: Tensor, accepted: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -74,8 +75,8 @@ class Rows:
         width, start = tokens.shape[1], self.length
         self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
         gained = np.minimum(accepted + 1, self.layout.length - start)
-        if self.layout.eos:
-            ended = np.isin(tokens.cpu().numpy(), list(self.layout.eos)) & (np.arange(width) < gained[:, None])
+        if (ends := self._ends(tokens)) is not None:
+            ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
             gained = np.where(stops, ended.argmax(1) + 1, gained)
             self._done = stops | (start + gained >= self.layout.length)
@@ -85,7 +86,7 @@ class Rows:
         return gained
 
     def append(self, tokens: Tensor) -> list[int]:
-        """Appends one token, int64 [B, 1], to rows that are all equally long; returns which of them run on."""
+        """Appends one token, [B, 1, *cell], to rows that are all equally long; returns which of them run on."""
         n = int(self._lengths[self.ids[0]])
         if len(self.ids) == len(self._tokens):
             self._tokens[:, n : n + 1] = tokens
@@ -94,9 +95,19 @@ class Rows:
         self._lengths[self.ids] = n + 1
         if n + 1 == self.layout.length:
             return []
-        if not self.layout.eos:
+        if (ends := self._ends(tokens)) is None:
             return list(range(len(self.ids)))
-        return np.flatnonzero(~np.isin(tokens[:, 0].cpu().numpy(), list(self.layout.eos))).tolist()
+        return np.flatnonzero(~ends[:, 0]).tolist()
+
+    def _ends(self, tokens: Tensor) -> NDArray[np.bool_] | None:
+        """Which tokens end their row, host bool [B, W]; None where none ever does."""
+        if self.layout.ends is not None:
+            return self.layout.ends(tokens).cpu().numpy()
+        return np.isin(tokens.cpu().numpy(), list(self.layout.eos)) if self.layout.eos else None
+
+    def _wide(self, which: Tensor) -> Tensor:
+        """A mask of tokens, bool [B, W], with the axes of a cell to broadcast over."""
+        return which.reshape(*which.shape, *(1,) * len(self.layout.cell))
 
     def running(self) -> list[int]:
         """Indices into the running rows of those that are not done."""
@@ -116,8 +127,8 @@ class Rows:
         return Step(nfe, int(self._lengths.sum()), len(so_far) * self.layout.length, so_far)
 
     def result(self) -> Tensor:
-        """All tokens of the request, int64 [B, N]; `pad` behind the end of a row."""
+        """All tokens of the request, [B, N, *cell]; `pad` behind the end of a row."""
         tokens = self._tokens[:, : self.layout.length]
         lengths = torch.from_numpy(self._lengths).to(self.device)
         behind = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
-        return tokens.masked_fill(behind, self.layout.pad)
+        return tokens.masked_fill(self._wide(behind), self.layout.pad)

@@ -142,7 +142,7 @@ class Meter:
             self.excess += float((verdict.excess * tested).sum())
         if self.measure_entropy:
             emitted = torch.from_numpy(np.arange(p.shape[1]) < gained[:, None]).to(p.device)
-            self.bits += float((torch.special.entr(p).sum(-1) * emitted).sum()) / np.log(2)
+            self.bits += float((torch.special.entr(p).flatten(2).sum(-1) * emitted).sum()) / np.log(2)
 
     def count_plain(self, p: Tensor) -> None:
         """One target call that gave every row one token, under laws `p` [B, 1, V]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,9 @@ class Layout:
     - `width`: positions per line of a 2-D token map in raster order; None for a stream.
     - `constraint`: allowed tokens by position, in all rows alike or in each row its own.
     - `eos`: tokens that end a row early; they are kept, and what lies behind them is filled with `pad`.
+    - `cell`, `dtype`: the shape and type of one token: a number as a rule; (K,) for a column of K codebooks.
+    - `ends`: tells from tokens [B, W, *cell] which end their row, bool [B, W]; in place of `eos` where a token is not a
+      number.
     """
 
     length: int
@@ -28,6 +32,9 @@ class Layout:
     constraint: Constraint | None = None
     eos: frozenset[int] = frozenset()
     pad: int = 0
+    cell: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.int64
+    ends: Callable[[Tensor], Tensor] | None = None
 
 
 def both_sides(rows: list[int], count: int, guided: bool, device: torch.device) -> Tensor:

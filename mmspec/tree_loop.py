@@ -14,7 +14,7 @@ from mmspec.rules import Accept
 from mmspec.stats import Meter
 from mmspec.tree import TreeDraft, TreeTarget
 from mmspec.tree_verify import TreeVerdict, verify_tree
-from mmspec.verify import Draft, verify
+from mmspec.verify import Draft
 
 
 class TreeDrafter(Protocol):
@@ -65,8 +65,8 @@ def decode_tree(
     logits = target.prefill()
     meter.clock.lap("target")
     start = rows.positions(1)
-    uniforms = rows.noise.uniforms(start, 0)
-    first = verify(law(logits, start), Draft(torch.empty(0), torch.empty(0)), rule, uniforms[ACCEPT], uniforms[REDRAW])
+    nothing = Draft(torch.empty(0), torch.empty(0))
+    first = law.verify(law(logits, start), nothing, rule, rows.noise.window(start, 0))
     meter.clock.lap("rule")
     gained = rows.commit(first.tokens, first.accepted)
     meter.count(first, gained)

@@ -18,6 +18,7 @@ from torch import Tensor
 import mmspec.conformance
 import mmspec.drafters.carry
 import mmspec.drafters.model
+import mmspec.law
 import mmspec.loop
 import mmspec.verify
 from mmspec.conformance import ToyTarget, check, exact_joint
@@ -25,7 +26,7 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.start import NGramTable, repeat_left
 from mmspec.engine import Aids, run
 from mmspec.law import Constraint, Law, Logits, Sampling
-from mmspec.noise import ACCEPT, REDRAW
+from mmspec.noise import ACCEPT, REDRAW, Draws
 from mmspec.recipes import parse
 from mmspec.rows import Rows
 from mmspec.rules import Accept
@@ -213,8 +214,8 @@ def draft_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_above_half(patch: pytest.MonkeyPatch) -> None:
-    def carry(verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> Tensor:
-        tokens = sample(verdict.p, uniforms[REDRAW])
+    def carry(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
+        tokens = sample(verdict.p, draws[REDRAW])
         if (m := verdict.p.shape[1] - 1) == 0:
             return tokens
         old = verdict.draft.tokens
@@ -225,11 +226,11 @@ def keep_above_half(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
-    def carry(verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> Tensor:
-        tokens = mmspec.drafters.carry.maximal(verdict, rows, uniforms)
+    def carry(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
+        tokens = mmspec.drafters.carry.maximal(verdict, rows, draws)
         if m := verdict.p.shape[1] - 1:
             law, draft = verdict.p[:, :m], verdict.draft
-            kept = uniforms[ACCEPT][:, :m] < ratio(law, draft.q, draft.tokens)
+            kept = draws[ACCEPT][:, :m] < ratio(law, draft.q, draft.tokens)
             law.copy_(torch.where(kept[..., None], draft.q, law))
         return tokens
 
@@ -246,8 +247,8 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
         verdict.accepted = verdict.accepted.reshape(-1, 4).min(1).repeat(4)
         return verdict
 
-    def carry(verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> Tensor:
-        tokens = sample(verdict.p, uniforms[REDRAW])
+    def carry(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
+        tokens = sample(verdict.p, draws[REDRAW])
         if m := verdict.p.shape[1] - 1:
             kept = torch.from_numpy(np.arange(m) < accepted[0][:, None])
             law = verdict.p[:, :m]
@@ -255,7 +256,7 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
             tokens[:, :m] = torch.where(kept, verdict.draft.tokens, tokens[:, :m])
         return tokens
 
-    patch.setattr(mmspec.loop, "verify", lock_step)
+    patch.setattr(mmspec.law, "verify", lock_step)
     patch.setitem(mmspec.drafters.carry.CARRIES, "fresh", carry)
 
 
@@ -265,7 +266,7 @@ def shared_noise(patch: pytest.MonkeyPatch) -> None:
     def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
         return mmspec.verify.verify(p, draft, rule, accept_u, accept_u)
 
-    patch.setattr(mmspec.loop, "verify", verify)
+    patch.setattr(mmspec.law, "verify", verify)
 
 
 def forgotten_roll_back(patch: pytest.MonkeyPatch) -> None:

@@ -12,29 +12,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.noise import ACCEPT, REDRAW
+from mmspec.noise import ACCEPT, REDRAW, Draws
 from mmspec.rows import Rows
 from mmspec.verify import Verdict, ratio, residual, sample
 
-Carry = Callable[[Verdict, Rows, list[Tensor]], Tensor]
+Carry = Callable[[Verdict, Rows, Draws], Tensor]
 
 
-def fresh(verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> Tensor:
+def fresh(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
     """Draws every slot anew from p: Speculative Jacobi Decoding (Teng et al. 2024, arXiv 2410.01699)."""
-    return sample(verdict.p, uniforms[REDRAW])
+    return sample(verdict.p, draws[REDRAW])
 
 
-def maximal(verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> Tensor:
+def maximal(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
     """Keeps each old draft as often as any coupling can: the exact test on every slot (MC-SJD, arXiv 2510.24211)."""
     p, draft = verdict.p, verdict.draft
     m = p.shape[1] - 1
-    keep = uniforms[ACCEPT][:, :m] < ratio(p[:, :m], draft.q, draft.tokens)
+    keep = draws[ACCEPT][:, :m] < ratio(p[:, :m], draft.q, draft.tokens)
     # The free slot behind the last draft has nothing to take away.
-    redrawn = sample(residual(p, F.pad(draft.q, (0, 0, 0, 1))), uniforms[REDRAW], fallback=p)
+    redrawn = sample(residual(p, F.pad(draft.q, (0, 0, 0, 1))), draws[REDRAW], fallback=p)
     return torch.cat([torch.where(keep, draft.tokens, redrawn[:, :m]), redrawn[:, m:]], dim=1)
 
 
-def gumbel(verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> Tensor:
+def gumbel(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
     """Draws every slot by the Gumbel-max trick with noise that is fixed per position (same paper)."""
     noise = rows.noise.gumbel(rows.positions(verdict.p.shape[1]), verdict.p.shape[-1])
     return (verdict.p.log() + noise).argmax(-1)

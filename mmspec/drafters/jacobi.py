@@ -9,7 +9,7 @@ from torch import Tensor
 from mmspec.drafters.carry import Carry
 from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.start import Start
-from mmspec.noise import START
+from mmspec.noise import START, Draws
 from mmspec.rows import Rows
 from mmspec.verify import Draft, Verdict
 
@@ -36,12 +36,12 @@ class Jacobi:
         self._q: Tensor | None = None
         self._offset = np.zeros(0, dtype=np.int64)
 
-    def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
         if self._learner is not None:
             self._learner.learn(verdict, rows)
         self._offset = verdict.accepted + 1
         if self._carry is not None and self._offset.min() < verdict.p.shape[1]:
-            self._tokens, self._q = self._carry(verdict, rows, uniforms), verdict.p  # q := p
+            self._tokens, self._q = self._carry(verdict, rows, draws), verdict.p  # q := p
         else:
             self._tokens = self._q = None
 
@@ -52,7 +52,7 @@ class Jacobi:
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[rows], self._q[rows]
 
-    def propose(self, rows: Rows, count: int, uniforms: list[Tensor]) -> Draft:
+    def propose(self, rows: Rows, count: int, draws: Draws) -> Draft:
         batch = len(rows.ids)
         if self._tokens is None or self._q is None:
             carried = np.zeros(batch, dtype=np.int64)
@@ -65,7 +65,7 @@ class Jacobi:
             tokens = self._tokens.gather(1, slots)
             q = self._q[torch.arange(batch, device=rows.device)[:, None], slots]
         if carried.min() < count:
-            tokens, q = self._fill(rows, tokens, q, carried, uniforms[START])
+            tokens, q = self._fill(rows, tokens, q, carried, draws[START])
         return Draft(tokens, q)
 
     def _fill(self, rows: Rows, tokens: Tensor, q: Tensor, carried: np.ndarray, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mmspec.law import Law, Logits
-from mmspec.noise import DRAFT
+from mmspec.noise import DRAFT, Draws
 from mmspec.rows import Rows
 from mmspec.target import Target
 from mmspec.verify import Draft, Verdict, sample
@@ -26,14 +25,14 @@ class ModelDrafter:
         self._model = model
         self._law = law
 
-    def observe(self, verdict: Verdict, rows: Rows, uniforms: list[Tensor]) -> None:
+    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
         pass
 
     def keep(self, rows: list[int]) -> None:
         self._model.keep(rows)
         self._law.keep(torch.tensor(rows, device=self._model.device))
 
-    def propose(self, rows: Rows, count: int, uniforms: list[Tensor]) -> Draft:
+    def propose(self, rows: Rows, count: int, draws: Draws) -> Draft:
         if self.calls == 0:
             self._model.prefill()
             self.calls = 1
@@ -47,7 +46,7 @@ class ModelDrafter:
             self.calls += 1
             newest = Logits(logits.cond[:, -1:], None if logits.uncond is None else logits.uncond[:, -1:])
             q = self._law(newest, positions[:, i : i + 1])
-            step, at = sample(q, uniforms[DRAFT][:, i : i + 1]), rows.length + i
+            step, at = sample(q, draws[DRAFT][:, i : i + 1]), rows.length + i
             tokens.append(step)
             laws.append(q)
         return Draft(torch.cat(tokens, dim=1), torch.cat(laws, dim=1))
