@@ -79,7 +79,7 @@ def run(
 
     **Raises:** `ArgumentError` when the recipe needs an aid the model does not bring.
     """
-    meter = Meter(target.device, measure_entropy)
+    meter = Meter(target.device, len(seeds), measure_entropy)
     rows = Rows(seeds, layout, recipe.window, target.device)
     law = Law(samplings, layout.constraint, target.device)
     calls = 0

@@ -95,7 +95,7 @@ def decode(
         drafter.observe(verdict, rows, draws)
         meter.clock.lap("drafter")
         gained = rows.commit(verdict.tokens, verdict.accepted)
-        meter.count(verdict, gained)
+        meter.count(verdict, gained, rows.ids)
         if on_step is not None:
             on_step(rows.step(meter.nfe))
         running = rows.running()
@@ -128,7 +128,7 @@ def decode_plain(target: Target, law: TokenLaw, rows: Rows, meter: Meter, on_ste
         p = law(logits, everywhere[:, n : n + 1])
         tokens = law.sample(p, draws.slot(n))
         meter.clock.lap("rule")
-        meter.count_plain(p)
+        meter.count_plain(p, tokens, rows.ids)
         running = rows.append(tokens)
         if on_step is not None:
             on_step(rows.step(meter.nfe))

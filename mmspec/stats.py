@@ -14,6 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PARTS = ("target", "drafter", "rule", "other")
+LEAST = 2.0**-40  # what a token counts as when the law gives it less, as relaxed rules may emit what top-k has cut off
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """One row's share of a run; see `Stats`. `calls`: target calls it took part in."""
+
+    tokens: int
+    calls: int
+    tv_bound: float
+    entropy: float | None
+    nll: float | None
 
 
 @dataclass
@@ -31,6 +43,9 @@ class Stats:
       variation: |relaxed - exact| acceptance probability of the drafts tested, per token. 0 for an exact rule.
     - `peak_memory`: bytes, of the device (CUDA) or of the process so far (CPU).
     - `entropy`: bits per token of the target's law along the emitted tokens; None unless asked for.
+    - `nll`: bits per token, minus the logarithm of what that law gives the emitted tokens (at most 40 for one), measured
+      together with `entropy`, which it equals on average where the law is kept. None for tokens that are no ids.
+    - `rows`: the same of each row.
     """
 
     nfe: int
@@ -43,6 +58,8 @@ class Stats:
     peak_memory: int
     tv_bound: float = 0.0
     entropy: float | None = None
+    nll: float | None = None
+    rows: list[RowStats] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -95,6 +112,7 @@ class Clock:
 class Outcome(Protocol):
     """What is counted of a target call, of a window as of a tree: see `mmspec.verify.Verdict`."""
 
+    tokens: Tensor
     p: Tensor
     accepted: NDArray[np.int64]
     excess: Tensor | None
@@ -110,26 +128,26 @@ class Meter:
     """Counts while the loop runs."""
 
     device: torch.device
+    rows: int
     measure_entropy: bool = False
     nfe: int = 0
-    tokens: int = 0
-    row_calls: int = 0
     accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     tested: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    bits: float = 0.0
-    excess: float = 0.0
+    has_ids: bool = True
 
     def __post_init__(self) -> None:
+        self.tokens, self.calls = np.zeros(self.rows, dtype=np.int64), np.zeros(self.rows, dtype=np.int64)
+        self.excess, self.bits, self.surprise = np.zeros((3, self.rows))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.clock = Clock(self.device)
 
-    def count(self, verdict: Outcome, gained: NDArray[np.int64]) -> None:
-        """One target call, by which each row gained so many tokens."""
+    def count(self, verdict: Outcome, gained: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        """One target call, by which the rows `ids` of the request gained so many tokens."""
         p, accepted = verdict.p, verdict.accepted
         self.nfe += 1
-        self.row_calls += len(gained)
-        self.tokens += int(gained.sum())
+        self.calls[ids] += 1
+        self.tokens[ids] += gained
         drafts = p.shape[1] - 1
         if drafts > len(self.tested):
             grow = drafts - len(self.tested)
@@ -139,18 +157,29 @@ class Meter:
         self.tested[:drafts] += (slots < np.minimum(verdict.tested, gained)[:, None]).sum(0)
         if verdict.excess is not None:
             tested = torch.from_numpy(slots < gained[:, None]).to(p.device)
-            self.excess += float((verdict.excess * tested).sum())
+            self.excess[ids] += (verdict.excess * tested).sum(1).double().cpu().numpy()
         if self.measure_entropy:
-            emitted = torch.from_numpy(np.arange(p.shape[1]) < gained[:, None]).to(p.device)
-            self.bits += float((torch.special.entr(p).flatten(2).sum(-1) * emitted).sum()) / np.log(2)
+            self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
 
-    def count_plain(self, p: Tensor) -> None:
-        """One target call that gave every row one token, under laws `p` [B, 1, V]."""
+    def count_plain(self, p: Tensor, tokens: Tensor, ids: NDArray[np.int64]) -> None:
+        """One target call that gave each of the rows `ids` one token, [B, 1, *cell], under laws `p` [B, 1, ...]."""
         self.nfe += 1
-        self.row_calls += len(p)
-        self.tokens += len(p)
+        self.calls[ids] += 1
+        self.tokens[ids] += 1
         if self.measure_entropy:
-            self.bits += float(torch.special.entr(p).sum()) / np.log(2)
+            self._measure(p, tokens, np.ones((len(ids), 1), dtype=bool), ids)
+
+    def _measure(self, p: Tensor, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
+        """Adds up entropy and surprise of the tokens [B, W, *cell] that were emitted, under laws `p` [B, W, ...]."""
+        counts = torch.from_numpy(emitted).to(p.device)
+        bits = torch.special.entr(p).flatten(2).sum(-1) / np.log(2)
+        self.bits[ids] += (bits * counts).sum(1).double().cpu().numpy()
+        if tokens.is_floating_point() or p.dim() != tokens.dim() + 1:
+            self.has_ids = False
+            return
+        given = p.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).clamp(min=LEAST)
+        surprise = -given.log2().flatten(2).sum(-1)
+        self.surprise[ids] += (surprise * counts).sum(1).double().cpu().numpy()
 
     def stats(self, draft_calls: int) -> Stats:
         """The finished account."""
@@ -160,15 +189,28 @@ class Meter:
         else:
             unit = 1 if sys.platform == "darwin" else 1024
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        tokens = int(self.tokens.sum())
+        entropy, nll = self.measure_entropy, self.measure_entropy and self.has_ids
+
+        def per_token(values: NDArray[np.float64]) -> list[float]:
+            return (values / np.maximum(self.tokens, 1)).tolist()
+
+        columns = zip(per_token(self.excess), per_token(self.bits), per_token(self.surprise), strict=True)
+        rows = [
+            RowStats(int(n), int(calls), bound, bits if entropy else None, surprise if nll else None)
+            for n, calls, (bound, bits, surprise) in zip(self.tokens, self.calls, columns, strict=True)
+        ]
         return Stats(
             nfe=self.nfe,
-            tokens=self.tokens,
-            tokens_per_call=self.tokens / max(self.row_calls, 1),
+            tokens=tokens,
+            tokens_per_call=tokens / max(int(self.calls.sum()), 1),
             acceptance=[float(a / t) if t else None for a, t in zip(self.accepted, self.tested, strict=True)],
             draft_calls=draft_calls,
             seconds=sum(parts.values()),
             seconds_by_part=parts,
             peak_memory=peak,
-            tv_bound=self.excess / max(self.tokens, 1),
-            entropy=self.bits / max(self.tokens, 1) if self.measure_entropy else None,
+            tv_bound=float(self.excess.sum()) / max(tokens, 1),
+            entropy=float(self.bits.sum()) / max(tokens, 1) if entropy else None,
+            nll=float(self.surprise.sum()) / max(tokens, 1) if nll else None,
+            rows=rows,
         )

@@ -69,7 +69,7 @@ def decode_tree(
     first = law.verify(law(logits, start), nothing, rule, rows.noise.window(start, 0))
     meter.clock.lap("rule")
     gained = rows.commit(first.tokens, first.accepted)
-    meter.count(first, gained)
+    meter.count(first, gained, rows.ids)
     while True:
         if on_step is not None:
             on_step(rows.step(meter.nfe))
@@ -95,4 +95,4 @@ def decode_tree(
         drafter.observe(verdict, rows)
         meter.clock.lap("drafter")
         gained = rows.commit(verdict.tokens, verdict.accepted)
-        meter.count(verdict, gained)
+        meter.count(verdict, gained, rows.ids)

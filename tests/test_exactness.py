@@ -189,7 +189,7 @@ def test_plain_is_the_loop_without_drafts() -> None:
     sampling = [Sampling(temperature=0.8)] * 3
     target, layout = SmallToy(3, 4, 12, 5), Layout(length=12)
     rows = Rows([1, 2, 3], layout, 1, target.device)
-    meter = Meter(target.device)
+    meter = Meter(target.device, 3)
     drafter = Jacobi(repeat_left, None, 4)
     law = Law(sampling, None, target.device)
     mmspec.loop.decode(target, drafter, ratio, law, rows, 1, meter, None)
