@@ -43,8 +43,8 @@ class Stats:
       variation: |relaxed - exact| acceptance probability of the drafts tested, per token. 0 for an exact rule.
     - `peak_memory`: bytes, of the device (CUDA) or of the process so far (CPU).
     - `entropy`: bits per token of the target's law along the emitted tokens; None unless asked for.
-    - `nll`: bits per token, minus the logarithm of what that law gives the emitted tokens (at most 40 for one); measured
-      with `entropy`, which it equals on average where the law is kept. None for tokens that are no ids.
+    - `nll`: bits per token, minus the logarithm of what that law gives the emitted tokens (at most 40 for one),
+      measured with `entropy`, whose mean it has where the law is kept. None for tokens that are no ids.
     - `rows`: the same of each row.
     """
 
