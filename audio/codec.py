@@ -35,6 +35,17 @@ class Codec(Protocol):
         ...
 
 
+class Decoder(Protocol):
+    """The part of a codec that `OverlapStream` asks for, or some layers of one: `hop` outputs of `channels` a frame."""
+
+    channels: int
+    hop: int
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """[B, ..., F] to [B, channels, F * hop]."""
+        ...
+
+
 class CodecStream(Protocol):
     """Decodes one batch of rows that grow together."""
 
@@ -60,7 +71,7 @@ class OverlapStream:
     - `after`: frames ahead that they may depend on.
     """
 
-    def __init__(self, codec: Codec, before: int | None, after: int) -> None:
+    def __init__(self, codec: Decoder, before: int | None, after: int) -> None:
         self._codec = codec
         self._before = before
         self._after = after

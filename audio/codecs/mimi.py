@@ -1,0 +1,83 @@
+"""Mimi: residual codes, a transformer with a sliding window, causal convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.codecs.convolution import reach
+from mmspec.audio.codecs.part import Part
+
+
+class Mimi:
+    """A `MimiModel` as a codec."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._model = model
+        self.sampling_rate = int(config.sampling_rate)
+        self.channels = int(config.audio_channels)
+        self.hop = round(config.sampling_rate / config.frame_rate)
+        self.codebooks = int(config.num_quantizers)
+        self.codebook_size = int(config.codebook_size)
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        return self._model.decode(codes.to(self._model.device)).audio_values.float()
+
+    def stream(self) -> CodecStream:
+        return MimiStream(self._model, self.hop, self.channels)
+
+    def tables(self) -> list[Tensor]:
+        quantizer = self._model.quantizer
+        parts = (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer)
+        # Codes are compared as the decoder sees them, behind the projection that a group shares.
+        return [
+            (
+                part.output_proj(layer.codebook.embed.T[None])[0].T
+                if part.output_proj is not None
+                else layer.codebook.embed
+            )
+            .detach()
+            .float()
+            for part in parts
+            for layer in part.layers
+        ]
+
+
+class MimiStream:
+    """Upsampling and convolutions in overlapping parts; the transformer between them keeps its cache.
+
+    `MimiModel.decode` with `decoder_past_key_values` keeps the cache but not what the convolutions saw, which is heard
+    at every seam.
+    """
+
+    def __init__(self, model: Any, hop: int, channels: int) -> None:
+        decoder = model.decoder
+        self._model = model
+        self._transformer = decoder.decoder_transformer
+        self._cache = DynamicCache(config=decoder.config)
+        self._up: OverlapStream | None = None
+        if decoder.upsample is not None:
+            stride = decoder.upsample.conv.stride[0]
+            self._up = OverlapStream(Part(decoder.upsample, stride, decoder.upsample.conv.out_channels), 2, 0)
+            hop //= stride
+        # Padding of zeros needs nothing to come; any other mode repeats what follows.
+        far = reach(decoder.decoder_seanet)
+        ahead = 0 if model.config.pad_mode == "constant" and model.config.use_causal_conv else far
+        self._back = OverlapStream(Part(decoder.decoder_seanet, hop, channels), far, ahead)
+
+    @torch.inference_mode()
+    def push(self, codes: Tensor) -> Tensor:
+        latents = self._model.quantizer.decode(codes.to(self._model.device))
+        hidden = latents if self._up is None else self._up.push(latents)
+        out = self._transformer(hidden.transpose(1, 2), past_key_values=self._cache, use_cache=True)
+        return self._back.push(out.last_hidden_state.transpose(1, 2)).float()
+
+    @torch.inference_mode()
+    def finish(self) -> Tensor:
+        return self._back.finish().float()

@@ -1,0 +1,39 @@
+"""X-codec2: one code per frame, whose digits are levels (FSQ); a decoder that hears the whole before it speaks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.audio.codec import CodecStream, OverlapStream
+
+
+class XCodec2:
+    """An `Xcodec2Model` as a codec.
+
+    Its decoder attends in both directions over all frames and normalises over them, so that every sample depends on
+    every frame: a stream of it gives nothing before it is finished.
+    """
+
+    channels = 1
+    codebooks = 1
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.sampling_rate = int(model.config.sampling_rate)
+        self.hop = int(model.config.hop_length)
+        self.codebook_size = len(model.quantizer.quantizer.codebook)
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        return self._model.decode(audio_codes=codes.to(self._model.device)).audio_values.float()
+
+    def stream(self) -> CodecStream:
+        return OverlapStream(self, None, sys.maxsize)
+
+    def tables(self) -> list[Tensor]:
+        # Neighbours of a code are those one level away in one digit.
+        return [self._model.quantizer.quantizer.codebook.float()]

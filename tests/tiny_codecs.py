@@ -1,0 +1,105 @@
+"""Tiny random codecs of each class of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    DacConfig,
+    DacModel,
+    EncodecConfig,
+    EncodecModel,
+    MimiConfig,
+    MimiModel,
+    Xcodec2Config,
+    Xcodec2Model,
+)
+
+
+def filled(model: Any, seed: int = 0) -> Any:
+    """With codebooks and weights that matter: some classes start with codebooks of zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+        if name.endswith(("embed", "embed_sum", "layer_scale.scale")):
+            tensor.data.copy_(torch.randn(tensor.shape, generator=generator))
+    return model.eval()
+
+
+def encodec(**changes: Any) -> Any:
+    """24 kHz as it is, 32 kHz with `use_causal_conv=False`."""
+    torch.manual_seed(0)
+    config = {
+        "target_bandwidths": [1.5],
+        "sampling_rate": 1000,
+        "hidden_size": 8,
+        "num_filters": 4,
+        "upsampling_ratios": [4, 2],
+        "codebook_size": 16,
+        "num_lstm_layers": 2,
+    }
+    return filled(EncodecModel(EncodecConfig(**{**config, **changes})))
+
+
+def dac(ratios: tuple[int, ...] = (2, 4)) -> Any:
+    torch.manual_seed(0)
+    return filled(
+        DacModel(
+            DacConfig(
+                encoder_hidden_size=4,
+                downsampling_ratios=list(ratios),
+                decoder_hidden_size=16,
+                n_codebooks=3,
+                codebook_size=16,
+                codebook_dim=4,
+                sampling_rate=1000,
+            )
+        )
+    )
+
+
+def mimi(codebooks: int = 4, codebook_size: int = 16, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = {
+        "sampling_rate": 1000,
+        "hidden_size": 16,
+        "num_filters": 4,
+        "num_residual_layers": 1,
+        "upsampling_ratios": [4, 2],
+        "codebook_size": codebook_size,
+        "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8,
+        "num_quantizers": codebooks,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 6,
+        "upsample_groups": 16,
+    }
+    return filled(MimiModel(MimiConfig(**{**config, **changes})))
+
+
+def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
+    torch.manual_seed(0)
+    config = Xcodec2Config(
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        encoder_hidden_size=4,
+        downsampling_ratios=[2, 4],
+        semantic_model_config={
+            "model_type": "wav2vec2-bert",
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        },
+        sampling_rate=1000,
+        quantization_dim=96,
+        quantization_levels=list(levels),
+    )
+    return filled(Xcodec2Model(config))
