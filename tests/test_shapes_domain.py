@@ -15,6 +15,7 @@ from mmspec.vision.shapes.domain import (
     CONDITION_SLOTS,
     FEATURE_DIM,
     IMAGE_SIZE,
+    LOOKS,
     NONE,
     SLOT_OFFSETS,
     Caption,
@@ -149,3 +150,20 @@ def test_scores_count_only_what_the_prompt_states() -> None:
     assert scores["captions"] == 0.5  # the second image shows an object too many
     assert scores["attributes"] == 7 / 8
     assert scores["relation"] == 0.5
+
+
+def test_rough_scenes_keep_the_caption_and_have_more_to_them() -> None:
+    rng = random.Random(0)
+    scenes = [sample_scene(rng, look=LOOKS["rough"]) for _ in range(40)]
+    images = render_batch(scenes)
+    assert torch.equal(images, render_batch(scenes))
+    for scene, image in zip(scenes, images, strict=True):
+        x, y = scene.centre1
+        drawn = (image[:, y - 1 : y + 1, x - 1 : x + 1].mean((1, 2)) + 1) * 127.5
+        assert (drawn - torch.tensor(OBJECT_RGB[scene.caption.colour1])).abs().max() < 40
+    clean = render_batch([sample_scene(rng) for _ in range(40)])
+    rough_tiles, clean_tiles = (
+        len(i.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 48).unique(dim=0))
+        for i in (images, clean)
+    )
+    assert rough_tiles > 4 * clean_tiles

@@ -31,20 +31,21 @@ def count_table(tokens: torch.Tensor, gpt: LlamaGenGPT) -> TokenTable:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RUNS)
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the parts and of the index")
     args = parser.parse_args()
-    gpt = LlamaGenGPT.from_pretrained(WEIGHTS / "transformer")
+    gpt = LlamaGenGPT.from_pretrained(args.weights / "transformer")
     table = count_table(load_codes(args.out).tokens, gpt)
-    export(table, WEIGHTS / "table")
+    export(table, args.weights / "table")
     pipe = LlamaGenPipeline(
         gpt,
-        ShapesTokenizer.from_pretrained(WEIGHTS / "vqvae"),
-        ShapesTextEncoder.from_pretrained(WEIGHTS / "text_encoder"),
-        draft_transformer=LlamaGenGPT.from_pretrained(WEIGHTS / "draft_transformer"),
+        ShapesTokenizer.from_pretrained(args.weights / "vqvae"),
+        ShapesTextEncoder.from_pretrained(args.weights / "text_encoder"),
+        draft_transformer=LlamaGenGPT.from_pretrained(args.weights / "draft_transformer"),
         table=table,
         temperature=TEMPERATURE,
         guidance_scale=GUIDANCE,
     )
-    pipe.save_config(WEIGHTS)
+    pipe.save_config(args.weights)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mmspec.vision.shapes.config import NUM_CODES, SEED_EVAL, SEED_TRAIN
-from mmspec.vision.shapes.domain import ANY, SLOTS, index_features, sample_scene
+from mmspec.vision.shapes.domain import ANY, CLEAN, SLOTS, Look, index_features, sample_scene
 from mmspec.vision.shapes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
@@ -25,12 +25,12 @@ class Codes:
     slots: torch.Tensor
 
 
-def encode_scenes(tokenizer: ShapesTokenizer, n: int, seed: int, held_out: bool = False) -> Codes:
+def encode_scenes(tokenizer: ShapesTokenizer, n: int, seed: int, held_out: bool = False, look: Look = CLEAN) -> Codes:
     """Render and encode `n` random scenes."""
     rng = random.Random(seed)
     tokens, slots = [], []
     for first in range(0, n, _CHUNK):
-        scenes = [sample_scene(rng, held_out) for _ in range(min(_CHUNK, n - first))]
+        scenes = [sample_scene(rng, held_out, look) for _ in range(min(_CHUNK, n - first))]
         with torch.autocast("cpu", torch.bfloat16, enabled=False):
             tokens.append(tokenizer.encode(render_batch(scenes)).to(torch.int16))
         slots.append(torch.tensor([scene.caption.canonical().indices() for scene in scenes], dtype=torch.int8))
@@ -39,9 +39,9 @@ def encode_scenes(tokenizer: ShapesTokenizer, n: int, seed: int, held_out: bool 
     return Codes(torch.cat(tokens), torch.cat(slots))
 
 
-def write_shard(tokenizer: ShapesTokenizer, folder: Path, rank: int, world: int) -> None:
+def write_shard(tokenizer: ShapesTokenizer, folder: Path, rank: int, world: int, look: Look = CLEAN) -> None:
     """Encode this process's part of the training set into `folder`."""
-    codes = encode_scenes(tokenizer, NUM_CODES // world, SEED_TRAIN + 100 + rank)
+    codes = encode_scenes(tokenizer, NUM_CODES // world, SEED_TRAIN + 100 + rank, look=look)
     torch.save({"tokens": codes.tokens, "slots": codes.slots}, folder / f"shard{rank}.pt")
 
 
@@ -58,9 +58,9 @@ def load_codes(folder: Path) -> Codes:
     return Codes(torch.load(folder / "codes.pt"), torch.load(folder / "slots.pt"))
 
 
-def validation(tokenizer: ShapesTokenizer, n: int) -> Codes:
+def validation(tokenizer: ShapesTokenizer, n: int, look: Look = CLEAN) -> Codes:
     """Encoded scenes of held-out tuples."""
-    return encode_scenes(tokenizer, n, SEED_EVAL + 2, held_out=True)
+    return encode_scenes(tokenizer, n, SEED_EVAL + 2, held_out=True, look=look)
 
 
 _CAN_FORGET = torch.tensor([ANY in values for _, values in SLOTS])

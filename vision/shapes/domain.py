@@ -28,7 +28,24 @@ RELATIONS = ("above", "below", "left of", "right of")
 STYLES = ("plain", "striped", "checkered", "speckled")
 BACKGROUNDS = ("white", "black", "gray", "pink", "teal")
 
-RADIUS = {"small": 8, "large": 13}  # px
+
+@dataclass(frozen=True)
+class Look:
+    """How scenes are drawn, beyond what a caption says."""
+
+    small: int  # px, radius of an object that a caption calls small
+    large: int
+    relief: float = 0.0  # standard deviation of the background's random brightness, of 255
+    pebbles: int = 0  # at most so many small things that no caption names
+
+    def radius(self, size: str) -> int:
+        return self.small if size == "small" else self.large
+
+
+# "clean" is what the package ships. "rough" is harder to foresee, over a bit of entropy per token where "clean" has a
+# quarter: there is something to lose, so that what relaxed decoding costs can be seen.
+LOOKS = {"clean": Look(8, 13), "rough": Look(6, 10, relief=20.0, pebbles=5)}
+CLEAN = LOOKS["clean"]
 
 # What a caption states, each with all its values.
 SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -96,7 +113,8 @@ class Scene:
     caption: Caption
     centre1: tuple[int, int]
     centre2: tuple[int, int]
-    speckles: int  # seed of the tiles of a speckled background
+    speckles: int  # seed of the tiles of a speckled background, of relief and of pebbles
+    look: Look = CLEAN
 
 
 def is_held_out(caption: Caption) -> bool:
@@ -123,12 +141,12 @@ def index_features(indices: torch.Tensor) -> torch.Tensor:
     return _GROUPS @ torch.nn.functional.one_hot(joint, FEATURE_DIM).float()
 
 
-def sample_scene(rng: random.Random, held_out: bool = False) -> Scene:
+def sample_scene(rng: random.Random, held_out: bool = False, look: Look = CLEAN) -> Scene:
     """A random scene: of the training tuples (30 % with one object), or of the held-out tuples (two objects)."""
     while True:
         caption = _sample_full_caption(rng, single=not held_out and rng.random() < 0.3)
         if is_held_out(caption) == held_out:
-            return place(caption, rng)
+            return place(caption, rng, look)
 
 
 def _sample_full_caption(rng: random.Random, single: bool) -> Caption:
@@ -144,37 +162,37 @@ def _sample_full_caption(rng: random.Random, single: bool) -> Caption:
     )  # fmt: skip
 
 
-def place(caption: Caption, rng: random.Random) -> Scene:
+def place(caption: Caption, rng: random.Random, look: Look = CLEAN) -> Scene:
     """Draw positions for a caption that states everything."""
-    centre1 = (_inside(rng, caption.size1), _inside(rng, caption.size1))
+    reach1, reach2 = look.radius(caption.size1), look.radius(caption.size2)
+    centre1 = (_inside(rng, reach1), _inside(rng, reach1))
     centre2 = (0, 0)
     if caption.relation != NONE:
         vertical = caption.relation in ("above", "below")
-        canonical = caption.canonical()
-        along = _pair_along(rng, canonical.size1, canonical.size2)
-        along1, along2 = along if canonical == caption else along[::-1]
-        across1 = _inside(rng, caption.size1)
+        mirrored = caption.relation in _MIRROR
+        along = _pair_along(rng, *((reach2, reach1) if mirrored else (reach1, reach2)))
+        along1, along2 = along[::-1] if mirrored else along
+        across1 = _inside(rng, reach1)
         # Off the axis the objects stay close, so that the relation is never in doubt.
-        low, high = _bounds(caption.size2)
+        low, high = _bounds(reach2)
         across2 = _on_grid(rng, max(low, across1 - 8), min(high, across1 + 8))
         centre1 = (across1, along1) if vertical else (along1, across1)
         centre2 = (across2, along2) if vertical else (along2, across2)
-    return Scene(caption, centre1, centre2, rng.getrandbits(32))
+    return Scene(caption, centre1, centre2, rng.getrandbits(32), look)
 
 
-def _bounds(size: str) -> tuple[int, int]:
-    """The range of a centre coordinate that keeps an object of this size inside the image."""
-    reach = RADIUS[size] + 1
-    return reach, IMAGE_SIZE - reach
+def _bounds(radius: int) -> tuple[int, int]:
+    """The range of a centre coordinate that keeps an object of this radius inside the image."""
+    return radius + 1, IMAGE_SIZE - radius - 1
 
 
-def _inside(rng: random.Random, size: str) -> int:
-    return _on_grid(rng, *_bounds(size))
+def _inside(rng: random.Random, radius: int) -> int:
+    return _on_grid(rng, *_bounds(radius))
 
 
-def _pair_along(rng: random.Random, first: str, second: str) -> tuple[int, int]:
-    """Centres along the relation of the first object (upper or left) and the second; they never touch."""
-    apart = RADIUS[first] + RADIUS[second] + 2
+def _pair_along(rng: random.Random, first: int, second: int) -> tuple[int, int]:
+    """Centres along the relation of the upper or left object and the other, given their radii; they never touch."""
+    apart = first + second + 2
     low, high = _bounds(first)[0], _bounds(second)[1] // PATCH * PATCH
     start = _on_grid(rng, low, high - apart)
     return start, _on_grid(rng, start + apart, high)

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 
 from mmspec.vision.shapes.classifier import Scores, ShapesClassifier, score_captions
 from mmspec.vision.shapes.config import GUIDANCE, RUNS, SEED_EVAL, TEMPERATURE, WEIGHTS
-from mmspec.vision.shapes.domain import captions, sample_scene
+from mmspec.vision.shapes.domain import LOOKS, Look, captions, sample_scene
 from mmspec.vision.shapes.grammar import describe
 from mmspec.vision.shapes.render import render_batch, to_uint8
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
@@ -44,11 +44,11 @@ class Evaluation:
     seconds: float  # for all samples
 
 
-def pipeline_decoder(guidance: float, temperature: float) -> Decode:
-    """Plain decoding by the shipped pipeline."""
+def pipeline_decoder(weights: Path, guidance: float, temperature: float) -> Decode:
+    """Plain decoding by the pipeline in `weights`."""
     from mmspec.vision.shapes.model import load
 
-    pipe = load()
+    pipe = load(weights=weights)
     pipe.set_progress_bar_config(disable=True)
 
     def decode(prompts: Sequence[str], seed: int) -> torch.Tensor:
@@ -60,12 +60,14 @@ def pipeline_decoder(guidance: float, temperature: float) -> Decode:
     return decode
 
 
-def evaluate(decode: Decode, n: int, guidance: float, temperature: float) -> tuple[Evaluation, torch.Tensor, list[str]]:
+def evaluate(
+    decode: Decode, n: int, guidance: float, temperature: float, weights: Path, look: Look
+) -> tuple[Evaluation, torch.Tensor, list[str]]:
     """Returns the measurements, the samples [n, 3, 64, 64] in [-1, 1] and their prompts."""
-    tokenizer = ShapesTokenizer.from_pretrained(WEIGHTS / "vqvae").float().eval()
-    classifier = ShapesClassifier.from_pretrained(WEIGHTS / "classifier").float().eval()
+    tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
+    classifier = ShapesClassifier.from_pretrained(weights / "classifier").float().eval()
     rng = random.Random(SEED_EVAL + 10)
-    scenes = [sample_scene(rng, held_out=True) for _ in range(n)]
+    scenes = [sample_scene(rng, held_out=True, look=look) for _ in range(n)]
     stated = [scene.caption for scene in scenes]
     images = render_batch(scenes)
     rebuilt = torch.cat([tokenizer.decode(tokenizer.encode(batch)) for batch in images.split(_BATCH)])
@@ -112,9 +114,11 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=512)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the pipeline and the classifier")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how real scenes are drawn")
     args = parser.parse_args()
-    decode = pipeline_decoder(args.guidance, args.temperature)
-    result, samples, prompts = evaluate(decode, args.n, args.guidance, args.temperature)
+    decode = pipeline_decoder(args.weights, args.guidance, args.temperature)
+    result, samples, prompts = evaluate(decode, args.n, args.guidance, args.temperature, args.weights, LOOKS[args.look])
     args.out.mkdir(parents=True, exist_ok=True)
     report = json.dumps(asdict(result), indent=2)
     (args.out / "evaluation.json").write_text(report + "\n")

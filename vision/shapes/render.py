@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.vision.shapes.domain import IMAGE_SIZE, NONE, PATCH, RADIUS, Scene
+from mmspec.vision.shapes.domain import IMAGE_SIZE, NONE, PATCH, Scene
+from mmspec.vision.shapes.texture import PEBBLE_RADIUS, PEBBLE_RGB, pebbles, relief
 
 _OVERSAMPLE = 8
 
@@ -33,11 +34,17 @@ Array = NDArray[np.float32]
 
 def render(scene: Scene) -> NDArray[np.uint8]:
     """One scene as uint8 [64, 64, 3]."""
-    caption = scene.caption
+    caption, look = scene.caption, scene.look
     image = _background(caption.style, caption.background, scene.speckles)
-    _stamp(image, caption.size1, caption.colour1, caption.shape1, scene.centre1)
+    rng = np.random.default_rng((scene.speckles, 1))  # apart from the speckles
+    if look.relief:
+        image = np.clip(image + look.relief * relief(rng, IMAGE_SIZE)[:, :, None], 0, 255)
+    if look.pebbles:
+        for centre in pebbles(rng, look.pebbles, IMAGE_SIZE, PATCH):
+            _stamp(image, stamp("circle", PEBBLE_RADIUS), PEBBLE_RGB, centre)
+    _object(image, scene, caption.size1, caption.colour1, caption.shape1, scene.centre1)
     if caption.relation != NONE:
-        _stamp(image, caption.size2, caption.colour2, caption.shape2, scene.centre2)
+        _object(image, scene, caption.size2, caption.colour2, caption.shape2, scene.centre2)
     return (image + 0.5).astype(np.uint8)
 
 
@@ -57,12 +64,15 @@ def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
     return np.asarray(scaled.permute(0, 2, 3, 1).numpy())
 
 
-def _stamp(image: Array, size: str, colour: str, shape: str, centre: tuple[int, int]) -> None:
-    cover = stamp(shape, RADIUS[size])
+def _object(image: Array, scene: Scene, size: str, colour: str, shape: str, centre: tuple[int, int]) -> None:
+    _stamp(image, stamp(shape, scene.look.radius(size)), OBJECT_RGB[colour], centre)
+
+
+def _stamp(image: Array, cover: Array, colour: tuple[int, int, int], centre: tuple[int, int]) -> None:
     half = cover.shape[0] // 2
     x, y = centre
     window = image[y - half : y + half, x - half : x + half]
-    window += cover[:, :, None] * (np.asarray(OBJECT_RGB[colour], np.float32) - window)
+    window += cover[:, :, None] * (np.asarray(colour, np.float32) - window)
 
 
 @cache

@@ -16,28 +16,28 @@ from torch.nn import functional as F
 
 from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, ClassifierTraining
-from mmspec.vision.shapes.domain import Caption, sample_scene
+from mmspec.vision.shapes.domain import LOOKS, Caption, Look, sample_scene
 from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.render import render_batch
 
 
-def labelled(rng: random.Random, n: int, held_out: bool) -> tuple[torch.Tensor, list[Caption]]:
+def labelled(rng: random.Random, n: int, held_out: bool, look: Look) -> tuple[torch.Tensor, list[Caption]]:
     """`n` renders, float32 [n, 3, 64, 64], and their canonical captions."""
-    scenes = [sample_scene(rng, held_out) for _ in range(n)]
+    scenes = [sample_scene(rng, held_out, look) for _ in range(n)]
     return render_batch(scenes), [scene.caption.canonical() for scene in scenes]
 
 
-def train(config: ClassifierTraining, weights: Path, threads: int) -> None:
+def train(config: ClassifierTraining, weights: Path, threads: int, look: Look) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(SEED_TRAIN)
     rng = random.Random(SEED_TRAIN + 1)
-    held_images, held_captions = labelled(random.Random(SEED_EVAL + 1), 512, held_out=True)
+    held_images, held_captions = labelled(random.Random(SEED_EVAL + 1), 512, held_out=True, look=look)
     model = ShapesClassifier().to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.lr, config.steps, pct_start=0.1)
     start = time.monotonic()
     for step in range(config.steps):
-        images, captions = labelled(rng, config.batch, held_out=False)
+        images, captions = labelled(rng, config.batch, held_out=False, look=look)
         targets = torch.tensor([caption.indices() for caption in captions])
         images = images + config.noise * torch.randn_like(images)
         model.train()
@@ -62,8 +62,9 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder to export to")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=ClassifierTraining().steps)
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how scenes are drawn")
     args = parser.parse_args()
-    train(ClassifierTraining(steps=args.steps), args.weights, args.threads)
+    train(ClassifierTraining(steps=args.steps), args.weights, args.threads, LOOKS[args.look])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
 from mmspec.vision.shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
-from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM
+from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM, LOOKS, Look
 from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
@@ -127,7 +127,7 @@ def bits_per_token(gpt: LlamaGenGPT, codes: Codes) -> float:
     return total / codes.tokens.numel() / math.log(2)
 
 
-def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: float, compiled: bool) -> None:
+def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: float, compiled: bool, look: Look) -> None:
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
@@ -135,14 +135,14 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
     if not (out / "codes.pt").exists():
-        write_shard(tokenizer, out, rank, world)
+        write_shard(tokenizer, out, rank, world, look)
         if world > 1:
             dist.barrier()
         if lead:
             merge_shards(out, world)
     if world > 1:
         dist.barrier()
-    codes, held_out = load_codes(out), validation(tokenizer, 256)
+    codes, held_out = load_codes(out), validation(tokenizer, 256, look)
 
     torch.manual_seed(0)
     gpt = build(config, tokenizer)
@@ -240,10 +240,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="wall-clock budget that the learning rate decays over")
     parser.add_argument("--batch", type=int, help="images per process and step")
     parser.add_argument("--no-compile", action="store_true", help="skip torch.compile (which needs a C++ compiler)")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how scenes are drawn")
     args = parser.parse_args()
     config = GPT[args.config]
     config = replace(config, batch=args.batch or config.batch, minutes=args.minutes or config.minutes)
-    train(config, args.config, args.out, args.weights, config.minutes, not args.no_compile)
+    train(config, args.config, args.out, args.weights, config.minutes, not args.no_compile, LOOKS[args.look])
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, TokenizerTraining
-from mmspec.vision.shapes.domain import IMAGE_SIZE, sample_scene
+from mmspec.vision.shapes.domain import IMAGE_SIZE, LOOKS, Look, sample_scene
 from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 
-def renders(n: int, seed: int, held_out: bool) -> torch.Tensor:
+def renders(n: int, seed: int, held_out: bool, look: Look) -> torch.Tensor:
     """`n` random scenes as float32 [n, 3, 64, 64] in [-1, 1]."""
     rng = random.Random(seed)
-    return render_batch([sample_scene(rng, held_out) for _ in range(n)])
+    return render_batch([sample_scene(rng, held_out, look) for _ in range(n)])
 
 
 def loss(output: torch.Tensor, image: torch.Tensor, config: TokenizerTraining) -> torch.Tensor:
@@ -40,11 +40,11 @@ def psnr(model: ShapesTokenizer, images: torch.Tensor) -> float:
     return float((10 * torch.log10(4 / error.square().mean((1, 2, 3)))).mean())
 
 
-def train(config: TokenizerTraining, weights: Path, threads: int) -> None:
+def train(config: TokenizerTraining, weights: Path, threads: int, look: Look) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(SEED_TRAIN)
-    pool = renders(config.pool, SEED_TRAIN, held_out=False)
-    held_out = renders(256, SEED_EVAL, held_out=True)
+    pool = renders(config.pool, SEED_TRAIN, held_out=False, look=look)
+    held_out = renders(256, SEED_EVAL, held_out=True, look=look)
     model = ShapesTokenizer().to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=1e-4)
     decay_start = config.decay_from * config.steps
@@ -87,8 +87,9 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder to export to")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=TokenizerTraining().steps)
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how scenes are drawn")
     args = parser.parse_args()
-    train(TokenizerTraining(steps=args.steps), args.weights, args.threads)
+    train(TokenizerTraining(steps=args.steps), args.weights, args.threads, LOOKS[args.look])
 
 
 if __name__ == "__main__":
