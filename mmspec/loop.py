@@ -62,6 +62,9 @@ class Drafter(Protocol):
         ...
 
 
+NOTHING = Draft(torch.empty(0), torch.empty(0))
+
+
 def decode(
     target: Target,
     drafter: Drafter,
@@ -82,64 +85,87 @@ def decode(
     - `meter`: counts calls, tokens and seconds.
     - `on_step`: called after every target call. What it raises leaves the loop.
     """
-    meter.clock.lap("other")
-    logits = target.prefill()
-    meter.clock.lap("target")
-    positions = rows.positions(1)
-    draws = rows.noise.window(positions, 0)
-    draft = Draft(torch.empty(0), torch.empty(0))  # position 0 has no draft: nothing has been read yet
-    while True:
-        p = law(logits, positions)
-        verdict = law.verify(p, draft, rule, draws)
-        meter.clock.lap("rule")
-        drafter.observe(verdict, rows, draws)
-        meter.clock.lap("drafter")
-        gained = rows.commit(verdict.tokens, verdict.accepted)
-        meter.count(verdict, gained, rows.ids)
-        if on_step is not None:
-            on_step(rows.step(meter.nfe))
-        running = rows.running()
-        if not running:
-            return
-        if len(running) < len(gained):
-            keep_all(running, rows, target, drafter, law)
-        # One slot past the end stays: were it cut, the last position would be drafted or not depending on its mates.
-        width = min(window, int((rows.layout.length - rows.length).max()) + 1)
-        positions = rows.positions(width)
-        draws = rows.noise.window(positions, meter.nfe)
-        tokens = rows.last()
-        meter.clock.lap("other")
-        if width > 1:
-            draft = drafter.propose(rows, width - 1, draws)
-            tokens = torch.cat([tokens, draft.tokens], dim=1)
-            meter.clock.lap("drafter")
-        logits = target.forward(tokens, rows.length - 1)
-        meter.clock.lap("target")
+    going = decode_steps(target, law, rows, 1, meter, on_step, drafter)
+    while going:
+        going = decode_window(target, drafter, rule, law, rows, window, meter, on_step)
 
 
 def decode_plain(target: Target, law: TokenLaw, rows: Rows, meter: Meter, on_step: OnStep | None) -> None:
     """One token per call: the baseline. Gives what `decode` gives with a window of 1."""
-    everywhere = rows.positions(rows.layout.length)
-    draws = rows.noise.window(everywhere, everywhere)
+    decode_steps(target, law, rows, rows.layout.length, meter, on_step)
+
+
+def decode_window(
+    target: Target,
+    drafter: Drafter,
+    rule: Accept,
+    law: TokenLaw,
+    rows: Rows,
+    window: int,
+    meter: Meter,
+    on_step: OnStep | None,
+) -> bool:
+    """One window: draft, one target call, verify, commit. Every row has a token already. Tells whether any runs on."""
+    # One slot past the end stays: were it cut, the last position would be drafted or not depending on its mates.
+    width = min(window, int((rows.layout.length - rows.length).max()) + 1)
+    positions = rows.positions(width)
+    draws = rows.noise.window(positions, meter.nfe)
+    tokens, draft = rows.last(), NOTHING
     meter.clock.lap("other")
-    logits = target.prefill()
-    for n in range(rows.layout.length):
+    if width > 1:
+        draft = drafter.propose(rows, width - 1, draws)
+        tokens = torch.cat([tokens, draft.tokens], dim=1)
+        meter.clock.lap("drafter")
+    logits = target.forward(tokens, rows.length - 1)
+    meter.clock.lap("target")
+    verdict = law.verify(law(logits, positions), draft, rule, draws)
+    meter.clock.lap("rule")
+    drafter.observe(verdict, rows, draws)
+    meter.clock.lap("drafter")
+    gained = rows.commit(verdict.tokens, verdict.accepted)
+    meter.count(verdict, gained, rows.ids)
+    if on_step is not None:
+        on_step(rows.step(meter.nfe))
+    running = rows.running()
+    if 0 < len(running) < len(gained):
+        keep_all(running, rows, target, drafter, law)
+    return bool(running)
+
+
+def decode_steps(
+    target: Target,
+    law: TokenLaw,
+    rows: Rows,
+    count: int,
+    meter: Meter,
+    on_step: OnStep | None,
+    drafter: Drafter | None = None,
+) -> bool:
+    """Up to `count` tokens of each row, one per call, the prefill where nothing was read. Tells whether any runs on."""
+    positions = rows.positions(count)
+    draws = rows.noise.window(positions, meter.nfe + np.arange(count))
+    tokens = rows.last()
+    for n in range(count):
+        meter.clock.lap("other")
+        logits = target.forward(tokens, rows.length - 1) if meter.nfe else target.prefill()
         meter.clock.lap("target")
-        p = law(logits, everywhere[:, n : n + 1])
-        tokens = law.sample(p, draws.slot(n))
+        p, here = law(logits, positions[:, n : n + 1]), draws.slot(n)
+        tokens = law.sample(p, here)
         meter.clock.lap("rule")
+        if drafter is not None:
+            drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), rows, here)
+            meter.clock.lap("drafter")
         meter.count_plain(p, tokens, rows.ids)
         running = rows.append(tokens)
         if on_step is not None:
             on_step(rows.step(meter.nfe))
         if not running:
-            return
+            return False
         if len(running) < len(tokens):
-            keep_all(running, rows, target, None, law)
+            keep_all(running, rows, target, drafter, law)
             draws.keep(running)
-            everywhere, tokens = everywhere[running], tokens[running]
-        meter.clock.lap("other")
-        logits = target.forward(tokens, everywhere[:, n])
+            positions, tokens = positions[running], tokens[running]
+    return True
 
 
 def keep_all(running: list[int], rows: Rows, target: Target, drafter: Drafter | None, law: TokenLaw) -> None:

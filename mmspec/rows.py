@@ -86,18 +86,18 @@ class Rows:
         return gained
 
     def append(self, tokens: Tensor) -> list[int]:
-        """Appends one token, [B, 1, *cell], to rows that are all equally long; returns which of them run on."""
-        n = int(self._lengths[self.ids[0]])
-        if len(self.ids) == len(self._tokens):
+        """Appends one token, [B, 1, *cell]; returns which of the rows run on."""
+        length = self.length
+        n = int(length[0])
+        if len(length) == len(self._tokens) and (length == n).all():
             self._tokens[:, n : n + 1] = tokens
         else:
-            self._tokens[self._index[:, 0], n] = tokens[:, 0]
-        self._lengths[self.ids] = n + 1
-        if n + 1 == self.layout.length:
-            return []
-        if (ends := self._ends(tokens)) is None:
-            return list(range(len(self.ids)))
-        return np.flatnonzero(~ends[:, 0]).tolist()
+            self._tokens[self._index[:, 0], torch.from_numpy(length).to(self.device)] = tokens[:, 0]
+        self._lengths[self.ids] = length + 1
+        self._done = length + 1 >= self.layout.length
+        if (ends := self._ends(tokens)) is not None:
+            self._done |= ends[:, 0]
+        return self.running()
 
     def _ends(self, tokens: Tensor) -> NDArray[np.bool_] | None:
         """Which tokens end their row, host bool [B, W]; None where none ever does."""
