@@ -109,7 +109,7 @@ class PrefixTarget:
         return found.masked_fill_(index < 0, -1)
 
     def _apply(self, logits: Logits, prefix: Tensor, certain: int) -> Logits:
-        """The rules on logits [B, W, V], given the prefix [B, W, L] of each slot, that of the first `certain` decided."""
+        """The rules on logits [B, W, V], given the prefix [B, W, L] of each slot; the first `certain` are decided."""
         z = logits.cond.float()
         if logits.uncond is not None:
             assert self._guide is not None, "a target with two sides needs a guide"
