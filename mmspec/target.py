@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -78,4 +78,21 @@ class Target(Protocol):
 
     def keep(self, rows: list[int]) -> None:
         """Drops all rows but these; they keep their order."""
+        ...
+
+
+@runtime_checkable
+class FeatureTarget(Target, Protocol):
+    """A target that shows its features, for drafters that start from them.
+
+    Features are hidden states as the head reads them, behind the final norm: [R, W, D], of all B rows, and with
+    guidance of their unconditional sides behind them.
+    """
+
+    def features(self) -> Tensor:
+        """Those of the last call's window, one for each of its tokens, or entries of a tree; of a prompt, its slots."""
+        ...
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits [R, W, V] of features [R, W, D]."""
         ...

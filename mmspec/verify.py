@@ -52,6 +52,11 @@ class Verdict:
         """How many drafts were tested, host int64 [B]: up to the first that failed."""
         return np.minimum(self.accepted + 1, self.p.shape[1] - 1)
 
+    @property
+    def path(self) -> NDArray[np.int64]:
+        """The accepted path as of a tree, host int64 [B, m]: the entries of a window follow one another."""
+        return np.broadcast_to(np.arange(1, self.p.shape[1]), (len(self.p), self.p.shape[1] - 1))
+
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x) / q(x) for x int64 [..., m]: the acceptance probability of exact speculative sampling."""
@@ -76,6 +81,11 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
 
     **Raises:** `ModelError` when a row has no mass or is not a number.
     """
+    return sample_many(weights, u[..., None], fallback)[..., 0]
+
+
+def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """n draws from each of the `weights` [..., V], at `u` [..., n]; see `sample`."""
     cdf = weights.cumsum(-1)
     total = cdf[..., -1:]
     if fallback is not None:
@@ -87,8 +97,8 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
     if not bool((total > 0).all()):
         raise ModelError("the model gave logits that are not numbers (NaN), or forbade every token of a position")
     # Strictly below the total, so that the token found always has mass.
-    goal = torch.minimum(u[..., None] * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cdf, goal, right=True)[..., 0]
+    goal = torch.minimum(u * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cdf, goal, right=True)
 
 
 def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:

@@ -81,12 +81,12 @@ class CausalTarget:
         )
         self._positions = torch.cat([positions_by_slot(s, t, length, slack) for s in sides], dim=1)
         self._cache = SlotCache(capacity)
+        self._features: Tensor | None = None
 
     def prefill(self) -> Logits:
         assert self._embeds is not None, "prompts are read once"
         embeds, self._embeds = self._embeds, None
-        hidden = self._read(embeds, np.zeros(self._rows, dtype=np.int64))
-        return self._logits(hidden[:, -1:])
+        return self._logits(self._read(embeds, np.zeros(self._rows, dtype=np.int64)), 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         if self._guided:
@@ -120,6 +120,15 @@ class CausalTarget:
         self._cache.keep(index)
         self._visible = self._visible[index]
         self._positions = self._positions[:, index]
+        if self._features is not None:
+            self._features = self._features[index.to(self._features.device)]
+
+    def features(self) -> Tensor:
+        assert self._features is not None, "nothing has been read yet"
+        return self._features
+
+    def head(self, features: Tensor) -> Tensor:
+        return self._backbone.head(features).to(self.device)
 
     def _read(self, embeds: Tensor, start: NDArray[np.int64]) -> Tensor:
         """Hidden states [R, W, D] of a window whose rows begin at slots `start` (host int64 [B])."""
@@ -166,9 +175,10 @@ class CausalTarget:
         sees = sees.repeat(len(root) // len(sees), 1, 1)
         return as_bias(committed.repeat(1, sees.shape[1], 1).scatter_(2, behind.expand_as(sees), sees), dtype)
 
-    def _logits(self, hidden: Tensor) -> Logits:
-        logits = self._backbone.head(hidden).to(self.device)
-        return split_sides(logits, self._guided)
+    def _logits(self, features: Tensor, last: int = 0) -> Logits:
+        """Those of the last tokens of a window (0: of all), whose features are [R, W, D]."""
+        self._features = features
+        return split_sides(self.head(features[:, -last:]), self._guided)
 
 
 def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,31 +15,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
-
-
-def rope_table(grid: int, slots: int, head_dim: int, base: float, condition: str) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of the 2-D rotary embedding, each float32 [slots + grid**2, head_dim].
-
-    The first half of the (interleaved) pairs turns with the row, the second half with the column. Published LlamaGen
-    leaves the table of the condition slots at zero, so their queries and keys vanish (`condition="zero"`);
-    `condition="identity"` leaves them unturned instead.
-    """
-    half = head_dim // 2
-    freqs = base ** -(torch.arange(0, half, 2, dtype=torch.float32)[: half // 2] / half)
-    turns = torch.outer(torch.arange(grid, dtype=torch.float32), freqs)
-    rows = turns[:, None].expand(-1, grid, -1)
-    columns = turns[None].expand(grid, -1, -1)
-    angle = torch.cat([rows, columns], dim=-1).flatten(0, 1).repeat_interleave(2, dim=-1)
-    sign = torch.tensor([-1.0, 1.0]).repeat(head_dim // 2)
-    cos = torch.cat([torch.full((slots, head_dim), float(condition == "identity")), angle.cos()])
-    sin = torch.cat([torch.zeros(slots, head_dim), angle.sin() * sign])
-    return cos, sin
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the interleaved pairs of `x` [..., head_dim] by the given table rows."""
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x * cos, swapped, sin)
+from mmspec.heads.rotary import grid_table, rotate
 
 
 class KVCache:
@@ -246,7 +222,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
             c = self.config
             # It outlives this call, which may be one without gradients, and then serves one with them.
             with torch.inference_mode(False):
-                table = rope_table(c.grid_size, c.cls_token_num, c.dim // c.n_head, c.rope_base, c.condition_rope)
+                table = grid_table(c.grid_size, c.cls_token_num, c.dim // c.n_head, c.rope_base, c.condition_rope)
                 self._rope = table[0].to(self.device), table[1].to(self.device)
         return self._rope
 
@@ -267,11 +243,11 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         g = self.config.grid_size
         return h + self.row_embedding(predicted // g) + self.column_embedding(predicted % g)
 
-    def run(self, h: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """The blocks and the head over embedded slots: [B, W, dim] -> logits [B, W, vocab_size]."""
+    def features(self, h: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        """The blocks over embedded slots: [B, W, dim] -> what the head reads, [B, W, dim]."""
         for i, block in enumerate(self.layers):
             h = block(h, span, None if cache is None else (cache.k[i], cache.v[i]))
-        return self.output(self.norm(h))
+        return self.norm(h)
 
     def forward(self, tokens: Tensor, condition: Tensor, condition_mask: Tensor | None = None) -> Tensor:
         """Teacher-forced logits of a whole sequence.
@@ -296,7 +272,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
             causal = torch.full((length, length), -torch.inf, device=h.device, dtype=h.dtype).triu(1)
             bias = causal + padding_bias(condition_mask, length, h.dtype)
         span = Span(cos[:length], sin[:length], bias, length)
-        return self.run(h, span, None)[:, slots - 1 :]
+        return self.output(self.features(h, span, None)[:, slots - 1 :])
 
 
 def padding_bias(condition_mask: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -46,6 +46,7 @@ class LlamaGenTarget:
         sides = 1 + self._guided
         self._rows = condition.shape[0]
         self._cache = KVCache(gpt, sides * self._rows, capacity)
+        self._features: Tensor | None = None
         # Tables by slot; slots past the end repeat the last one, whose answers nobody reads.
         past = torch.arange(capacity, device=self.device).clamp(max=self._slots + length - 1)
         cos, sin = gpt.rope()
@@ -62,7 +63,7 @@ class LlamaGenTarget:
     def prefill(self) -> Logits:
         t = self._slots
         h = self._gpt.cls_embedding(self._condition).to(self._gpt.dtype) + self._place[:t]
-        return split_sides(self._gpt.run(h, self._span(0, t), self._cache)[:, -1:], self._guided)
+        return self._logits(h, self._span(0, t), 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         width = tokens.shape[1]
@@ -78,7 +79,7 @@ class LlamaGenTarget:
             slots = slots.to(self.device)
             span = self._ragged_span(slots, self._slots + int(at.max()) + width)
             h = h + self._place[slots]
-        return split_sides(self._gpt.run(h, span, self._cache), self._guided)
+        return self._logits(h, span, width)
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
         width = tokens.shape[1]
@@ -95,7 +96,7 @@ class LlamaGenTarget:
             span.start = end - width
         else:
             span.slots = self._sides(root[:, None] + np.arange(first, last))
-        return split_sides(self._gpt.run(h, span, self._cache), self._guided)
+        return self._logits(h, span, width)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         steps = np.arange(1, 1 + path.shape[1])
@@ -107,8 +108,22 @@ class LlamaGenTarget:
         index = both_sides(rows, self._rows, self._guided, self.device)
         self._rows = len(rows)
         self._cache.keep(index)
+        if self._features is not None:
+            self._features = self._features[index]
         if self._padding is not None:
             self._padding = self._padding[index]
+
+    def features(self) -> Tensor:
+        assert self._features is not None, "nothing has been read yet"
+        return self._features
+
+    def head(self, features: Tensor) -> Tensor:
+        return self._gpt.output(features)
+
+    def _logits(self, h: Tensor, span: Span, last: int) -> Logits:
+        """Those of the last slots of a window that is embedded in `h` [R, W, D]."""
+        self._features = self._gpt.features(h, span, self._cache)
+        return split_sides(self._gpt.output(self._features[:, -last:]), self._guided)
 
     def _sides(self, slots: NDArray[np.int64]) -> Tensor:
         """The same slots int64 [B, ...] on both sides."""
