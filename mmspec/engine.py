@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from mmspec.knobs import branches
 from mmspec.law import Law, Sampling
 from mmspec.loop import Drafter, OnStep, decode, decode_plain
 from mmspec.neighbours import Codebook
+from mmspec.pace import Pace, Paces, decode_auto
 from mmspec.recipes import Recipe
 from mmspec.rows import Rows
 from mmspec.rules import Accept
@@ -39,12 +40,14 @@ class Aids:
     - `draft_model`: makes a smaller model with the same prompts, wrapped as a target, for the recipe `draft`.
     - `draft_sampling`: how that model's tokens are drawn, one per row.
     - `codebook`: what its tokens stand for, for rules that ask which of them are alike.
+    - `paces`: what earlier runs have taught about windows, for `window=auto`; see `mmspec.pace.paces_of`.
     """
 
     table: NGramTable | None = None
     draft_model: Callable[[], Target] | None = None
     draft_sampling: Sequence[Sampling] = ()
     codebook: Callable[[], Codebook | None] | None = None
+    paces: Paces = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,12 @@ def run(
         elif (drafter := build_drafter(recipe, layout, target, len(seeds), aids)) is None:
             decode_plain(target, law, rows, meter, on_step)
         else:
-            decode(target, drafter, build_rule(recipe, aids), law, rows, recipe.window, meter, on_step)
+            rule = build_rule(recipe, aids)
+            if recipe.auto:
+                known = str(recipe), len(seeds), any(s.guidance_scale != 1 for s in samplings)
+                decode_auto(target, drafter, rule, law, rows, aids.paces.setdefault(known, Pace()), meter, on_step)
+            else:
+                decode(target, drafter, rule, law, rows, recipe.window, meter, on_step)
             calls = drafter.calls
     meter.clock.lap("other")
     return Decoded(rows.result().clone(), meter.stats(calls))

@@ -13,7 +13,7 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting: a number within bounds, or one of some words."""
+    """One setting: a number within bounds, or one of some words; where it has both, either."""
 
     default: Value
     summary: str
@@ -23,19 +23,21 @@ class Knob:
 
     def read(self, where: str, value: Value) -> Value:
         """Checks a value, or reads it from a string. **Raises:** `ArgumentError` naming `where`, value and range."""
-        allowed = f"one of {', '.join(self.choices)}" if self.choices else f"a number from {self.low} to {self.high}"
+        words = f"one of {', '.join(self.choices)}" if self.choices else ""
+        numbers = "" if self.low is None else f"a number from {self.low} to {self.high}"
+        allowed = " or ".join(filter(None, (numbers, words)))
         wrong = ArgumentError(f"{where}={value} is not allowed; it must be {allowed}")
-        if self.choices:
-            if value not in self.choices:
-                raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
+        if value in self.choices:
             return value
+        if self.low is None:
+            raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
         try:
             number = type(self.default)(value)
         except (TypeError, ValueError, OverflowError):
             raise wrong from None
         if isinstance(value, float) and number != value:
             raise wrong
-        assert self.low is not None and self.high is not None and not isinstance(number, str)
+        assert self.high is not None and not isinstance(number, str)
         if not self.low <= number <= self.high:
             raise wrong
         return number

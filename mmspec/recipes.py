@@ -34,7 +34,14 @@ class RecipeInfo:
 
 
 def _window(default: int) -> Knob:
-    return Knob(default, "tokens in one target call, the last accepted one included", low=2, high=1024)
+    return Knob(
+        default,
+        "tokens in one target call, the last accepted one included; auto: whatever is quickest, so that a seed gives "
+        "other tokens of the same law in another run",
+        low=2,
+        high=1024,
+        choices=("auto",),
+    )
 
 
 def _branch(default: str) -> Branching:
@@ -95,7 +102,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             "a smaller model drafts the tree of largest joint probability, of another shape at each call",
             "dynamic",
             {
-                "window": _window(16),
+                "window": Knob(16, "tokens in one target call, the last accepted one included", low=2, high=1024),
                 "depth": Knob(5, "longest path of drafts", low=1, high=64),
                 "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
             },
@@ -106,6 +113,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 
 
 DEFAULT = "scd"
+LARGEST = 32
 
 
 @dataclass(frozen=True)
@@ -161,10 +169,15 @@ class Recipe:
 
     @property
     def window(self) -> int:
-        """Tokens in one target call."""
+        """Tokens in one target call; where the window is `auto`, at most so many."""
         if "branch" in self.knobs:
             return 1 + nodes(branches(str(self.knobs["branch"])))
-        return int(self.knobs.get("window", 1))
+        return LARGEST if self.auto else int(self.knobs.get("window", 1))
+
+    @property
+    def auto(self) -> bool:
+        """Whether the window is chosen while decoding."""
+        return self.knobs.get("window") == "auto"
 
     def with_knobs(self, **knobs: Value) -> Recipe:
         """The same recipe with some knobs changed."""

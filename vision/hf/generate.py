@@ -15,6 +15,7 @@ from mmspec.engine import Aids, run
 from mmspec.errors import ModelError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
+from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.rows import Step
 from mmspec.seeds import row_seeds
@@ -141,7 +142,7 @@ class Job:
         """
         codebook = partial(read_codebook, self.model, self.plan)
         if draft_model is None:
-            return Aids(codebook=codebook)
+            return Aids(codebook=codebook, paces=paces_of(self.model))
         draft_model = unwrap(draft_model)
         if family_of(draft_model) is not self.family:
             raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
@@ -157,6 +158,7 @@ class Job:
             draft_model=lambda: self.target(plan, slack, guided=False),
             draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
             codebook=codebook,
+            paces=paces_of(self.model),
         )
 
 

@@ -15,6 +15,7 @@ from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
+from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
@@ -158,6 +159,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             draft_model=partial(target, draft, False) if draft is not None else None,
             draft_sampling=[Sampling(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
             codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
+            paces=paces_of(self.transformer),
         )
         grid = self.transformer.config.grid_size
         layout = Layout(length=grid**2, width=grid)

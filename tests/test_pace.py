@@ -1,0 +1,98 @@
+"""The window that is chosen while decoding: as exact as any, never much slower than plain, close to the best one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import mmspec.engine
+from mmspec.conformance import check
+from mmspec.errors import ArgumentError
+from mmspec.law import Sampling
+from mmspec.pace import Pace, paces_of
+from mmspec.recipes import LARGEST, parse
+from mmspec.target import Layout
+
+AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:window=auto"]
+
+
+class Adversary(Pace):
+    """Lets the window hang on what the last call accepted, as strongly as a policy can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = 1.0
+
+    def choose(self) -> int:
+        return {1.0: 1}.get(self.last, 2 + int(4 * self.last) % 3) if self._calls % 3 else 4
+
+    def steps(self) -> int:
+        return 1
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+        self._calls, self.last = self._calls + 1, gained
+
+
+@pytest.mark.parametrize("recipe", AUTO)
+def test_distribution_under_an_adversary(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch 1, where the choice hangs on that one row's own luck; power as for `test_exactness`'s batch of one."""
+    monkeypatch.setattr(mmspec.engine, "Pace", Adversary)
+    verdict = check(recipe, Sampling(0.8, top_p=0.9), samples=1500, layout=Layout(4), vocab_size=2, batch=1, seed=5)
+    assert verdict.ok and verdict.tokens_per_call > 1, verdict
+
+
+@pytest.mark.parametrize("recipe", AUTO)
+def test_distribution(recipe: str) -> None:
+    sampling = Sampling(temperature=0.8, top_p=0.9, guidance_scale=1.5)
+    verdict = check(recipe, sampling, samples=60_000, layout=Layout(length=4, width=2), seed=3)
+    assert verdict.ok, verdict
+
+
+COSTS: dict[str, Callable[[int], float]] = {
+    "table": lambda width: 1.5 + 0.03 * width,
+    "draft model": lambda width: 1.5 + 0.35 * width,
+    "its own twin": lambda width: 1.5 + width,
+    "free": lambda width: 1 + 0.01 * width,
+}
+
+
+def simulate(pace: Pace, cost: Callable[[int], float], chance: float, tokens: int, rng: random.Random) -> float:
+    """Seconds for one row of so many tokens, where a step takes a second and drafts pass with this chance."""
+    pace.begin(tokens)
+    seconds, made = 0.0, 1
+    while made < tokens:
+        width = pace.choose()
+        calls, gained = (min(pace.steps(), tokens - made), 1) if width == 1 else (1, 1)
+        while gained < width and rng.random() < chance:
+            gained += 1
+        took = (1.0 if width == 1 else cost(width)) * rng.uniform(0.95, 1.05)
+        seconds, made = seconds + took * calls, made + gained * calls
+        pace.record(width, took, gained, calls)
+    return seconds
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("drafter", COSTS)
+def test_it_is_never_much_slower_than_plain_and_close_to_the_best(drafter: str, chance: float) -> None:
+    cost, rng, pace, tokens = COSTS[drafter], random.Random(1), Pace(), 1000
+    runs = [simulate(pace, cost, chance, tokens, rng) for _ in range(4)]
+    assert max(runs) < 1.05 * tokens
+    best = max([1.0] + [(1 - chance**w) / (1 - chance) / cost(w) for w in pace.widths[1:]])
+    assert sum(runs[1:]) / 3 < 1.2 * tokens / best
+
+
+def test_what_a_run_learned_is_kept_with_the_model() -> None:
+    model = torch.nn.Linear(1, 1)
+    paces_of(model)["scd:window=auto", 1, False] = Pace()
+    assert paces_of(model) is paces_of(model) and not paces_of(torch.nn.Linear(1, 1))
+
+
+def test_the_knob_takes_a_number_or_auto() -> None:
+    assert parse("scd:window=auto").window == LARGEST and str(parse("scd:window=auto")) == "scd:window=auto"
+    with pytest.raises(ArgumentError, match=r"scd:window=atuo is not allowed; it must be a number from 2 .* or one of"):
+        parse("scd:window=atuo")
+    with pytest.raises(ArgumentError, match="tree-dynamic:window=auto"):
+        parse("tree-dynamic:window=auto")
