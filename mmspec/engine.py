@@ -106,7 +106,12 @@ def run(
 
 
 def build_rule(recipe: Recipe, aids: Aids) -> Accept:
-    """The acceptance rule of a recipe, with its knobs set."""
+    """The acceptance rule of a recipe, with its knobs set. **Raises:** `ArgumentError` when it is for vectors."""
+    if recipe.rule.continuous:
+        raise ArgumentError(
+            f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for tokens that are vectors, and "
+            "this model's are numbers; see 'mmspec ls rules'"
+        )
     codebook = aids.codebook() if recipe.rule.takes_codebook and aids.codebook is not None else None
     return recipe.rule.build(recipe.knobs, codebook)
 

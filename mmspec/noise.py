@@ -16,7 +16,7 @@ from torch import Tensor
 
 # Streams: which word of which block a draw uses. Two kinds of draw never share a number.
 ACCEPT, REDRAW, DRAFT, START = range(4)
-_GUMBEL_BLOCK = 1
+_GUMBEL_BLOCK, _LATENT_BLOCK, _LAST_STEP_BLOCK = 1, 2, 3
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -95,6 +95,19 @@ class Noise:
         return uniform.to(self._device).log_().neg_().log_().neg_()
 
     def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> Draws:
+    def normals(self, positions: NDArray[np.int64], count: int, last: bool = False) -> Tensor:
+        """Standard normal noise float32 [B, W, count], fixed per row and position whatever the iteration.
+
+        It is what a latent of the position is made of; with `last`, numbers independent of those.
+        """
+        block = _LAST_STEP_BLOCK if last else _LATENT_BLOCK
+        (zero, two), (one, three) = self._blocks(positions[..., None], 0, block, np.arange(-(-count // 4)))
+        bits = np.stack([zero, two, one, three], axis=-1)
+        uniform = torch.from_numpy((((bits >> _EXTRA) + 0.5) * 2.0**-24).astype(np.float32)).to(self._device)
+        radius, angle = uniform[..., :2].log().mul(-2).sqrt(), uniform[..., 2:] * (2 * torch.pi)
+        pairs = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)  # Box and Muller
+        return pairs.flatten(2)[..., :count]
+
         """All numbers of a window at int64 [B, W] positions; see `uniforms`."""
         return Draws(self, positions, iteration)
 

@@ -25,12 +25,16 @@ class RecipeInfo:
     - `drafter`: "none", "model", "table", "recycle" or "jacobi".
     - `knobs`: its settings.
     - `tree`: whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
+    - `reader`: what gives the laws that a chain or a tree is drawn from: "model", "eagle" or "medusa".
+    - `continuous`: whether it is for tokens that are vectors alone; its rule is `smoothed` unless another is named.
     """
 
     summary: str
     drafter: str
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     tree: bool = False
+    reader: str = "model"
+    continuous: bool = False
 
 
 def _window(default: int) -> Knob:
@@ -112,6 +116,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 )
 
 
+        "few-steps": RecipeInfo(
+            "the target drafts with fewer steps of its diffusion head; for tokens that are vectors",
+            "few-steps",
+            {"window": _window(5), "steps": Knob(1, "steps of the head when it drafts", low=1, high=1000)},
+            continuous=True,
+        ),
 DEFAULT = "scd"
 LARGEST = 32
 
@@ -145,7 +155,7 @@ class Recipe:
         if plus and drafting in RECIPES and rule in rules():
             return drafting, rule
         if self.name in RECIPES:
-            return self.name, "exact"
+            return self.name, "smoothed" if RECIPES[self.name].continuous else "exact"
         if self.name in rules():
             return DEFAULT, self.name
         raise unknown_name("recipe", self.name, [*RECIPES, *(name for name in rules() if name != "exact")])

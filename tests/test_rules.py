@@ -28,7 +28,7 @@ from mmspec.target import Layout
 
 V = 12
 CODEBOOK = Codebook(torch.randn(V, 3, generator=torch.Generator().manual_seed(0)))
-RELAXED = [name for name, rule in RULES.items() if not rule.exact]
+RELAXED = [name for name, rule in RULES.items() if not rule.exact and not rule.continuous]
 SETTINGS = {
     "lantern": "delta=0.2,k=2", "lantern++": "factor=2,k=2", "gsd": "group=2,probability=0.5", "pcg": "size=2,theta=0",
     "beta": "beta=0.1", "ensemble": "draft=0.2", "omega": "delta=1.5,decay=0.2", "typical": "epsilon=0.4",

@@ -35,6 +35,8 @@ class Rule:
     - `exact`: whether the outcome follows the target's law.
     - `knobs`: its settings; the value 0 of the first one gives the exact rule.
     - `takes_codebook`: whether it asks which tokens are alike.
+    - `continuous`: whether it is for tokens that are vectors; what `make` names then makes a
+      `mmspec.continuous.law.LatentRule`.
     """
 
     summary: str
@@ -42,6 +44,7 @@ class Rule:
     exact: bool = False
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     takes_codebook: bool = False
+    continuous: bool = False
 
     def build(self, knobs: Mapping[str, Value], codebook: Codebook | None) -> Accept:
         """The acceptance function for these knobs (others than its own are left alone)."""
@@ -54,6 +57,9 @@ class Rule:
 def _nearest(default: int) -> Knob:
     return Knob(default, "how many nearest tokens count as neighbours", low=1, high=1_000_000)
 
+
+_FACTORS = ("paper", "code", "none")
+_SCHEDULES = ("published", "corrected")
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -127,6 +133,32 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "the target's m likeliest tokens are accepted",
             "mmspec.rules.threshold:top_m",
             knobs={"m": Knob(3, "how many", low=0, high=1_000_000)},
+        ),
+        "smoothed": Rule(
+            "vectors: noise of deviation sigma behind the head's last step, and reflection coupling under it",
+            "mmspec.continuous.smoothed:Smoothed",
+            exact=True,
+            knobs={"sigma": Knob(0.1, "the deviation, in units of the latents", low=1e-6, high=1e6)},
+            continuous=True,
+        ),
+        "tolerance": Rule(
+            "vectors: a draft near the target's own latent of the same noise is accepted",
+            "mmspec.continuous.tolerance:Tolerance",
+            knobs={
+                "distance": Knob(0.1, "how near, root mean square over the coordinates; 0: equal", low=0.0, high=1e6)
+            },
+            continuous=True,
+        ),
+        "cspd": Rule(
+            "vectors: the published rule of Continuous Speculative Decoding, which is biased",
+            "mmspec.continuous.cspd:CSpD",
+            knobs={
+                "flatten": Knob(42.0, "by which deviations are multiplied in the test; 1 in the paper", 1.0, 1e6),
+                "factor": Knob("paper", "the variances' ratio: the paper's, the code's, none", choices=_FACTORS),
+                "schedule": Knob("published", "published keeps drafts behind a rejected one", choices=_SCHEDULES),
+                "sigma": Knob(0.0064, "deviation of the last step where the head has none", low=1e-6, high=1e6),
+            },
+            continuous=True,
         ),
     }
 )

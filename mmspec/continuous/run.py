@@ -1,0 +1,156 @@
+"""From a recipe to latents: what `mmspec.engine.run` is to tokens that are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from mmspec.continuous.jacobi import LatentJacobi
+from mmspec.continuous.law import Account, Head, LatentLaw, LatentRule
+from mmspec.continuous.model import LatentModel
+from mmspec.continuous.tolerance import Tolerance
+from mmspec.errors import ArgumentError
+from mmspec.loop import Drafter, OnStep, decode, decode_plain
+from mmspec.noise import Noise
+from mmspec.recipes import Recipe
+from mmspec.registry import rules
+from mmspec.rows import Rows
+from mmspec.stats import Meter, Stats
+from mmspec.target import Layout, Target
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """A model that drafts for another: a target with the same prompts, and its head."""
+
+    target: Target
+    head: Head
+
+
+@dataclass(frozen=True)
+class LatentAids:
+    """What a model of latents brings along for its drafters.
+
+    - `draft_model`: makes a smaller sibling, for the recipe `draft`.
+    - `first_layers`: makes one of the target's first so many layers, for the recipe `layer-skip`.
+    - `few_steps`: makes the target again with a head of so many steps, for the recipe `few-steps`.
+    """
+
+    draft_model: Callable[[], Sibling] | None = None
+    first_layers: Callable[[int], Sibling] | None = None
+    few_steps: Callable[[int], Sibling] | None = None
+
+
+@dataclass
+class LatentStats(Stats):
+    """The cost of one run; `acceptance` counts every draft that was tested, also where a rule ends no window.
+
+    - `distance`: how far kept drafts lay from the target's own latent of the same noise, root mean square over the
+      coordinates, on average; `farthest`: at most. With a rule that adds noise of its own, that noise is in it.
+    """
+
+    distance: float = 0.0
+    farthest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Tokens float32 [B, N, D + M], latents and their marks, and what they cost."""
+
+    tokens: Tensor
+    stats: LatentStats
+
+
+def run_latents(
+    target: Target,
+    head: Head,
+    recipe: Recipe,
+    layout: Layout,
+    seeds: Sequence[int],
+    aids: LatentAids = LatentAids(),
+    on_step: OnStep | None = None,
+) -> Latents:
+    """Decodes a batch of rows.
+
+    **Arguments:**
+
+    - `target`: the backbone with its prompts given, one per row; its `forward` gives what `head` reads.
+    - `recipe`: `plain`, or a way of drafting and a rule, such as `scd+smoothed:sigma=0.1`.
+    - `layout`: of `cell` (D + M,) and a floating-point `dtype`.
+    - `seeds`: one per row. A row's latents depend on its own seed and prompt alone, not on the batch.
+    - `aids`: what drafters may use; `on_step`: called after every target call.
+
+    **Raises:** `ArgumentError` when the recipe is for tokens that are numbers, or needs an aid the model does not have.
+    """
+    rule = build_latent_rule(recipe)
+    if recipe.auto:
+        raise ArgumentError(f"recipe '{recipe}' is not possible with tokens that are vectors; give the window a number")
+    meter = Meter(target.device, len(seeds))
+    rows = Rows(seeds, layout, recipe.window, target.device)
+
+    def law(head: Head) -> LatentLaw:
+        return LatentLaw(head, Noise(seeds, target.device), rule, layout.length)
+
+    ours, calls = law(head), 0
+    with torch.inference_mode():
+        if recipe.info.drafter == "none":
+            decode_plain(target, ours, rows, meter, on_step)
+        else:
+            drafter = build_latent_drafter(recipe, ours, law, aids)
+            decode(target, drafter, rule, ours, rows, recipe.window, meter, on_step)
+            calls = drafter.calls
+    meter.clock.lap("other")
+    return Latents(rows.result().clone(), with_account(meter.stats(calls), ours.account))
+
+
+def build_latent_rule(recipe: Recipe) -> LatentRule:
+    """The rule of a recipe, with its knobs set; plain decoding takes what the head makes, as published."""
+    if recipe.info.drafter == "none":
+        return Tolerance(0.0)
+    known = [name for name, rule in rules().items() if rule.continuous]
+    if not recipe.rule.continuous:
+        ways = ", ".join(f"{recipe.parts[0]}+{name}" for name in known)
+        raise ArgumentError(
+            f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for tokens that are numbers, "
+            f"and this model's are vectors; use {ways}, or plain"
+        )
+    rule = recipe.rule.build(recipe.knobs, None)
+    if not isinstance(rule, LatentRule):
+        raise ArgumentError(f"rule {recipe.rule_name!r} says it is for vectors, but does not make a LatentRule")
+    return rule
+
+
+def build_latent_drafter(
+    recipe: Recipe, ours: LatentLaw, law: Callable[[Head], LatentLaw], aids: LatentAids
+) -> Drafter:
+    """The drafter that a recipe asks for; `ours` is the target's law, `law` makes one of another head."""
+    kind, knobs = recipe.info.drafter, recipe.knobs
+    if kind == "jacobi":
+        start = str(knobs["start"])
+        return LatentJacobi(ours, str(knobs.get("coupling", "fresh")), "hold" if start == "auto" else start)
+    sibling: Sibling | None = None
+    if kind == "model" and knobs.get("layers") and aids.first_layers is not None:
+        sibling = aids.first_layers(int(knobs["layers"]))
+    elif kind == "model" and aids.draft_model is not None:
+        sibling = aids.draft_model()
+    elif kind == "few-steps" and aids.few_steps is not None:
+        sibling = aids.few_steps(int(knobs["steps"]))
+    if sibling is None:
+        given = (("draft", aids.draft_model), ("layer-skip", aids.first_layers), ("few-steps", aids.few_steps))
+        possible = ["sjd", "scd", *(name for name, aid in given if aid is not None)]
+        raise ArgumentError(
+            f"recipe {recipe.name!r} is not possible with this model of latents; it can be drafted for by "
+            f"{', '.join(possible)}"
+        )
+    return LatentModel(sibling.target, law(sibling.head))
+
+
+def with_account(stats: Stats, account: Account) -> LatentStats:
+    """The loop's stats with what the law has counted."""
+    given = {field.name: getattr(stats, field.name) for field in fields(Stats)}
+    pairs = zip(account.kept, account.tested, strict=True)
+    given["acceptance"] = [float(kept / tested) if tested else None for kept, tested in pairs]
+    return LatentStats(**given, distance=account.distance / max(int(account.kept.sum()), 1), farthest=account.farthest)
