@@ -7,26 +7,34 @@ decoding, which is the product of the laws along every possible sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.drafters.first_layers import Part
 from mmspec.drafters.start import NGramTable
 from mmspec.engine import Aids, run
+from mmspec.heads.eagle import EagleHead
+from mmspec.heads.load import Head
+from mmspec.heads.medusa import MedusaHeads
 from mmspec.law import Law, Logits, Sampling
 from mmspec.neighbours import Codebook
 from mmspec.recipes import Recipe, parse
 from mmspec.target import Layout
 from mmspec.tree import Tree
 
+FEATURES = 16  # of the toy, and as many symbols at most for heads on them
+
 
 class ToyTarget:
     """A model of `vocab_size` symbols whose every conditional law is written in a table.
 
     It remembers what it has read, as a cache does, and answers from that memory: a loop that forgets to roll back, or
-    reads a token at the wrong position, gets other laws.
+    reads a token at the wrong position, gets other laws. It has four layers, and for each number of them another table.
 
     **Arguments:**
 
@@ -44,21 +52,36 @@ class ToyTarget:
         self.device = torch.device("cpu")
         starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
         self._first = torch.from_numpy(starts)  # index of the first prefix of each length
-        generator = torch.Generator().manual_seed(seed)
-        self._cond = torch.randn(int(starts[-1]), vocab_size, generator=generator) * spread
-        self._uncond = torch.randn(int(starts[-1]), vocab_size, generator=generator) * spread if guided else None
+        self.layers = 4
+        self._tables = [
+            torch.randn(1 + guided, int(starts[-1]), vocab_size, generator=torch.Generator().manual_seed(s)) * spread
+            for s in (seed, *range(seed + 10**6, seed + 10**6 + self.layers - 1))
+        ]
+        self._features = torch.empty(0)
         # Prefix numbers instead of prefixes: the number of x_1..x_n in base V.
         self._number = torch.zeros(rows, length + 1, dtype=torch.int64)
 
-    def logits(self, length: Tensor, number: Tensor) -> Logits:
+    def logits(self, length: Tensor, number: Tensor, part: Part | None = None) -> Logits:
+        """Those behind prefixes of these lengths and numbers."""
+        table = self._tables[0 if part is None else part.layers]
         index = self._first[length] + number
-        return Logits(self._cond[index], None if self._uncond is None else self._uncond[index])
+        guided = len(table) > 1 and (part is None or part.guided)
+        logits = Logits(table[0, index], table[1, index] if guided else None)
+        if part is None:
+            self._features = logits.cond if logits.uncond is None else torch.cat([logits.cond, logits.uncond])
+        return logits
+
+    def features(self) -> Tensor:
+        return F.pad(self._features, (0, FEATURES - self.vocab_size))
+
+    def head(self, features: Tensor) -> Tensor:
+        return features[..., : self.vocab_size]
 
     def prefill(self) -> Logits:
         start = torch.zeros(len(self._number), 1, dtype=torch.int64)
         return self.logits(start, start)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
         rows = torch.arange(len(tokens))
         start = torch.from_numpy(at)
         number = self._number[rows, start.clamp(max=self.length)]
@@ -71,13 +94,15 @@ class ToyTarget:
             inside = length < self.length
             lengths.append(torch.where(inside, length, 0))
             numbers.append(torch.where(inside, number, 0))
-        return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1))
+        return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1), part)
 
-    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
+    def forward_tree(
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
+    ) -> Logits:
         rows, width = np.arange(len(tokens)), tokens.shape[1]
         parents = np.broadcast_to(tree.parents, (len(tokens), tree.parents.shape[1]))
         if (missing := int(at.max()) + first + width + 1 - self._number.shape[1]) > 0:
-            self._number = torch.nn.functional.pad(self._number, (0, missing))
+            self._number = F.pad(self._number, (0, missing))
         lengths, numbers = [], []
         for i in range(width):
             entry = first + i
@@ -90,14 +115,28 @@ class ToyTarget:
             inside = length < self.length
             lengths.append(torch.where(inside, length, 0))
             numbers.append(torch.where(inside, number, 0))
-        return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1))
+        return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1), part)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         rows, steps = np.arange(len(path))[:, None], np.arange(1, 1 + path.shape[1])
         self._number[rows, at[:, None] + 1 + steps] = self._number[rows, at[:, None] + 1 + path]
 
     def keep(self, rows: list[int]) -> None:
+        if len(self._features):
+            sides = len(self._features) // len(self._number)
+            self._features = self._features.unflatten(0, (sides, -1))[:, rows].flatten(0, 1)
         self._number = self._number[rows]
+
+
+def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
+    """Heads of random weights, so that what they foretell depends on all that they read."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        eagle = EagleHead(vocab_size, FEATURES, 24, 2, grid_size=width, prefix=1, max_position_embeddings=64)
+        medusa = MedusaHeads(vocab_size, FEATURES, 8)
+        for p in (*eagle.parameters(), *medusa.parameters()):
+            torch.nn.init.normal_(p, std=0.35)
+    return {"eagle": eagle, "medusa": medusa}
 
 
 @dataclass(frozen=True)
@@ -132,7 +171,7 @@ def exact_joint(target: ToyTarget, sampling: Sampling, layout: Layout) -> Tensor
     law = Law([sampling], layout.constraint, target.device)
     joint = torch.ones(1, dtype=torch.float64)
     alive = torch.ones(1, dtype=torch.bool)
-    padding = torch.nn.functional.one_hot(torch.tensor(layout.pad), v).double()
+    padding = F.one_hot(torch.tensor(layout.pad), v).double()
     ends = torch.isin(torch.arange(v), torch.tensor(sorted(layout.eos), dtype=torch.int64))
     for length in range(n):
         number = torch.arange(v**length)
@@ -183,14 +222,19 @@ def check(
     counts = torch.zeros(v**n, dtype=torch.int64)
     place = v ** torch.arange(n - 1, -1, -1)
     codebook = Codebook(torch.randn(v, 2, generator=generator))
+    heads = toy_heads(v, layout.width, seed)
     calls, tokens, excess = 0.0, 0, 0.0
     for first in range(0, samples, batch):
         size = min(batch, samples - first)
 
-        def draft_model(size: int = size) -> ToyTarget:
-            return ToyTarget(size, v, n, seed + 1000)
-
-        aids = Aids(table, draft_model, [Sampling(sampling.temperature)] * size, lambda: codebook)
+        aids = Aids(
+            table,
+            partial(ToyTarget, size, v, n, seed + 1000),
+            [Sampling(sampling.temperature)] * size,
+            lambda: codebook,
+            heads=heads,
+            guided_draft_model=partial(ToyTarget, size, v, n, seed + 1000, True),
+        )
         seeds = range(seed * 10**9 + first, seed * 10**9 + first + size)
         decoded = run(ToyTarget(size, v, n, seed, guided), recipe, layout, [sampling] * size, seeds, aids)
         counts += torch.bincount((decoded.tokens * place).sum(1), minlength=v**n)

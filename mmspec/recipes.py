@@ -22,7 +22,7 @@ class RecipeInfo:
     """A way of drafting.
 
     - `summary`: one line.
-    - `drafter`: "none", "model", "table", "recycle" or "jacobi".
+    - `drafter`: "none", "model", "table", "recycle", "jacobi" or "chain".
     - `knobs`: its settings.
     - `tree`: whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
     - `reader`: what gives the laws that a chain or a tree is drawn from: "model", "eagle" or "medusa".
@@ -48,32 +48,63 @@ def _window(default: int) -> Knob:
     )
 
 
+def _nodes(default: int) -> Knob:
+    return Knob(default, "tokens in one target call, the last accepted one included", low=2, high=1024)
+
+
 def _branch(default: str) -> Branching:
     return Branching(default, "children of an entry at each depth", high=1023)
 
 
+# What gives the laws of drafts.
+READERS = ("model", "eagle", "medusa")
+
 _START = Knob(
     "auto",
-    "guess for new positions; auto: the model's table where it has one, else the token above, else the one before; "
-    "recycle: a table made while decoding",
-    choices=("auto", "random", "left", "up", "table", "recycle"),
+    "drafts for new positions; auto: the model's table where it has one, else the token above, else the one before; "
+    "recycle: a table made while decoding; model, eagle, medusa: what the recipes draft, eagle and medusa draft with",
+    choices=("auto", "random", "left", "up", "table", "recycle", *READERS),
 )
+
+_GUIDANCE = Knob(1.0, "guidance of the drafts; 1 is none, and half the work", low=0.0, high=1e4)
+_MODEL = {
+    "layers": Knob(0, "draft with so many of the target's own first layers; 0: with the draft model", low=0, high=1000),
+    "guidance": _GUIDANCE,
+}
 
 
 RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
     {
         "plain": RecipeInfo("one token per target call; the baseline", "none"),
-        "draft": RecipeInfo("a smaller model drafts", "model", {"window": _window(5)}),
+        "draft": RecipeInfo("a smaller model drafts", "model", {"window": _window(5), **_MODEL}),
+        "layer-skip": RecipeInfo(
+            "the target's own first layers draft, on its own cache",
+            "model",
+            {
+                "window": _window(5),
+                "layers": Knob(2, "how many of the target's first layers", low=1, high=1000),
+                "guidance": _GUIDANCE,
+            },
+        ),
         "table": RecipeInfo(
             "an n-gram table drafts from the left and the upper neighbour", "table", {"window": _window(9)}
         ),
         "recycle": RecipeInfo(
             "such a table, made from the target's own laws while decoding, drafts", "recycle", {"window": _window(9)}
         ),
+        "eagle": RecipeInfo(
+            "an EAGLE head drafts from the target's own features", "chain", {"window": _window(5)}, reader="eagle"
+        ),
+        "medusa": RecipeInfo(
+            "Medusa heads draft, each one place further on, from the target's last feature",
+            "chain",
+            {"window": _window(5)},
+            reader="medusa",
+        ),
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: leftovers of the window are drawn afresh",
             "jacobi",
-            {"window": _window(16), "start": _START},
+            {"window": _window(16), "start": _START, **_MODEL},
         ),
         "scd": RecipeInfo(
             "speculative coupled decoding: leftovers of the window are coupled to what they were",
@@ -82,18 +113,35 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 "window": _window(16),
                 "start": _START,
                 "coupling": Knob("maximal", "how leftovers follow the new law", choices=("maximal", "gumbel")),
+                **_MODEL,
             },
+        ),
+        "few-steps": RecipeInfo(
+            "the target drafts with fewer steps of its diffusion head; for tokens that are vectors",
+            "few-steps",
+            {"window": _window(5), "steps": Knob(1, "steps of the head when it drafts", low=1, high=1000)},
+            continuous=True,
         ),
         "tree": RecipeInfo(
             "a smaller model drafts a tree; siblings are drawn without replacement",
             "different",
-            {"branch": _branch("3/2/1")},
+            {"branch": _branch("3/2/1"), **_MODEL},
             tree=True,
         ),
         "tree-chains": RecipeInfo(
             "a smaller model drafts several times, each draft independent of the others",
             "independent",
-            {"branch": _branch("4/1/1/1")},
+            {"branch": _branch("4/1/1/1"), **_MODEL},
+            tree=True,
+        ),
+        "spectr": RecipeInfo(
+            "such drafts, tested as SpecTr does: all that agree with what was accepted go on",
+            "k-seq",
+            {
+                "drafts": Knob(4, "how many", low=1, high=64),
+                "length": Knob(4, "tokens of each", low=1, high=64),
+                **_MODEL,
+            },
             tree=True,
         ),
         "tree-table": RecipeInfo(
@@ -106,22 +154,48 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             "a smaller model drafts the tree of largest joint probability, of another shape at each call",
             "dynamic",
             {
-                "window": Knob(16, "tokens in one target call, the last accepted one included", low=2, high=1024),
+                "window": _nodes(16),
+                "depth": Knob(5, "longest path of drafts", low=1, high=64),
+                "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
+                **_MODEL,
+            },
+            tree=True,
+        ),
+        "tree-sampled": RecipeInfo(
+            "a smaller model draws the tree node by node, each where it is worth most (DySpec)",
+            "sampled",
+            {"window": _window(16), "depth": Knob(8, "longest path of drafts", low=1, high=64), **_MODEL},
+            tree=True,
+        ),
+        "tree-eagle": RecipeInfo(
+            "an EAGLE head drafts a tree; siblings are drawn without replacement",
+            "different",
+            {"branch": _branch("3/2/1")},
+            tree=True,
+            reader="eagle",
+        ),
+        "tree-medusa": RecipeInfo(
+            "Medusa heads draft a tree; siblings are drawn without replacement",
+            "different",
+            {"branch": _branch("3/2/1")},
+            tree=True,
+            reader="medusa",
+        ),
+        "eagle-2": RecipeInfo(
+            "an EAGLE head drafts the tree of largest joint probability, of another shape at each call",
+            "dynamic",
+            {
+                "window": _nodes(16),
                 "depth": Knob(5, "longest path of drafts", low=1, high=64),
                 "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
             },
             tree=True,
+            reader="eagle",
         ),
     }
 )
 
 
-        "few-steps": RecipeInfo(
-            "the target drafts with fewer steps of its diffusion head; for tokens that are vectors",
-            "few-steps",
-            {"window": _window(5), "steps": Knob(1, "steps of the head when it drafts", low=1, high=1000)},
-            continuous=True,
-        ),
 DEFAULT = "scd"
 LARGEST = 32
 
@@ -147,6 +221,9 @@ class Recipe:
                 raise ArgumentError(f"recipe {self.name!r} has no knob {knob!r}{did_you_mean(knob, known)}; {listed}")
         values = {k: knob.read(f"{self.name}:{k}", self.knobs.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
+        for knob in ("layers", "guidance"):
+            if values.get("start", "model") != "model" and values[knob] != known[knob].default:
+                raise ArgumentError(f"recipe '{self}' sets {knob}, which goes with start=model only")
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -182,12 +259,21 @@ class Recipe:
         """Tokens in one target call; where the window is `auto`, at most so many."""
         if "branch" in self.knobs:
             return 1 + nodes(branches(str(self.knobs["branch"])))
+        if "drafts" in self.knobs:
+            return 1 + int(self.knobs["drafts"]) * int(self.knobs["length"])
         return LARGEST if self.auto else int(self.knobs.get("window", 1))
 
     @property
     def auto(self) -> bool:
         """Whether the window is chosen while decoding."""
         return self.knobs.get("window") == "auto"
+
+    @property
+    def depth(self) -> int:
+        """Tokens that it drafts ahead, at most."""
+        if "branch" in self.knobs:
+            return len(branches(str(self.knobs["branch"])))
+        return int(self.knobs.get("depth", self.window - 1))
 
     def with_knobs(self, **knobs: Value) -> Recipe:
         """The same recipe with some knobs changed."""

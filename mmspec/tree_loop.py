@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from mmspec.law import Law
 from mmspec.loop import OnStep, keep_all
@@ -15,6 +17,8 @@ from mmspec.stats import Meter
 from mmspec.tree import TreeDraft, TreeTarget
 from mmspec.tree_verify import TreeVerdict, verify_tree
 from mmspec.verify import Draft
+
+TreeTest = Callable[[Tensor, TreeDraft, Accept, Tensor, Tensor], TreeVerdict]
 
 
 class TreeDrafter(Protocol):
@@ -49,6 +53,7 @@ def decode_tree(
     rows: Rows,
     meter: Meter,
     on_step: OnStep | None,
+    test: TreeTest = verify_tree,
 ) -> None:
     """Draft a tree and verify it in one target call, until every row is done.
 
@@ -60,6 +65,7 @@ def decode_tree(
     - `rows`: the batch; holds the result afterwards.
     - `meter`: counts calls, tokens and seconds.
     - `on_step`: called after every target call. What it raises leaves the loop.
+    - `test`: how siblings are tested.
     """
     meter.clock.lap("other")
     logits = target.prefill()
@@ -88,7 +94,7 @@ def decode_tree(
         p = law(logits, rows.length[:, None] + tree.depth)
         accept_u = tree.uniforms(rows, meter.nfe)[ACCEPT]
         redraw_u = rows.noise.uniforms(rows.positions(tree.height + 1), meter.nfe)[REDRAW]
-        verdict = verify_tree(p, draft, rule, accept_u, redraw_u)
+        verdict = test(p, draft, rule, accept_u, redraw_u)
         meter.clock.lap("rule")
         target.settle(at, verdict.path)
         meter.clock.lap("target")

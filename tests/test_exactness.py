@@ -22,6 +22,7 @@ import mmspec.law
 import mmspec.loop
 import mmspec.verify
 from mmspec.conformance import ToyTarget, check, exact_joint
+from mmspec.drafters.guesses import Guesses
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.start import NGramTable, repeat_left
 from mmspec.engine import Aids, run
@@ -190,7 +191,7 @@ def test_plain_is_the_loop_without_drafts() -> None:
     target, layout = SmallToy(3, 4, 12, 5), Layout(length=12)
     rows = Rows([1, 2, 3], layout, 1, target.device)
     meter = Meter(target.device, 3)
-    drafter = Jacobi(repeat_left, None, 4)
+    drafter = Jacobi(Guesses(repeat_left), None, 4)
     law = Law(sampling, None, target.device)
     mmspec.loop.decode(target, drafter, ratio, law, rows, 1, meter, None)
     assert torch.equal(rows.result(), decode("plain", [1, 2, 3], sampling))
@@ -308,7 +309,7 @@ def test_the_exact_joint_is_plain_decoding() -> None:
     """The reference itself, against a product of softmaxes written out by hand."""
     toy = ToyTarget(1, 3, 3, seed=2)
     joint = exact_joint(toy, Sampling(temperature=0.5), Layout(length=3))
-    table = (toy._cond.double() / 0.5).softmax(-1)
+    table = (toy._tables[0][0].double() / 0.5).softmax(-1)
     a, b, c = 2, 0, 1
     by_hand = table[0, a] * table[1 + a, b] * table[4 + 3 * a + b, c]
     assert joint[9 * a + 3 * b + c].item() == pytest.approx(by_hand.item(), rel=1e-5)

@@ -23,7 +23,6 @@ import mmspec.tree_verify
 from mmspec.conformance import ToyTarget, check
 from mmspec.drafters.start import NGramTable
 from mmspec.drafters.tree_model import DRAWINGS, Drawing, draw_different
-from mmspec.drafters.tree_table import guesses
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError
 from mmspec.law import Constraint, Logits, Sampling
@@ -206,9 +205,9 @@ def test_shape() -> None:
 
 def test_guesses_differ_as_long_as_there_are_some() -> None:
     table = NGramTable(torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3], [0, 0, 0, 0], [1, 2, 3, 0]]))
-    assert guesses(table, torch.tensor([2]), torch.tensor([1]), 4).tolist() == [[2, 3, 1, 2]]
-    assert guesses(table, torch.tensor([2, 0]), torch.tensor([-1, 0]), 2).tolist() == [[3, 2], [1, 0]]
-    assert guesses(table, torch.tensor([2]), torch.tensor([1]), 7).tolist() == [[2, 3, 1, 2, 2, 2, 2]]
+    assert table.guesses(torch.tensor([2]), torch.tensor([1]), 4).tolist() == [[2, 3, 1, 2]]
+    assert table.guesses(torch.tensor([2, 0]), torch.tensor([-1, 0]), 2).tolist() == [[3, 2], [1, 0]]
+    assert table.guesses(torch.tensor([2]), torch.tensor([1]), 7).tolist() == [[2, 3, 1, 2, 2, 2, 2]]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def original_p_and_q(patch: pytest.MonkeyPatch) -> None:
     """Every sibling is tested with the p and q of the first one."""
-    law, at_depth = WithoutReplacement.law, mmspec.tree_verify._at_depth
+    law, at_depth = WithoutReplacement.law, mmspec.tree_verify.at_depth
     first: dict[str, Any] = {}
 
     def original_q(self: WithoutReplacement, entry: Tensor, tokens: Tensor) -> Tensor:
@@ -258,7 +257,7 @@ def original_p_and_q(patch: pytest.MonkeyPatch) -> None:
         return at_depth(rule, first["p"], q, x, depth)
 
     patch.setattr(WithoutReplacement, "law", original_q)
-    patch.setattr(mmspec.tree_verify, "_at_depth", original_p)
+    patch.setattr(mmspec.tree_verify, "at_depth", original_p)
     patch.setattr(mmspec.tree_verify, "residual", lambda p, q: residual(first["p"], q))
 
 

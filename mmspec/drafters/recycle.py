@@ -1,9 +1,9 @@
 """Token recycling (Luo et al. 2024, arXiv 2408.08696) over two neighbours: an n-gram table made while decoding.
 
 Every target call gives the law of each slot of its window, whether its draft was accepted or not. The likeliest token
-of each is remembered under the token to the left and the one above, and guessed when the two meet again. Each row
-keeps a table of its own, so that it does not depend on its batch. A guess is a function of the past and tested with
-fresh coins, so it is as exact as any.
+of each is remembered under the token to the left and the one above (in a stream, the one before that), and guessed when
+the two meet again. Each row keeps a table of its own, so that it does not depend on its batch. A guess is a function of
+the past and tested with fresh coins, so it is as exact as any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.drafters.start import repeat_up
+from mmspec.drafters.start import Start
 from mmspec.rows import Rows
 from mmspec.verify import Verdict
 
@@ -20,29 +20,32 @@ _ENTRIES = 2**15  # per row at most; pairs that share an entry overwrite each ot
 
 
 class Recycle:
-    """Start tokens from the laws seen so far; where a pair of neighbours is new, the token above.
+    """Start tokens from the laws seen so far.
 
     **Arguments:**
 
     - `rows`: B; `vocab_size`: V.
+    - `fallback`: the guess where a pair of neighbours is new.
     """
 
-    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocab_size: int, fallback: Start, device: torch.device) -> None:
         self._vocab_size = vocab_size
+        self._fallback = fallback
         entries = min(_ENTRIES, (vocab_size + 1) * vocab_size)
         self._table = torch.full((rows, entries), -1, dtype=torch.int32, device=device)
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
         found = self._table.gather(1, self._entry(left, up)[:, None])[:, 0].long()
-        return torch.where(found >= 0, found, repeat_up(left, up, u))
+        return torch.where(found >= 0, found, self._fallback(left, up, u))
 
     def learn(self, verdict: Verdict, rows: Rows) -> None:
         """Remembers the likeliest token of each slot; `rows` still stand where the window began."""
         count = verdict.p.shape[1]
         if rows.length.min() == 0:
             return  # the first token has no neighbours
-        left = torch.cat([rows.last(), verdict.draft.tokens], dim=1) if count > 1 else rows.last()
-        up = torch.full_like(left, -1)
+        last = rows.last(2)
+        read = torch.cat([last, verdict.draft.tokens], dim=1) if count > 1 else last
+        left, up = read[:, 1:], read[:, :-1]
         if width := rows.layout.width:
             positions = rows.positions(count)
             up = rows.at(np.minimum(positions, rows.length[:, None] + width - 1) - width)

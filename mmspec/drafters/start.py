@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# (left, up, u) -> tokens, int64 [B] each. `left` is the token before; `up` the one above, -1 where there is none; `u`
-# float32 [B] uniform in [0, 1). The guess counts as certain (one-hot q), so any guess is exact.
+# (left, up, u) -> tokens, int64 [B] each. `left` is the token before; `up` the one above, in a stream the one before
+# `left`, -1 where there is none; `u` float32 [B] uniform in [0, 1). The guess counts as certain (one-hot q), so any one
+# is exact.
 Start = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -18,7 +20,7 @@ def repeat_left(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
 
 
 def repeat_up(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-    """The token above; in the first line, and where there are no lines, the token before."""
+    """The token above; in the first line the token before. For maps of lines only."""
     return torch.where(up >= 0, up, left)
 
 
@@ -31,8 +33,23 @@ def random_token(vocab_size: int) -> Start:
     return start
 
 
+class Table(Protocol):
+    """An n-gram table: a start token, and several guesses for trees."""
+
+    def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
+        """As `Start` has it."""
+        ...
+
+    def guesses(self, left: Tensor, up: Tensor, count: int) -> Tensor:
+        """The first `count` guesses of what follows `left` next to `up` (-1: none), int64 [..., count].
+
+        Different ones first, and repetitions of the first where there are no more.
+        """
+        ...
+
+
 class NGramTable:
-    """The likeliest token for each pair of left and upper neighbour.
+    """The likeliest token for each pair of left and upper neighbour, for vocabularies small enough to list all pairs.
 
     **Arguments:**
 
@@ -65,6 +82,12 @@ class NGramTable:
         # Index -1 is the last row, which is the one for "no upper neighbour".
         return self.best[up, left].long()
 
+    def guesses(self, left: Tensor, up: Tensor, count: int) -> Tensor:
+        """What the pair is followed by, the left token, the one above, both, and what the one above is followed by."""
+        upper = torch.where(up >= 0, up, left)
+        several = [self.best[up, left], self.best[-1][left], upper, left, self.best[-1][upper]]
+        return different(torch.stack([guess.long() for guess in several], dim=-1), count)
+
 
 def _up(grid: Tensor) -> Tensor:
     return grid.roll(1, dims=1)
@@ -76,13 +99,36 @@ def _has_up(grid: Tensor) -> Tensor:
 
 def _most_frequent(context: Tensor, token: Tensor, contexts: int, vocab_size: int) -> Tensor:
     """For each context the token seen most often with it, int64 [contexts]; -1 where it was never seen."""
-    pairs, counts = (context * vocab_size + token).unique(return_counts=True)
-    # By context, and within one by count: the last of each context is its most frequent token.
-    order = counts.argsort(stable=True)
-    order = order[(pairs[order] // vocab_size).argsort(stable=True)]
-    context, token = pairs[order] // vocab_size, pairs[order] % vocab_size
-    last = torch.ones_like(context, dtype=torch.bool)
-    last[:-1] = context[1:] != context[:-1]
+    seen, tokens = followers(context, token, vocab_size, 1)
     best = torch.full((contexts,), -1)
-    best[context[last]] = token[last]  # one write each: of several, which one stays is not defined
+    best[seen] = tokens[:, 0]
     return best
+
+
+def followers(context: Tensor, token: Tensor, vocab_size: int, count: int) -> tuple[Tensor, Tensor]:
+    """What follows each context most often, of pairs int64 [n].
+
+    **Returns:** the contexts that were seen, int64 [P] ascending, and the `count` tokens seen most often with each,
+    int64 [P, count], -1 where there are no more. Of tokens seen equally often the highest comes first.
+    """
+    pairs, counts = (context * vocab_size + token).unique(return_counts=True)
+    # By context, and within one by count from above.
+    order = counts.flip(0).argsort(stable=True, descending=True)
+    pairs = pairs.flip(0)[order]
+    pairs = pairs[(pairs // vocab_size).argsort(stable=True)]
+    seen, sizes = (pairs // vocab_size).unique_consecutive(return_counts=True)
+    rank = torch.arange(len(pairs)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    best = torch.full((len(seen), count), -1)
+    row = torch.arange(len(seen)).repeat_interleave(sizes)
+    first = rank < count
+    best[row[first], rank[first]] = pairs[first] % vocab_size
+    return seen, best
+
+
+def different(found: Tensor, count: int) -> Tensor:
+    """The first `count` different ones of guesses int64 [..., n], -1 being none; the first of all again behind them."""
+    repeated = (found[..., :, None] == found[..., None, :]).tril(-1).any(-1) | (found < 0)
+    found = found.gather(-1, repeated.int().argsort(dim=-1, stable=True))
+    found = torch.where(repeated.sort(dim=-1, stable=True).values, found[..., :1], found)
+    missing = max(count - found.shape[-1], 0)
+    return torch.cat([found, found[..., :1].expand(*found.shape[:-1], missing)], dim=-1)[..., :count]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.drafters.tree_reader import TreeReader
+from mmspec.drafters.reader import Reader
 from mmspec.rows import Rows
 from mmspec.tree import Chosen, Tree, TreeDraft
 from mmspec.tree_verify import TreeVerdict
@@ -26,13 +26,13 @@ class TreeDynamicDrafter:
 
     **Arguments:**
 
-    - `reader`: the model, with the law that measures how likely a node is.
+    - `reader`: the model or head, with the law that measures how likely a node is.
     - `nodes`: how many are verified; `depth`: the longest path.
     - `top`: children of an entry, and entries that get children at each depth.
     - `vocab_size`: V.
     """
 
-    def __init__(self, reader: TreeReader, nodes: int, depth: int, top: int, vocab_size: int) -> None:
+    def __init__(self, reader: Reader, nodes: int, depth: int, top: int, vocab_size: int) -> None:
         self._reader = reader
         self._nodes = nodes
         self._depth = depth
@@ -46,7 +46,7 @@ class TreeDynamicDrafter:
         return self._reader.calls
 
     def observe(self, verdict: TreeVerdict, rows: Rows) -> None:
-        self._reader.observe(verdict)
+        self._reader.observe(verdict, rows)
 
     def keep(self, rows: list[int]) -> None:
         self._reader.keep(rows)

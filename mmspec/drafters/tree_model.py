@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.drafters.tree_reader import TreeReader
+from mmspec.drafters.reader import Reader
 from mmspec.noise import DRAFT
 from mmspec.rows import Rows
 from mmspec.tree import Independent, Siblings, Tree, TreeDraft, WithoutReplacement
@@ -39,13 +39,13 @@ class TreeModelDrafter:
 
     **Arguments:**
 
-    - `reader`: the model, with the law that siblings are drawn from.
+    - `reader`: the model or head, with the law that siblings are drawn from.
     - `branch`: for each depth, how many children an entry of it has.
     - `drawing`: how siblings are drawn.
     - `device`: of the tokens.
     """
 
-    def __init__(self, reader: TreeReader, branch: Sequence[int], drawing: Drawing, device: torch.device) -> None:
+    def __init__(self, reader: Reader, branch: Sequence[int], drawing: Drawing, device: torch.device) -> None:
         self._reader = reader
         self._drawing = drawing
         self._branch = branch
@@ -56,7 +56,7 @@ class TreeModelDrafter:
         return self._reader.calls
 
     def observe(self, verdict: TreeVerdict, rows: Rows) -> None:
-        self._reader.observe(verdict)
+        self._reader.observe(verdict, rows)
 
     def keep(self, rows: list[int]) -> None:
         self._reader.keep(rows)

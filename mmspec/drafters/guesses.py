@@ -1,0 +1,70 @@
+"""Drafts that are guessed from the tokens around them, slot by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmspec.drafters.recycle import Recycle
+from mmspec.drafters.start import Start
+from mmspec.noise import START, Draws
+from mmspec.rows import Rows
+from mmspec.verify import Draft, Verdict
+
+
+class Guesses:
+    """Puts guesses behind drafts; each counts as certain, so that its q is one-hot and any guess is exact.
+
+    **Arguments:**
+
+    - `start`: the guess; a `Recycle` learns from every window.
+    """
+
+    calls = 0
+
+    def __init__(self, start: Start | Recycle) -> None:
+        self._start = start
+        self._learner = start if isinstance(start, Recycle) else None
+
+    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
+        if self._learner is not None:
+            self._learner.learn(verdict, rows)
+
+    def keep(self, rows: list[int]) -> None:
+        if self._learner is not None:
+            self._learner.keep(rows)
+
+    def extend(self, rows: Rows, draft: Draft, carried: NDArray[np.int64], draws: Draws) -> Draft:
+        tokens, q, u = draft.tokens, draft.q, draws[START]
+        count, first, width = tokens.shape[1], int(carried.min()), rows.layout.width
+        together = bool((carried == first).all())  # nothing to pick out row by row, as in a batch of one
+        new = torch.from_numpy(np.arange(first, count) >= carried[:, None]).to(rows.device)
+        positions = rows.positions(count)
+        above = rows.at(positions - width).unbind(1) if width else ()
+        line_starts = positions % width == 0 if width else np.zeros_like(positions, dtype=bool)
+        constraint = rows.layout.constraint
+        columns = list(tokens[:, :first].unbind(1))
+        before, left = [*rows.last(2).unbind(1), *columns][-2:]
+        for j in range(first, count):
+            up = before  # in a stream
+            if width:
+                # Above may lie inside this very window, where nothing is committed yet.
+                up = columns[j - width] if j >= width else above[j]
+                if line_starts[:, j].any():
+                    # The token before the first of a line is no neighbour; the one above stands in.
+                    left = torch.where(torch.from_numpy(line_starts[:, j]).to(up.device) & (up >= 0), up, left)
+            before, left = left, self._start(left, up, u[:, j])
+            if constraint is not None:
+                forced = constraint.forced[positions[:, j].clip(max=len(constraint.forced) - 1)]
+                if (forced >= 0).any():
+                    must = torch.from_numpy(forced).to(left.device)
+                    left = torch.where(must >= 0, must, left)
+            if not together:
+                left = torch.where(new[:, j - first], left, tokens[:, j])
+            columns.append(left)
+        tokens = torch.stack(columns, dim=1)
+        guessed = torch.zeros_like(q[:, first:]).scatter_(2, tokens[:, first:, None], 1.0)
+        if not together:
+            guessed = torch.where(new[..., None], guessed, q[:, first:])
+        return Draft(tokens, torch.cat([q[:, :first], guessed], dim=1))
