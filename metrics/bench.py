@@ -6,15 +6,18 @@ The definitions, once:
 - **speed-up** is a recipe's tokens per second over plain's within one repeat; the median over repeats, and both ends.
 - **tokens per call** is per row: plain decoding is 1.00 at every batch size.
 - **loop overhead** is what generation spends outside the target, over what it spends inside: (total - target) / target.
-- **bits per token** is the mean entropy of the law that each emitted token was drawn from.
+- **bits per token** is the mean entropy of the law that each emitted token was drawn from, and **NLL** minus the
+  logarithm of what the target's law gives it: alike where drafts are verified exactly, apart where they are not.
+- **quality** is what a score given says of the outputs; it, bits and NLL are of a pass that is not timed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
+from typing import Any
 
 from mmspec.conformance import Conformity
 from mmspec.metrics.pipe import Pipe
@@ -22,7 +25,9 @@ from mmspec.recipes import Recipe, parse
 from mmspec.stats import Stats
 
 BASELINE = "plain"
-ENTROPY_ROWS = 8  # rows that the warm-up draws at least, where there are prompts enough, to measure bits per token
+
+Score = Callable[[Any, Sequence[str]], float]
+"""(what a call gave, its prompts) -> how good it is on average, 1 at best."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Row:
     loop_overhead: float
     speedup: Spread | None
     bits_per_token: float | None
+    nll: float | None = None
+    quality: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,61 +110,61 @@ def bench(
     repeats: int = 3,
     seed: int = 0,
     overrides: Overrides = Overrides(),
+    score: Score | None = None,
     on_run: Callable[[Recipe, int], None] | None = None,
 ) -> Report:
     """Run every recipe over all prompts, `repeats` times at each batch size, and plain decoding with them.
 
     Within a repeat the recipes take turns on each group of prompts, in rotating order and with the same seeds, so that
-    a machine that speeds up or slows down does so for all of them. A warm-up, not timed, goes before each batch size.
+    a machine that speeds up or slows down does so for all of them. A pass that is not timed goes before those of each
+    batch size: it warms up, and is what entropy, NLL and quality are measured on.
 
     **Arguments:**
 
     - `gate`: asked once for every recipe that says it is exact; without its yes no speed-up is reported.
     - `batches`: rows per call. A last group that is too small is filled up with the first prompts.
+    - `score`: how good a call's outputs are.
     - `on_run`: called before every generation with the recipe and the batch size.
     """
     chosen = _with_baseline(recipes)
     verdicts = {str(recipe): gate(recipe).ok for recipe in chosen if recipe.exact}
     report = Report([], [])
 
-    def generate(recipe: Recipe, group: list[str], first_seed: int, measure_entropy: bool) -> tuple[float, Stats]:
+    def generate(recipe: Recipe, group: list[str], first_seed: int, measure_entropy: bool) -> tuple[float, Any]:
         if on_run is not None:
             on_run(recipe, len(group))
         start = time.perf_counter()
         out = pipe(group, recipe=recipe, seed=first_seed, measure_entropy=measure_entropy, **asdict(overrides))
-        return time.perf_counter() - start, out.stats
+        return time.perf_counter() - start, out
 
     for batch in batches:
         groups = group_prompts(prompts, batch)
         seeds = [seed + batch * i for i in range(len(groups) * repeats)]
-        warm = groups[: _warm_groups(batch)]
-        bits = {
-            str(recipe): _mean(generate(recipe, group, seeds[i], True)[1].entropy for i, group in enumerate(warm))
-            for recipe in chosen
-        }
+        qualities = {str(recipe): _Quality() for recipe in chosen}
+        for i, group in enumerate(groups):
+            for recipe in chosen:
+                out = generate(recipe, group, seeds[i], True)[1]
+                qualities[str(recipe)].add(out.stats, None if score is None else score(out, group))
         runs: list[Run] = []
         for repeat in range(repeats):
             passes: dict[str, list[tuple[float, Stats]]] = {str(recipe): [] for recipe in chosen}
             for i, group in enumerate(groups):
                 turn = (repeat * len(groups) + i) % len(chosen)
                 for recipe in chosen[turn:] + chosen[:turn]:
-                    passes[str(recipe)].append(generate(recipe, group, seeds[repeat * len(groups) + i], False))
+                    seconds, out = generate(recipe, group, seeds[repeat * len(groups) + i], False)
+                    passes[str(recipe)].append((seconds, out.stats))
             runs += [_run(name, batch, repeat, calls) for name, calls in passes.items()]
         report.runs.extend(runs)
         report.rows.extend(
-            _row(recipe, batch, len(groups), runs, verdicts.get(str(recipe)), bits[str(recipe)]) for recipe in chosen
+            _row(recipe, batch, len(groups), runs, verdicts.get(str(recipe)), qualities[str(recipe)])
+            for recipe in chosen
         )
     return report
 
 
 def generations(prompts: int, recipes: Sequence[Recipe], batches: Sequence[int], repeats: int) -> int:
-    """How many times `bench` calls the pipeline for so many prompts, warm-up included."""
-    groups = [(-(-prompts // batch), _warm_groups(batch)) for batch in batches]
-    return len(_with_baseline(recipes)) * sum(count * repeats + min(count, warm) for count, warm in groups)
-
-
-def _warm_groups(batch: int) -> int:
-    return -(-ENTROPY_ROWS // batch)
+    """How many times `bench` calls the pipeline for so many prompts, in passes timed and not."""
+    return len(_with_baseline(recipes)) * sum(-(-prompts // batch) * (repeats + 1) for batch in batches)
 
 
 def group_prompts(prompts: Sequence[str], batch: int) -> list[list[str]]:
@@ -189,7 +196,7 @@ def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]
     )
 
 
-def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: bool | None, bits: float | None) -> Row:
+def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: bool | None, found: _Quality) -> Row:
     mine = [run for run in runs if run.recipe == str(recipe)]
     plain = [run for run in runs if run.recipe == BASELINE]
     ratios = [(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(mine, plain, strict=True)]
@@ -206,8 +213,24 @@ def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: boo
         parts={part: fmean(run.parts[part] for run in mine) / groups for part in mine[0].parts},
         loop_overhead=(sum(run.generation for run in mine) - target) / target,
         speedup=None if gate is False else Spread.of(ratios),
-        bits_per_token=bits,
+        bits_per_token=_mean(found.bits),
+        nll=_mean(found.nll),
+        quality=_mean(found.scores),
     )
+
+
+@dataclass
+class _Quality:
+    """What the pass that is not timed found, call by call."""
+
+    bits: list[float | None] = field(default_factory=list)
+    nll: list[float | None] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
+
+    def add(self, stats: Stats, score: float | None) -> None:
+        self.bits.append(stats.entropy)
+        self.nll.append(stats.nll)
+        self.scores.append(score)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

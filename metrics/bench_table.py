@@ -9,7 +9,7 @@ from mmspec.metrics.bench import Row, Spread
 PARTS = ("target", "drafter", "rule", "other")
 HEADER = (
     "batch", "recipe", "law", "TV bound", "tokens/call", "NFE", "speed-up", "seconds", *(f"{part} s" for part in PARTS),
-    "overhead", "bits/token",
+    "overhead", "bits/token", "NLL", "quality",
 )  # fmt: skip
 
 
@@ -38,6 +38,8 @@ def _cells(row: Row) -> list[str]:
         *(f"{row.parts.get(part, 0.0):.3f}" for part in PARTS),
         f"{row.loop_overhead:.1%}",
         "-" if row.bits_per_token is None else f"{row.bits_per_token:.2f}",
+        "-" if row.nll is None else f"{row.nll:.2f}",
+        "-" if row.quality is None else f"{row.quality:.1%}",
     ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import mmspec
 from mmspec import conformance
@@ -55,7 +57,8 @@ class Pipe:
         parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
         calls = int(SECONDS[name]) * 4
         entropy = 3.0 if options["measure_entropy"] else None
-        return Output(Stats(calls, 16 * len(prompts), 16 / calls, [], 0, seconds, parts, 0, entropy=entropy))
+        stats = Stats(calls, 16 * len(prompts), 16 / calls, [], 0, seconds, parts, 0, entropy=entropy)
+        return Output(stats, [Image.new("RGB", (64, 64))] * len(prompts))
 
 
 @pytest.fixture
@@ -98,6 +101,18 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe) -> None:
     assert [{seed for _, seed in turn} for turn in turns] == [{10}, {11}, {12}, {13}]
     assert [turn[0][0] for turn in turns] == ["plain", "scd", "sjd", "plain"]
     assert all({name for name, _ in turn} == {"plain", "scd", "sjd"} for turn in turns)
+
+
+def test_quality_is_of_the_pass_that_is_not_timed(pipe: Pipe) -> None:
+    scored: list[Any] = []
+
+    def score(out: Output, prompts: Sequence[str]) -> float:
+        scored.append(out)
+        return len(prompts) / 4
+
+    report = bench(pipe, ["a", "b"], [SCD], gate=lambda _: gate(True), batches=(2,), repeats=2, score=score)
+    assert [row.quality for row in report.rows] == [0.5, 0.5] and len(scored) == 2
+    assert "50.0%" in table(report.rows)
 
 
 def test_every_generation_is_announced(pipe: Pipe) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -74,6 +74,7 @@ def bench_image(
             repeats=repeats,
             seed=seed,
             overrides=overrides,
+            score=attribute_score() if model == "shapes" else None,
             on_run=on_run,
         )
 
@@ -103,6 +104,21 @@ def bench_image(
     print(table(report.rows))
     used = {"prompts": len(texts), "repeats": repeats, "threads": facts["threads"], **sampling}
     print(f"\n{model} on {facts['device']}: {', '.join(f'{key} {value}' for key, value in used.items())}")
+
+
+def attribute_score() -> Callable[[Any, Sequence[str]], float]:
+    """The share of what prompts of `shapes` state that their pictures show."""
+    import numpy as np
+
+    from mmspec.metrics.attributes import attribute_scores, embedded_classifier
+
+    classifier = embedded_classifier()
+
+    def score(out: Any, prompts: Sequence[str]) -> float:
+        pictures = np.stack([np.asarray(image) for image in out.images])
+        return float(attribute_scores(pictures, prompts, classifier)[0].mean())
+
+    return score
 
 
 def split_recipes(text: str) -> list[str]:
