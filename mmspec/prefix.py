@@ -21,7 +21,8 @@ from mmspec.target import Target
 from mmspec.tree import Tree, TreeTarget
 
 # Tokens before a slot, int64 [n, L], the latest at the right end and -1 where there is none, and its logits, float32
-# [n, V] -> logits. Called before temperature, top-k, top-p and the constraint of `mmspec.law`.
+# [n, V] -> logits. Called before temperature, top-k, top-p and the constraint of `mmspec.law`. A token x of padding,
+# which counts as a place but not as a token, is -2 - x.
 PrefixRule = Callable[[Tensor, Tensor], Tensor]
 
 # Conditional and unconditional logits, float32 [..., V] both -> guided ones.

@@ -25,10 +25,16 @@ class RepetitionPenalty:
     """Tokens of the prefix get less likely: positive logits are divided by `penalty`, others multiplied (Keskar et al.
     2019, arXiv 1909.05858).
 
+    **Arguments:**
+
+    - `penalty`: above 0; 1 is off.
+    - `skip`: how many tokens at the beginning do not count.
+
     **Raises:** `ArgumentError` for a penalty that is not above 0.
     """
 
     penalty: float
+    skip: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < math.inf:
@@ -36,6 +42,9 @@ class RepetitionPenalty:
 
     def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
         penalised = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        if self.skip:
+            place = (prefix != -1).long().cumsum(-1)
+            prefix = prefix.masked_fill(place <= self.skip, -1)
         return torch.where(counts(prefix, logits.shape[-1]) > 0, penalised, logits)
 
 
@@ -106,12 +115,10 @@ def redrawn(p: Tensor, raw: Tensor, latest: Tensor, limit: float) -> Tensor:
     return p.masked_fill(repetitive, 0.0) + again * raw
 
 
-def one_by_one(processor: Callable[[Tensor, Tensor], Tensor], first: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+def one_by_one(processor: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """A processor of transformers without a state as a prefix rule: it is asked about each slot alone.
 
-    **Arguments:**
-
-    - `first`: its id of token 0.
+    It must be called with all ids of the model.
     """
 
     def rule(prefix: Tensor, logits: Tensor) -> Tensor:
@@ -119,7 +126,8 @@ def one_by_one(processor: Callable[[Tensor, Tensor], Tensor], first: int = 0) ->
         for tokens, z in zip(prefix, logits, strict=True):
             # Prefixes are shorter at the left end only.
             missing = int((tokens == -1).long().cumprod(0).sum())
-            out.append(processor(tokens[None, missing:] + first, z[None].clone()))
+            ids = torch.where(tokens < -1, -2 - tokens, tokens)[None, missing:]
+            out.append(processor(ids, z[None].clone()))
         return torch.cat(out)
 
     return rule

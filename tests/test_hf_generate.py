@@ -183,7 +183,11 @@ class Unknown(nn.Module):
 
 NEGATIVE = torch.tensor([[1, 30]])
 REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
-    ({"repetition_penalty": 1.2}, ArgumentError, "logits_processor has RepetitionPenaltyLogitsProcessor, which mmspec"),
+    (
+        {"exponential_decay_length_penalty": (1, 1.2)},
+        ArgumentError,
+        "ExponentialDecayLengthPenalty, which mmspec cannot",
+    ),
     ({"do_sample": True, "min_p": 0.1}, ArgumentError, "MinPLogitsWarper, which mmspec cannot verify drafts with"),
     ({"num_beams": 2}, ArgumentError, "num_beams=2 is not supported"),
     ({"output_scores": True}, ArgumentError, "output_scores=True is not supported"),

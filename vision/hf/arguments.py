@@ -20,7 +20,10 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.law import Sampling
+from mmspec.prefix import PrefixRule
+from mmspec.prefix_rules import RepetitionPenalty
 from mmspec.vision.hf.allowed import AllowedFn, ask
+from mmspec.vision.hf.habits import KNOWN, rule_of
 from mmspec.vision.hf.plan import Request
 
 # In the order in which `mmspec.law` applies them; transformers builds its list in the same one.
@@ -36,24 +39,30 @@ ORDER = (
 IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
 
 
-def read_processors(processors: Any) -> dict[type, Any]:
-    """The logits processors by class.
+def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[PrefixRule, ...]]:
+    """The logits processors of the law by class, and those that are rules of the prefix in order.
 
-    **Raises:** `ArgumentError` for a processor the law has no place for, and for one out of order.
+    **Raises:** `ArgumentError` for a processor that has no place in either, and for one out of order.
     """
     found: dict[type, Any] = {}
+    rules: list[PrefixRule] = []
     last = -1
     for processor in processors:
         kind = type(processor)
+        if kind in KNOWN:
+            if last >= ORDER.index(TemperatureLogitsWarper):
+                raise ArgumentError(f"logits_processor has {kind.__name__} behind temperature, top-k or top-p")
+            rules.append(rule_of(processor))
+            continue
         if kind not in ORDER or kind in found:
-            names = ", ".join(known.__name__ for known in ORDER)
+            names = ", ".join(known.__name__ for known in (*ORDER, *KNOWN))
             what = "twice" if kind in found else "which mmspec cannot verify drafts with"
             raise ArgumentError(f"logits_processor has {kind.__name__}, {what}; it may have one each of {names}")
         if ORDER.index(kind) < last:
             raise ArgumentError(f"logits_processor has {kind.__name__} too late; temperature, top-k and top-p go last")
         last = ORDER.index(kind)
         found[kind] = processor
-    return found
+    return found, tuple(rules)
 
 
 def read_sampling(found: Mapping[type, Any], do_sample: bool) -> Sampling:
@@ -90,8 +99,8 @@ def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int
     return length, ends
 
 
-def refuse_modes(config: Any, inputs: Mapping[str, Any]) -> None:
-    """**Raises:** `ArgumentError` for anything but sampling or greedy search from a prompt of ids."""
+def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -> None:
+    """**Raises:** `ArgumentError` for anything but sampling or greedy search from a prompt, of ids unless `embeds`."""
     if config.num_beams not in (None, 1):
         raise ArgumentError(f"num_beams={config.num_beams} is not supported; mmspec samples, or is greedy")
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
@@ -100,7 +109,7 @@ def refuse_modes(config: Any, inputs: Mapping[str, Any]) -> None:
     cache = inputs.get("past_key_values")
     if cache is not None and int(cache.get_seq_length()) > 0:
         raise ArgumentError("past_key_values already holds tokens; mmspec reads the prompt itself: leave it out")
-    if inputs.get("inputs_embeds") is not None:
+    if inputs.get("inputs_embeds") is not None and not embeds:
         raise ArgumentError("inputs_embeds is not supported; give input_ids")
 
 
@@ -108,12 +117,13 @@ def read_request(
     model: Any,
     input_ids: Tensor,
     found: Mapping[type, Any],
+    rules: tuple[PrefixRule, ...],
     length: int,
     vocab_size: int,
     config: Any,
     inputs: Mapping[str, Any],
 ) -> Request:
-    """Everything a model's adapter wants to know; `found` is what `read_processors` gave.
+    """Everything a model's adapter wants to know; `found` and `rules` are what `read_processors` gave.
 
     **Raises:** `PromptError` for prompts that are padded on the right, `ArgumentError` for what `ask` refuses.
     """
@@ -134,6 +144,9 @@ def read_request(
         negative_mask=negative.get("attention_mask"),
         allowed=None if allowed_fn is None else ask(allowed_fn, input_ids, length, vocab_size),
         allowed_fn=allowed_fn,
+        rules=rules,
+        # A penalty of single tokens needs those of the others only where log-probabilities are guided.
+        whole=any(type(rule) is not RepetitionPenalty or guidance is not None for rule in rules),
         config=config,
         inputs={name: value for name, value in inputs.items() if name not in IGNORED},
     )

@@ -15,6 +15,10 @@ FAMILIES = {
     "ChameleonForConditionalGeneration": "mmspec.vision.hf.chameleon",
     "GlmImageForConditionalGeneration": "mmspec.vision.hf.glm",
     "ImageGPTForCausalImageModeling": "mmspec.vision.hf.imagegpt",
+    "LlamaForCausalLM": "mmspec.audio.flat",
+    "Qwen2ForCausalLM": "mmspec.audio.flat",
+    "Qwen3ForCausalLM": "mmspec.audio.flat",
+    "MistralForCausalLM": "mmspec.audio.flat",
 }
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.engine import Aids, run
-from mmspec.errors import ModelError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
+from mmspec.prefix import PrefixTarget, normalised_guidance
 from mmspec.recipes import Recipe, parse
 from mmspec.rows import Step
 from mmspec.seeds import row_seeds
@@ -54,13 +55,15 @@ def generate(
     measure_entropy: bool = False,
     **inputs: Any,
 ) -> Tensor | GenerateOutput:
-    """Makes the tokens of pictures by any recipe; pass it to `model.generate` as `custom_generate`.
+    """Makes the tokens of pictures or sound by any recipe; pass it to `model.generate` as `custom_generate`.
 
     The other arguments of `model.generate` stay as they are: `do_sample`, `temperature`, `top_k`, `top_p`,
     `guidance_scale` with negative prompts, `prefix_allowed_tokens_fn`, `max_new_tokens`, `eos_token_id`,
     `num_return_sequences`. What they do not name is the model's own default. The cache is always mmspec's, and
-    `prefix_allowed_tokens_fn` may depend on position, row and prompt alone. transformers does not hand on `streamer`
-    and `assistant_model`: `on_step` and `draft_model` are their like here.
+    `prefix_allowed_tokens_fn` may depend on position, row and prompt alone. `repetition_penalty`,
+    `no_repeat_ngram_size`, `min_new_tokens`, `suppress_tokens` and their like see the prefix of every drafted position
+    (`mmspec.vision.hf.habits` lists them). transformers does not hand on `streamer` and `assistant_model`: `on_step`
+    and `draft_model` are their like here.
 
     The model may be quantised, offloaded, spread over devices or compiled: its parts are called, never read. Layers
     that quantise their inputs by one scale per call, as torch's own dynamic int8 does, make a token's logits depend on
@@ -85,6 +88,10 @@ def generate(
 
     **Raises:** `ArgumentError`, `PromptError`, `UnknownNameError`, `ModelError`.
     """
+    own = getattr(family_of(unwrap(model)), "generate", None)
+    if own is not None:  # its tokens are no plain numbers
+        call = (model, input_ids, logits_processor, stopping_criteria, generation_config)
+        return own(*call, recipe, seed, draft_model, on_step, inputs)
     recipe = parse(recipe)
     job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
     plan, first, rows = job.plan, job.plan.first_id, len(input_ids)
@@ -99,7 +106,7 @@ def generate(
         recipe,
         job.layout,
         [job.sampling] * rows,
-        row_seeds(seed, rows),
+        salted(row_seeds(seed, rows), plan.salt),
         replace(job.aids(draft_model, recipe.window), table=ngrams),
         in_ids if on_step is not None else None,
         measure_entropy,
@@ -131,9 +138,22 @@ class Job:
     layout: Layout
     sampling: Sampling
 
-    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget:
-        """The model of a plan with its prompts given; windows may reach `slack` tokens past the end."""
-        return CausalTarget(plan.backbone, plan.cond, plan.uncond if guided else None, plan.length, slack)
+    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget | PrefixTarget:
+        """The model of a plan with its prompts given; windows may reach `slack` tokens past the end.
+
+        **Raises:** `ArgumentError` for prefix rules where prompts have other ids than what is made.
+        """
+        uncond, rules = plan.uncond if guided else None, self.request.rules
+        target = CausalTarget(plan.backbone, plan.cond, uncond, plan.length, slack)
+        if not rules:
+            return target
+        if plan.history is None:
+            raise ArgumentError(
+                f"logits_processor looks back at ids, of which {type(self.model).__name__} has other ones for prompts; "
+                "leave repetition_penalty and its like out"
+            )
+        guide = None if uncond is None else normalised_guidance(plan.guidance_scale)
+        return PrefixTarget(target, rules, plan.history, plan.length + slack, guide)
 
     def aids(self, draft_model: Any, slack: int) -> Aids:
         """What a draft model, or None, has for drafters.
@@ -173,14 +193,14 @@ def prepare(
     """Reads the arguments of `generate`. **Raises:** as that does."""
     model = unwrap(model)
     family = family_of(model)
-    refuse_modes(generation_config, inputs)
-    found = read_processors(logits_processor)
+    refuse_modes(generation_config, inputs, getattr(family, "READS_EMBEDS", False))
+    found, rules = read_processors(logits_processor)
     sampling = read_sampling(found, bool(generation_config.do_sample))
     # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
     input_ids = input_ids if model.device.type == "meta" else input_ids.to(model.device)
     length, eos = read_length(stopping_criteria, input_ids.shape[1])
     ids = family.ids_of_head(model)
-    request = read_request(model, input_ids, found, length, ids, generation_config, inputs)
+    request = read_request(model, input_ids, found, rules, length, ids, generation_config, inputs)
     plan = family.plan(model, request)
     pad = getattr(generation_config, "_pad_token_tensor", None)
     layout = Layout(
@@ -191,7 +211,14 @@ def prepare(
         eos=frozenset(end - plan.first_id for end in eos) if plan.ends else frozenset(),
         pad=0 if pad is None else int(pad) - plan.first_id,
     )
-    return Job(model, family, ids, request, plan, layout, replace(sampling, guidance_scale=plan.guidance_scale))
+    # Before rules of the prefix, guidance is theirs to apply.
+    scale = 1.0 if rules else plan.guidance_scale
+    return Job(model, family, ids, request, plan, layout, replace(sampling, guidance_scale=scale))
+
+
+def salted(seeds: Sequence[int], salt: Sequence[int] | None) -> list[int]:
+    """Seeds that differ where the salt does."""
+    return list(seeds) if salt is None else [(s ^ (extra << 32)) % 2**64 for s, extra in zip(seeds, salt, strict=True)]
 
 
 def longest(tokens: Tensor, eos: frozenset[int]) -> int:

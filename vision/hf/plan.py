@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.law import Constraint
+from mmspec.prefix import PrefixRule
 from mmspec.vision.hf.target import Backbone, Prompt, columns
 
 
@@ -38,6 +39,7 @@ class Request:
     - `guidance_scale`: None when nothing was said.
     - `negative_ids`, `negative_mask`: the unconditional prompts, or None.
     - `allowed`: of `prefix_allowed_tokens_fn`, or None; `allowed_fn`: that function.
+    - `rules`: of the prefix, in order; `whole`: whether they need the logits of all ids.
     - `config`: the prepared `GenerationConfig`.
     - `inputs`: what else the model was given.
     """
@@ -51,6 +53,8 @@ class Request:
     negative_mask: Tensor | None
     allowed: Allowed | None
     allowed_fn: Callable[[int, Tensor], Any] | None
+    rules: tuple[PrefixRule, ...]
+    whole: bool
     config: Any
     inputs: Mapping[str, Any]
 
@@ -65,6 +69,8 @@ class Plan:
     - `first_id`: the model's id of the loop's token 0; the others follow.
     - `ends`: whether end-of-sequence ids end a row.
     - `keep_prompt`: whether the result begins with the prompt.
+    - `history`: int64 [B, T], the prompt as prefix rules see it, in the loop's tokens; None where they have no place.
+    - `salt`: mixed into the seeds of the rows, where one call of the user's makes several of this plan.
     """
 
     backbone: Backbone
@@ -77,6 +83,8 @@ class Plan:
     first_id: int = 0
     ends: bool = True
     keep_prompt: bool = True
+    history: Tensor | None = None
+    salt: tuple[int, ...] | None = None
 
 
 def refuse_inputs(model: Any, request: Request, *known: str) -> None:
@@ -124,13 +132,15 @@ def counted(mask: Tensor) -> Tensor:
 def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) -> Plan:
     """The plan of a model that writes its picture as ids of one vocabulary, in which prompts are written too.
 
-    Of the vocabulary only the stretch between the lowest and the highest allowed id is ever computed.
+    Of the vocabulary only the stretch between the lowest and the highest allowed id is ever computed, unless rules of
+    the prefix need the rest.
     """
     low, high = 0, head_size(head)
     constraint = width = None
     if request.allowed is not None:
-        used = request.allowed.ids.any(0).nonzero()[:, 0]
-        low, high = int(used[0]), int(used[-1]) + 1
+        if not request.whole:
+            used = request.allowed.ids.any(0).nonzero()[:, 0]
+            low, high = int(used[0]), int(used[-1]) + 1
         constraint = Constraint(request.allowed.kind, request.allowed.ids[:, low:high].contiguous())
         width = request.allowed.width
     scale = 1.0 if request.guidance_scale is None else float(request.guidance_scale)
@@ -151,6 +161,8 @@ def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) ->
         constraint,
         scale,
         low,
+        # Padding that transformers' own processors see, and a penalty leaves out.
+        history=torch.where(request.mask.cumsum(-1) > 0, request.input_ids - low, -2 - request.input_ids),
     )
 
 
