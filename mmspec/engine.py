@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from mmspec.column_drafters import build_column_drafter, column_law
 from mmspec.drafters.carry import CARRIES
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.continued import Continued
@@ -101,13 +102,14 @@ def run(
     """
     meter = Meter(target.device, len(seeds), measure_entropy)
     rows = Rows(seeds, layout, recipe.window, target.device)
-    law = Law(samplings, layout.constraint, target.device)
+    flat = Law(samplings, layout.constraint, target.device)
+    law: TokenLaw = column_law(samplings, layout, target) if layout.cell else flat
     calls = 0
     with torch.inference_mode():
-        if recipe.info.tree:
+        if recipe.info.tree and not layout.cell:
             rule, tree_drafter = build_rule(recipe, aids), build_tree_drafter(recipe, layout, target, samplings, aids)
             test = verify_drafts if recipe.info.drafter == "k-seq" else verify_tree
-            decode_tree(reader_of_trees(target), tree_drafter, rule, law, rows, meter, on_step, test)
+            decode_tree(reader_of_trees(target), tree_drafter, rule, flat, rows, meter, on_step, test)
             calls = tree_drafter.calls
         elif (drafter := build_drafter(recipe, layout, target, samplings, aids)) is None:
             decode_plain(target, law, rows, meter, on_step)
@@ -138,6 +140,8 @@ def build_drafter(
     recipe: Recipe, layout: Layout, target: Target, samplings: Sequence[Sampling], aids: Aids
 ) -> Drafter | None:
     """The drafter a recipe asks for, for rows with these settings; None for plain decoding."""
+    if layout.cell:
+        return build_column_drafter(recipe, layout, target, samplings, aids)
     kind = recipe.info.drafter
     if kind == "none":
         return None

@@ -162,9 +162,9 @@ class Law:
         if self.constraint is not None:
             self.constraint = self.constraint.keep(rows)
 
-    def sample(self, p: Tensor, draws: Draws) -> Tensor:
+    def sample(self, p: Tensor, draws: Draws, stream: int = REDRAW) -> Tensor:
         """Draws from probabilities [B, W, V]: int64 [B, W]."""
-        return sample(p, draws[REDRAW])
+        return sample(p, draws[stream])
 
     def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: Draws) -> Verdict:
         """Tests a draft under probabilities [B, W, V]; see `mmspec.verify.verify`."""

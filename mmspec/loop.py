@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.law import Logits
-from mmspec.noise import Draws
+from mmspec.noise import REDRAW, Draws
 from mmspec.rows import Rows, Step
 from mmspec.rules import Accept
 from mmspec.stats import Meter
@@ -28,8 +28,8 @@ class TokenLaw(Protocol):
         """The law at each slot of a window, [B, W, ...], from what the target said there."""
         ...
 
-    def sample(self, p: Tensor, draws: Draws) -> Tensor:
-        """A token of each law, [B, W, *cell]."""
+    def sample(self, p: Tensor, draws: Draws, stream: int = REDRAW) -> Tensor:
+        """A token of each law, [B, W, *cell], with the numbers of a stream."""
         ...
 
     def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: Draws) -> Verdict:

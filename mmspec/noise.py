@@ -8,6 +8,7 @@ where it is quickest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class Noise:
         self._keys = round_keys(seeds)
         self._device = device
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
         """Drops all rows but these."""
         self._keys = self._keys[:, :, rows]
 
@@ -94,7 +95,6 @@ class Noise:
         uniform = torch.from_numpy((((bits >> _EXTRA_GUMBEL) + 0.5) * 2.0**-23).astype(np.float32))
         return uniform.to(self._device).log_().neg_().log_().neg_()
 
-    def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> Draws:
     def normals(self, positions: NDArray[np.int64], count: int, last: bool = False) -> Tensor:
         """Standard normal noise float32 [B, W, count], fixed per row and position whatever the iteration.
 
@@ -108,6 +108,7 @@ class Noise:
         pairs = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)  # Box and Muller
         return pairs.flatten(2)[..., :count]
 
+    def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> Draws:
         """All numbers of a window at int64 [B, W] positions; see `uniforms`."""
         return Draws(self, positions, iteration)
 
@@ -155,6 +156,12 @@ class Draws:
         one = Draws(self.noise, self.positions[:, n : n + 1], self.iteration[:, n : n + 1])
         one._streams = [stream[:, n : n + 1] for stream in self._all()]
         return one
+
+    def at(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> Draws:
+        """Those of one slot each of some rows (host int64 [R], which may repeat), as R rows of one position."""
+        noise = copy(self.noise)
+        noise.keep(rows)
+        return Draws(noise, self.positions[rows, slots][:, None], self.iteration[rows, slots][:, None])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows but these; the noise they come from is kept by its owner."""

@@ -120,6 +120,8 @@ class Rows:
         self.noise.keep(rows)
         if self.layout.constraint is not None:
             self.layout = replace(self.layout, constraint=self.layout.constraint.keep(rows))
+        if self.layout.forced is not None:
+            self.layout = replace(self.layout, forced=self.layout.forced.keep(rows))
 
     def step(self, nfe: int) -> Step:
         """The state as a callback sees it."""

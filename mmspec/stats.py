@@ -177,7 +177,7 @@ class Meter:
         if tokens.is_floating_point() or p.dim() != tokens.dim() + 1:
             self.has_ids = False
             return
-        given = p.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).clamp(min=LEAST)
+        given = p.gather(-1, tokens.clamp(0, p.shape[-1] - 1).unsqueeze(-1)).clamp(min=LEAST)
         surprise = -given.log2().flatten(2).sum(-1)
         self.surprise[ids] += (surprise * counts).sum(1).double().cpu().numpy()
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.columns import ForcedCells
 from mmspec.law import Constraint, Logits
 
 
@@ -25,6 +26,7 @@ class Layout:
     - `cell`, `dtype`: the shape and type of one token: a number as a rule; (K,) for a column of K codebooks.
     - `ends`: tells from tokens [B, W, *cell] which end their row, bool [B, W]; in place of `eos` where a token is not a
       number.
+    - `forced`: of columns, the cells that are forced.
     """
 
     length: int
@@ -35,6 +37,7 @@ class Layout:
     cell: tuple[int, ...] = ()
     dtype: torch.dtype = torch.int64
     ends: Callable[[Tensor], Tensor] | None = None
+    forced: ForcedCells | None = None
 
 
 def both_sides(rows: list[int], count: int, guided: bool, device: torch.device) -> Tensor:

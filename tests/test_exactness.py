@@ -17,7 +17,6 @@ from torch import Tensor
 
 import mmspec.conformance
 import mmspec.drafters.carry
-import mmspec.drafters.model
 import mmspec.law
 import mmspec.loop
 import mmspec.verify
@@ -27,7 +26,7 @@ from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.start import NGramTable, repeat_left
 from mmspec.engine import Aids, run
 from mmspec.law import Constraint, Law, Logits, Sampling
-from mmspec.noise import ACCEPT, REDRAW, Draws
+from mmspec.noise import ACCEPT, DRAFT, REDRAW, Draws
 from mmspec.recipes import parse
 from mmspec.rows import Rows
 from mmspec.rules import Accept
@@ -211,7 +210,10 @@ def warp_residual_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def draft_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mmspec.drafters.model, "sample", lambda q, u: q.argmax(-1))
+    def drawn(self: Law, p: Tensor, draws: Draws, stream: int = REDRAW) -> Tensor:
+        return p.argmax(-1) if stream == DRAFT else sample(p, draws[stream])
+
+    patch.setattr(Law, "sample", drawn)
 
 
 def keep_above_half(patch: pytest.MonkeyPatch) -> None:

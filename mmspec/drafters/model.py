@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from mmspec.law import Law, Logits
+from mmspec.law import Logits
+from mmspec.loop import TokenLaw
 from mmspec.noise import DRAFT, Draws
 from mmspec.rows import Rows
 from mmspec.target import Target
-from mmspec.verify import Draft, Verdict, sample
+from mmspec.verify import Draft, Verdict
 
 
 class ModelDrafter:
@@ -20,7 +21,7 @@ class ModelDrafter:
     - `law`: how its tokens are drawn; q is this law, whatever the target's own settings are.
     """
 
-    def __init__(self, model: Target, law: Law) -> None:
+    def __init__(self, model: Target, law: TokenLaw) -> None:
         self.calls = 0
         self._model = model
         self._law = law
@@ -46,7 +47,7 @@ class ModelDrafter:
             self.calls += 1
             newest = Logits(logits.cond[:, -1:], None if logits.uncond is None else logits.uncond[:, -1:])
             q = self._law(newest, positions[:, i : i + 1])
-            step, at = sample(q, draws[DRAFT][:, i : i + 1]), rows.length + i
+            step, at = self._law.sample(q, draws.slot(i), DRAFT), rows.length + i
             tokens.append(step)
             laws.append(q)
         return Draft(torch.cat(tokens, dim=1), torch.cat(laws, dim=1))
