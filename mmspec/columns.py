@@ -177,8 +177,8 @@ def thin(p: Tensor, q: Tensor, draws: Draws) -> Tensor:
     **Arguments:**
 
     - `p`: float32 [R, K, V]; `q` of the same shape, zeros where nothing is to be taken away.
-    - `draws`: of R positions, [R, 1]. Draw i takes K numbers of REDRAW, from i * K on, and number i + 1 of ACCEPT; the draft
-      was tested with number 0.
+    - `draws`: of R positions, [R, 1]. Draw i takes K numbers of REDRAW, from i * K on, and number i + 1 of ACCEPT; with
+      number 0 the draft was tested.
     """
     codebooks, device = p.shape[1], p.device
     tokens = torch.empty(p.shape[:2], dtype=torch.int64, device=device)
