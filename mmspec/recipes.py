@@ -119,7 +119,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         "few-steps": RecipeInfo(
             "the target drafts with fewer steps of its diffusion head; for tokens that are vectors",
             "few-steps",
-            {"window": _window(5), "steps": Knob(1, "steps of the head when it drafts", low=1, high=1000)},
+            {"window": _window(5), "steps": Knob(4, "steps of the head when it drafts", low=1, high=1000)},
             continuous=True,
         ),
         "tree": RecipeInfo(

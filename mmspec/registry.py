@@ -144,6 +144,11 @@ def load(
     refuse_processor(processor, model)
     for name, value in (("tokenizer", tokenizer), ("config", config)):
         if value is not None:
+        from mmspec.vision.mar import load as mar
+
+        if mar.is_mar(path):
+            refuse_processor(processor, model)
+            return mar.from_checkpoints(path, config, local_file(tokenizer), device=device, dtype=dtype)
             raise ArgumentError(f"{name} was given, but {model!r} is complete; it goes with original checkpoints only")
     if model in known:
         make: Callable[..., Any] = resolve(known[model])
@@ -165,8 +170,10 @@ def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
     from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
     importlib.import_module("mmspec.vision.shapes.model")
-    ours = read_json(path / "model_index.json").get("_class_name") == TransformersPipeline.__name__
-    kind = TransformersPipeline if ours else LlamaGenPipeline
+    from mmspec.vision.mar.pipeline import MARPipeline
+
+    name = read_json(path / "model_index.json").get("_class_name")
+    kind = {each.__name__: each for each in (TransformersPipeline, MARPipeline)}.get(name, LlamaGenPipeline)
     try:
         return kind.from_pretrained(path, dtype=dtype, low_cpu_mem_usage=False).to(device)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:

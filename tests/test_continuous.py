@@ -138,7 +138,7 @@ def test_the_volumes_of_the_published_rule_are_its_bias(factor: str) -> None:
     recipe = parse(f"draft+cspd:window=2,flatten=1,schedule=corrected,factor={factor},sigma=0.4")
     head, draft = ToyHead(1, sigma=0.4), ToyHead(1, 0.15, sigma=0.4, path=0.7)
     found = toy(recipe, range(SAMPLES), 0, 1, 2, head, draft)
-    score, limit = compare(found.tokens, plain(CSpD(1.0, "none", "corrected", 0.4), SAMPLES, 0, 1, 2, head))
+    score, limit = compare(found.tokens, plain(CSpD(1.0, "none", "corrected", 0.4, 0.0), SAMPLES, 0, 1, 2, head))
     assert (score <= limit) == (factor == "none"), score
 
 
@@ -149,7 +149,7 @@ def test_the_published_schedule_is_biased_and_says_so() -> None:
 
 
 def test_a_rejected_draft_is_replaced_by_a_draw_of_the_target() -> None:
-    rule = CSpD(1.0, "paper", "published", 0.01)
+    rule = CSpD(1.0, "paper", "published", 0.01, 0.0)
     # p's volume is so small that the residual keeps no draw at all; the published code would leave zeros.
     p = Gaussian(
         torch.full((1, 1, 4), 5.0), torch.full((1, 1, 4), -2.0), torch.full((1, 1), 50.0), torch.empty(1, 1, 0)

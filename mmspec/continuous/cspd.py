@@ -9,6 +9,8 @@ logarithms: a product of 16 deviations of 0.006 is hardly a float32.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,13 +32,18 @@ class CSpD(LatentRule):
     - `schedule`: "published" replaces what fails in place and keeps what was drafted behind it; "corrected" ends the
       window at the first that fails.
     - `sigma`: the last step's deviation where the head has none.
+    - `prefill`: share of the tokens that the target draws alone before drafting begins.
     """
 
-    def __init__(self, flatten: float, factor: str, schedule: str, sigma: float) -> None:
+    def __init__(self, flatten: float, factor: str, schedule: str, sigma: float, prefill: float) -> None:
         self.flatten = flatten
         self.sign = FACTORS[factor]
         self.truncates = schedule == "corrected"
         self.sigma = sigma
+        self.prefill = prefill
+
+    def alone(self, length: int) -> int:
+        return max(1, math.ceil(self.prefill * length))
 
     def deviation(self, law: Gaussian) -> Tensor:
         """The last step's, [B, W, D]."""

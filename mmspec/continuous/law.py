@@ -93,6 +93,10 @@ class LatentRule(ABC):
     truncates = True
     dim = 0
 
+    def alone(self, length: int) -> int:
+        """How many of a row's `length` tokens the target draws by itself before drafting begins, at least one."""
+        return 1
+
     @abstractmethod
     def draw(self, law: Gaussian, normal: Tensor) -> Tensor:
         """A token of each law, [B, W, D], made with standard normal numbers of that shape."""

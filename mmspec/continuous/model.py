@@ -23,6 +23,7 @@ class LatentModel:
 
     def __init__(self, model: Target, law: LatentLaw) -> None:
         self.calls = 0
+        self._seen = 0
         self._model = model
         self._law = law
 
@@ -39,8 +40,9 @@ class LatentModel:
             self.calls = 1
         positions, dim = rows.positions(count), self._law.head.dim
         fresh = normals(draws, DRAFT, dim)
-        # After a window accepted whole, its last draft has not been read yet; reading one token twice is harmless.
-        unread = min(2, int(rows.length.min()))
+        # What was drafted and accepted has been read, but for the last; reading a token twice is harmless.
+        unread = min(int(rows.length.max()) - self._seen, int(rows.length.min()))
+        self._seen = int(rows.length.min())
         step, at = rows.last(unread), rows.length - unread
         tokens, laws = [], []
         for i in range(count):

@@ -13,7 +13,7 @@ from mmspec.continuous.law import Account, Head, LatentLaw, LatentRule
 from mmspec.continuous.model import LatentModel
 from mmspec.continuous.tolerance import Tolerance
 from mmspec.errors import ArgumentError
-from mmspec.loop import Drafter, OnStep, decode, decode_plain
+from mmspec.loop import Drafter, OnStep, decode_plain, decode_steps, decode_window
 from mmspec.noise import Noise
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
@@ -100,7 +100,9 @@ def run_latents(
             decode_plain(target, ours, rows, meter, on_step)
         else:
             drafter = build_latent_drafter(recipe, ours, law, aids)
-            decode(target, drafter, rule, ours, rows, recipe.window, meter, on_step)
+            going = decode_steps(target, ours, rows, rule.alone(layout.length), meter, on_step, drafter)
+            while going:
+                going = decode_window(target, drafter, rule, ours, rows, recipe.window, meter, on_step)
             calls = drafter.calls
     meter.clock.lap("other")
     return Latents(rows.result().clone(), with_account(meter.stats(calls), ours.account))

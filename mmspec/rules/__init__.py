@@ -157,6 +157,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 "factor": Knob("paper", "the variances' ratio: the paper's, the code's, none", choices=_FACTORS),
                 "schedule": Knob("published", "published keeps drafts behind a rejected one", choices=_SCHEDULES),
                 "sigma": Knob(0.0064, "deviation of the last step where the head has none", low=1e-6, high=1e6),
+                "prefill": Knob(0.05, "share of the tokens that the target draws alone at first", low=0.0, high=1.0),
             },
             continuous=True,
         ),

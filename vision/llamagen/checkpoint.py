@@ -6,7 +6,7 @@ import argparse
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ _LLAMA = {
 }
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file, or of the one in a folder, out of whatever wrapper they come in.
+def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file, or of the one in a folder, out of the first of `wrappers` they come in.
 
     **Raises:** `ModelError` when there is no such file, when it holds no tensors, or when its pickle wants to run code.
     """
@@ -76,13 +76,13 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         ) from None
     except Exception as error:  # what a file that is no pickle at all makes the unpickler do is anybody's guess
         raise ModelError(f"checkpoint {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
-    for wrapper in _WRAPPERS:
+    for wrapper in wrappers:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
             break
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
     if not tensors:
-        raise ModelError(f"checkpoint {str(file)!r} holds no tensors, neither flat nor under {', '.join(_WRAPPERS)}")
+        raise ModelError(f"checkpoint {str(file)!r} holds no tensors, neither flat nor under {', '.join(wrappers)}")
     return tensors
 
 

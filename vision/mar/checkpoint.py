@@ -1,0 +1,97 @@
+"""Original MAR checkpoints: `checkpoint-last.pth` with its averaged weights, and flat safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.vision.llamagen.checkpoint import check_tensors, read_config, read_tensors
+from mmspec.vision.mar.transformer import MARTransformer
+
+# Width -> heads of the published sizes: shapes alone cannot tell how a width is split.
+_HEADS = {768: 12, 1024: 16, 1280: 16}
+# Original argument name -> ours, where the tensors say the same.
+_ARGUMENTS = {
+    "encoder_embed_dim": "encoder_dim",
+    "encoder_depth": "encoder_depth",
+    "decoder_embed_dim": "decoder_dim",
+    "decoder_depth": "decoder_depth",
+    "vae_embed_dim": "token_dim",
+    "class_num": "class_num",
+    "diffloss_d": "head_depth",
+    "diffloss_w": "head_width",
+}
+
+
+def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `MARTransformer` needs, from shapes and, for the heads and the buffer, from `given` (original names)."""
+    for key in ("z_proj.weight", "diffusion_pos_embed_learned", "diffloss.net.input_proj.weight", "class_emb.weight"):
+        if key not in tensors:
+            raise ModelError(f"checkpoint {str(path)!r} is no MAR: {key} is missing")
+
+    def count(prefix: str) -> int:
+        return 1 + max((int(m[1]) for k in tensors if (m := re.match(rf"{prefix}\.(\d+)\.", k))), default=-1)
+
+    places = tensors["diffusion_pos_embed_learned"].shape[1]
+    grid = round(places**0.5)
+    if grid**2 != places:
+        raise ModelError(f"checkpoint {str(path)!r} has {places} places, which is no square number")
+    encoder_dim, token_dim = tensors["z_proj.weight"].shape
+    decoder_dim = tensors["diffusion_pos_embed_learned"].shape[2]
+    found = {
+        "grid_size": grid,
+        "token_dim": token_dim,
+        "encoder_dim": encoder_dim,
+        "encoder_depth": count("encoder_blocks"),
+        "decoder_dim": decoder_dim,
+        "decoder_depth": count("decoder_blocks"),
+        "class_num": tensors["class_emb.weight"].shape[0],
+        "buffer_size": tensors["encoder_pos_embed_learned"].shape[1] - places,
+        "mlp_ratio": tensors["encoder_blocks.0.mlp.fc1.weight"].shape[0] / encoder_dim,
+        "head_depth": count(r"diffloss\.net\.res_blocks"),
+        "head_width": tensors["diffloss.net.input_proj.weight"].shape[0],
+    }
+    for theirs, ours in _ARGUMENTS.items():
+        if given.get(theirs, found[ours]) != found[ours]:
+            raise ModelError(f"config says {theirs}={given[theirs]}, the tensors of {str(path)!r} say {found[ours]}")
+    if given.get("buffer_size", found["buffer_size"]) != found["buffer_size"]:
+        raise ModelError(f"config says buffer_size={given['buffer_size']}, the tensors say {found['buffer_size']}")
+    if given.get("patch_size", 1) != 1:
+        raise ModelError(f"config patch_size={given['patch_size']} is not supported; the published models have 1")
+    heads = {side: given.get(f"{side}_num_heads", _HEADS.get(found[f"{side}_dim"])) for side in ("encoder", "decoder")}
+    if None in heads.values():
+        raise ArgumentError(
+            f"encoder_num_heads and decoder_num_heads of {str(path)!r} cannot be told from its tensors; put a "
+            "config.json with the original argument names beside it or pass config={...} (published sizes need neither)"
+        )
+    return {**found, "encoder_heads": heads["encoder"], "decoder_heads": heads["decoder"]}
+
+
+def load_mar(path: str | Path, config: Mapping[str, Any] | None = None) -> MARTransformer:
+    """A MAR backbone and head from an original file.
+
+    **Arguments:**
+
+    - `path`: `checkpoint-last.pth`, whose averaged weights (`model_ema`) are taken, a flat `.safetensors`, or a folder
+      with one of them.
+    - `config`: original `MAR` argument names; overrides a `config.json` beside the file. Published files need none.
+
+    **Raises:** `ModelError` for a file that is not what it claims to be, `ArgumentError` when the number of attention
+    heads is nowhere to be found.
+    """
+    path = Path(path)
+    if (path / "checkpoint-last.pth").is_file():
+        path = path / "checkpoint-last.pth"
+    tensors = read_tensors(path, ("model_ema", "model"))
+    arguments = mar_config(path, tensors, read_config(path, config))
+    with torch.device("meta"):
+        model = MARTransformer(**arguments)
+    check_tensors(f"checkpoint {str(path)!r}", tensors, model)
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()

@@ -1,0 +1,93 @@
+"""MAR's KL-16 autoencoder as diffusers' `AutoencoderKL`, by renaming.
+
+Its encoder attends at the lowest level, its decoder in the middle alone; `kl16.ckpt` holds it under `model`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from mmspec.errors import ModelError
+from mmspec.vision.llamagen.checkpoint import check_tensors, read_tensors
+from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL
+
+SCALE = 0.2325
+
+
+def rename(key: str, levels: int) -> str:
+    """An original parameter name as `AutoencoderKL` has it; `levels` of resolution."""
+    if match := re.fullmatch(r"(en|de)coder\.(down|up)\.(\d+)\.(block|attn)\.(\d+)\.(\w+)\.(\w+)", key):
+        half, way, level, kind, index, part, leaf = match.groups()
+        group, names = ("resnets", RESIDUAL) if kind == "block" else ("attentions", ATTENTION)
+        # Their decoder counts its levels from the image, ours from the latents.
+        at = int(level) if way == "down" else levels - 1 - int(level)
+        return f"{half}coder.{way}_blocks.{at}.{group}.{index}.{names.get(part, part)}.{leaf}"
+    if match := re.fullmatch(r"(en|de)coder\.(down|up)\.(\d+)\.(?:down|up)sample\.conv\.(\w+)", key):
+        half, way, level, leaf = match.groups()
+        at = int(level) if way == "down" else levels - 1 - int(level)
+        return f"{half}coder.{way}_blocks.{at}.{way}samplers.0.conv.{leaf}"
+    if match := re.fullmatch(r"(en|de)coder\.mid\.(block_1|block_2|attn_1)\.(\w+)\.(\w+)", key):
+        half, which, part, leaf = match.groups()
+        if which == "attn_1":
+            return f"{half}coder.mid_block.attentions.0.{ATTENTION.get(part, part)}.{leaf}"
+        return f"{half}coder.mid_block.resnets.{int(which[-1]) - 1}.{RESIDUAL.get(part, part)}.{leaf}"
+    return key.replace(".norm_out.", ".conv_norm_out.")
+
+
+def kl16_config(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What `AutoencoderKL` needs, told from shapes."""
+    for key in ("encoder.conv_in.weight", "encoder.down.0.block.0.conv1.weight", "post_quant_conv.weight"):
+        if key not in tensors:
+            raise ModelError(f"checkpoint {str(path)!r} is no KL autoencoder of MAR: {key} is missing")
+    levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", k)))
+    blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.0\.block\.(\d+)\.", k)))
+    widths = [tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)]
+    down = [f"encoder.down.{i}.attn.0.norm.weight" in tensors for i in range(levels)]
+    up = [f"decoder.up.{i}.attn.0.norm.weight" in tensors for i in reversed(range(levels))]
+    return {
+        "in_channels": tensors["encoder.conv_in.weight"].shape[1],
+        "out_channels": tensors["decoder.conv_out.weight"].shape[0],
+        "latent_channels": tensors["post_quant_conv.weight"].shape[1],
+        "block_out_channels": tuple(widths),
+        "layers_per_block": blocks,
+        "norm_num_groups": 32,
+        "down_block_types": tuple("AttnDownEncoderBlock2D" if a else "DownEncoderBlock2D" for a in down),
+        "up_block_types": tuple("AttnUpDecoderBlock2D" if a else "UpDecoderBlock2D" for a in up),
+        "scaling_factor": SCALE,
+        "sample_size": 256,
+    }
+
+
+def load_kl16(path: str | Path) -> AutoencoderKL:
+    """The autoencoder of `kl16.ckpt`, or of its safetensors mirror.
+
+    **Raises:** `ModelError` for a file that is not what it claims to be.
+    """
+    path = Path(path)
+    original = read_tensors(path)
+    arguments = kl16_config(path, original)
+    vae = AutoencoderKL(**arguments)
+    expected = vae.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for key, value in original.items():
+        name = rename(key, len(arguments["block_out_channels"]))
+        if value.ndim == 4 and name in expected and expected[name].ndim == 2:
+            value = value[:, :, 0, 0]  # 1x1 convolutions of the original's attention are linear layers here
+        tensors[name] = value
+    check_tensors(f"checkpoint {str(path)!r}", tensors, vae)
+    vae.load_state_dict(tensors)
+    return vae.eval()
+
+
+def pixels(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+    """Pictures [B, 3, H, W] in about -1..1 of latents [B, N, D], places in raster order."""
+    side = round(latents.shape[1] ** 0.5)
+    maps = latents.transpose(1, 2).unflatten(2, (side, side)) / vae.config.scaling_factor
+    return vae.decode(maps.to(vae.dtype)).sample.to(torch.float32)

@@ -1,0 +1,122 @@
+"""Published decoding of MAR: several places per pass, and what makes it quicker at a loss.
+
+The number of places still missing after pass s of S is floor(N * cos(pi / 2 * (s + 1) / S)); with S = N each pass
+draws one. Fewer passes, a shorter chain in later passes, and an old unconditional side are other models: what comes
+out of them follows another law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+from mmspec.law import Logits
+from mmspec.loop import OnStep
+from mmspec.noise import Noise
+from mmspec.rows import Step
+from mmspec.stats import Meter, Stats
+from mmspec.vision.mar.chain import MARHead
+from mmspec.vision.mar.transformer import MARTransformer
+
+
+@dataclass(frozen=True)
+class Shortcuts:
+    """What a call gives up for speed; the defaults give up nothing.
+
+    **Arguments:**
+
+    - `last_head_steps`: steps of the head's chain in the last pass, from `head_steps` in the first on a straight line
+      (DiSA, arXiv 2505.20297, takes 50 to 5); None keeps them.
+    - `refresh`: passes per computation of the unconditional side; between two, the last difference of the sides is
+      taken for the new one (the condition cache of LazyMAR, arXiv 2503.12450). 1 computes it always.
+
+    **Raises:** `ArgumentError` for a value out of range.
+    """
+
+    last_head_steps: int | None = None
+    refresh: int = 1
+
+    def __post_init__(self) -> None:
+        if self.refresh < 1:
+            raise ArgumentError(f"refresh={self.refresh} is not allowed; it must be 1 (always) or more passes")
+
+    @property
+    def lossy(self) -> bool:
+        return self.last_head_steps is not None or self.refresh > 1
+
+
+def missing(places: int, passes: int) -> list[int]:
+    """How many places are missing after each pass. **Raises:** `ArgumentError` unless `passes` is in 1..places."""
+    if not 1 <= passes <= places:
+        raise ArgumentError(f"steps={passes} is not allowed; it must be from 1 to {places}, the number of latents")
+    left, counts = places, []
+    for s in range(passes):
+        left = max(1, min(left - 1, math.floor(places * math.cos(math.pi / 2 * (s + 1) / passes))))
+        counts.append(left)
+    counts[-1] = 0
+    return counts
+
+
+def decode_masked(
+    model: MARTransformer,
+    head: Callable[[int], MARHead],
+    head_steps: int,
+    labels: Tensor,
+    order: Tensor,
+    seeds: Sequence[int],
+    guided: bool,
+    passes: int,
+    shortcuts: Shortcuts = Shortcuts(),
+    on_step: OnStep | None = None,
+) -> tuple[Tensor, Stats]:
+    """Latents [B, N, D] by place, and what they cost.
+
+    **Arguments:**
+
+    - `head`: makes the head with a chain of so many steps; `head_steps`: of the first pass.
+    - `labels`: int64 [B]; `order`: int64 [B, N]; `seeds`: one per row.
+    - `guided`: with the unconditional side; `passes`: S.
+    """
+    meter = Meter(model.device, len(seeds))
+    order = order.to(model.device)
+    noise, rank = Noise(seeds, model.device), order.argsort(dim=1)
+    latents = torch.zeros(*order.shape, model.config.token_dim, device=model.device)
+    conditions = [model.conditions(labels.to(model.device), len(seeds)), model.conditions(None, len(seeds))]
+    apart, done = None, 0
+    for s, left in enumerate(missing(order.shape[1], passes)):
+        goal = order.shape[1] - left
+        there = rank < done
+        fresh = guided and s % shortcuts.refresh == 0
+        sides = 1 + fresh
+        meter.clock.lap("other")
+        z = model(torch.cat(conditions[:sides]), latents.repeat(sides, 1, 1), there.repeat(sides, 1)).chunk(sides)
+        if fresh:
+            apart = z[1] - z[0]
+        meter.clock.lap("target")
+        index = order[:, done:goal, None]
+        cond = z[0].gather(1, index.expand(-1, -1, z[0].shape[-1]))
+        uncond = None if apart is None else cond + apart.gather(1, index.expand_as(cond))
+        steps = head_steps
+        if shortcuts.last_head_steps is not None and passes > 1:
+            steps = round(head_steps + (shortcuts.last_head_steps - head_steps) * s / (passes - 1))
+        positions = np.tile(np.arange(done, goal), (len(seeds), 1))
+        # All places of a pass are guided alike, by how many are missing after it.
+        scale_of = np.full_like(positions, order.shape[1] - max(left, 1) - 1)
+        law = head(steps)(Logits(cond, uncond), noise.normals(positions, head(steps).normals), scale_of)
+        latents.scatter_(1, index.expand_as(law.mean), law.mean.to(latents))
+        meter.clock.lap("rule")
+        meter.nfe += 1
+        meter.calls += 1
+        meter.tokens += goal - done
+        done = goal
+        if on_step is not None:
+            so_far = [row[places[:done]].clone() for row, places in zip(latents, order, strict=True)]
+            on_step(Step(meter.nfe, done * len(seeds), order.numel(), so_far))
+    meter.clock.lap("other")
+    return latents, meter.stats(0)

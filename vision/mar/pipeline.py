@@ -1,0 +1,205 @@
+"""The MAR pipeline: classes to pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor
+
+from mmspec.continuous.run import LatentAids, Sibling, run_latents
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.loop import OnStep
+from mmspec.recipes import Recipe, parse
+from mmspec.rows import Step
+from mmspec.seeds import row_seeds
+from mmspec.target import Layout
+from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
+from mmspec.vision.mar.chain import MARHead
+from mmspec.vision.mar.kl16 import pixels
+from mmspec.vision.mar.masked import Shortcuts, decode_masked
+from mmspec.vision.mar.target import MARTarget, orders
+from mmspec.vision.mar.transformer import MARTransformer
+
+SCHEDULES = ("linear", "constant")
+
+
+class MARPipeline(DiffusionPipeline):
+    """Pictures of classes from a MAR.
+
+    **Arguments:**
+
+    - `transformer`: backbone and diffusion head.
+    - `vae`: makes pixels of latents; without one a call gives latents only (`output_type="latent"`).
+    - `draft_transformer`: a smaller MAR of the same latents, for the recipe `draft`; optional.
+    - `steps`, `head_steps`, `guidance_scale`, `cfg_schedule`, `temperature`: the defaults of a call; those of the
+      published evaluation are 256 passes, 100 steps, 2.9 (B), 3.0 (L) or 3.2 (H), "linear" and 1.0.
+
+    **Raises:** `ArgumentError` when the parts do not belong together.
+    """
+
+    model_cpu_offload_seq = "draft_transformer->transformer->vae"
+    _optional_components = ["vae", "draft_transformer"]
+    _callback_tensor_inputs = ["tokens"]
+
+    def __init__(
+        self,
+        transformer: MARTransformer,
+        vae: AutoencoderKL | None = None,
+        draft_transformer: MARTransformer | None = None,
+        steps: int | None = None,
+        head_steps: int = 100,
+        guidance_scale: float = 2.9,
+        cfg_schedule: str = "linear",
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if vae is not None and vae.config.latent_channels != transformer.config.token_dim:
+            raise ArgumentError(
+                f"vae has latents of {vae.config.latent_channels} numbers, the transformer of "
+                f"{transformer.config.token_dim}; they do not belong together"
+            )
+        for name in ("grid_size", "token_dim", "class_num"):
+            if draft_transformer is not None and draft_transformer.config[name] != transformer.config[name]:
+                raise ArgumentError(f"draft_transformer has another {name} than the transformer")
+        self.register_modules(transformer=transformer, vae=vae, draft_transformer=draft_transformer)
+        self.register_to_config(
+            steps=steps,
+            head_steps=head_steps,
+            guidance_scale=guidance_scale,
+            cfg_schedule=cfg_schedule,
+            temperature=temperature,
+        )
+        self.image_processor = VaeImageProcessor()
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        class_labels: int | Sequence[int] | Tensor | None = None,
+        recipe: str | Recipe = "plain",
+        seed: int | Sequence[int] | None = None,
+        steps: int | None = None,
+        head_steps: int | None = None,
+        guidance_scale: float | None = None,
+        cfg_schedule: str | None = None,
+        temperature: float | None = None,
+        shortcuts: Shortcuts = Shortcuts(),  # noqa: B008 (frozen)
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        on_step: OnStep | None = None,
+        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> ImageOutput:
+        """Draws pictures of classes.
+
+        **Arguments:**
+
+        - `class_labels`: one or more class ids; or `prompt`, the same as text, "207".
+        - `recipe`: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one.
+        - `seed`: row i uses `seed + i`; or one seed per row. None draws one, from `generator` where that is given.
+        - `steps`: passes of the backbone, 1 to the number of latents, which is the default and what a recipe needs.
+        - `head_steps`: of the diffusion head, 2 to 1000. `temperature`: of its noise, above 0.
+        - `guidance_scale`: 1 is off; `cfg_schedule`: "linear" (it grows along the passes) or "constant".
+        - `shortcuts`: what to give up for speed; goes with `plain`.
+        - `num_images_per_prompt`, `output_type`, `return_dict`, `on_step`, `callback_on_step_end`: as elsewhere; the
+          output's `tokens` are latents float32 [B, N, D], places in raster order.
+
+        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
+        """
+        check_call(num_images_per_prompt, output_type)
+        if self.vae is None and output_type != "latent":
+            raise ArgumentError(f"output_type={output_type!r} needs a vae and this pipeline has none; use 'latent'")
+        recipe, default, places = parse(recipe), self.config, self.transformer.places
+        labels = self._labels(prompt, class_labels).repeat_interleave(num_images_per_prompt)
+        seeds = row_seeds(seed, len(labels), generator)
+        scale = default.guidance_scale if guidance_scale is None else guidance_scale
+        schedule = default.cfg_schedule if cfg_schedule is None else cfg_schedule
+        if schedule not in SCHEDULES:
+            raise ArgumentError(f"cfg_schedule={schedule!r} is not allowed; use one of {', '.join(SCHEDULES)}")
+        warmth = default.temperature if temperature is None else temperature
+        if not warmth > 0:
+            raise ArgumentError(f"temperature={warmth} is not allowed; it must be above 0")
+        chain = default.head_steps if head_steps is None else head_steps
+        passes = steps or default.steps or places
+
+        def head(count: int, model: MARTransformer = self.transformer) -> MARHead:
+            net, dim = model.diffloss.net, model.config.token_dim
+            return MARHead(net, dim, places, count, chain, warmth, scale, schedule == "linear")
+
+        order = orders(seeds, places)
+        with memory_for(len(labels)), self.progress_bar(total=len(labels) * places) as bar:
+            watch = observer(self, bar, on_step, callback_on_step_end)
+            if recipe.info.drafter == "none":
+                latents, stats = decode_masked(
+                    self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, watch
+                )
+            elif passes != places or shortcuts.lossy:
+                raise ArgumentError(
+                    f"recipe '{recipe}' draws latents one by one: leave out steps and shortcuts, or take 'plain'"
+                )
+            else:
+                latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, watch)
+        images = latents if output_type == "latent" else self._pixels(latents, output_type)
+        self.maybe_free_model_hooks()
+        if not return_dict:
+            return (images,)  # type: ignore[return-value]
+        return ImageOutput(images, latents, seeds, stats)
+
+    def _speculate(
+        self,
+        recipe: Recipe,
+        head: Callable[..., MARHead],
+        chain: int,
+        labels: Tensor,
+        order: Tensor,
+        seeds: list[int],
+        guided: bool,
+        watch: OnStep | None,
+    ) -> tuple[Tensor, Any]:
+        published = recipe.knobs.get("schedule") == "published"
+
+        def target(model: MARTransformer, **how: Any) -> MARTarget:
+            return MARTarget(model, labels, order, guided, **how)
+
+        def observe(step: Step) -> None:
+            if published:
+                ours.refresh(step)
+            if watch is not None:
+                watch(step)
+
+        ours, draft = target(self.transformer, blind=published), self.draft_transformer
+        model = self.transformer
+        aids = LatentAids(
+            draft_model=None if draft is None else lambda: Sibling(target(draft, newest=True), head(chain, draft)),
+            first_layers=lambda n: Sibling(target(model, newest=True, layers=n), head(chain)),
+            few_steps=lambda n: Sibling(target(model, newest=True), head(n)),
+        )
+        dim, places = model.config.token_dim, model.places
+        layout = Layout(length=places, cell=(dim,), dtype=torch.float32)
+        found = run_latents(ours, head(chain), recipe, layout, seeds, aids, observe)
+        index = order.to(found.tokens.device)[..., None].expand_as(found.tokens)
+        return torch.zeros_like(found.tokens).scatter_(1, index, found.tokens), found.stats
+
+    def _labels(self, prompt: str | Sequence[str] | None, class_labels: int | Sequence[int] | Tensor | None) -> Tensor:
+        if (prompt is None) == (class_labels is None):
+            raise ArgumentError("exactly one of prompt and class_labels is needed")
+        count = self.transformer.config.class_num
+        if prompt is not None:
+            texts = [prompt] if isinstance(prompt, str) else list(prompt)
+            if not all(text.strip().isdecimal() for text in texts):
+                raise PromptError(f"prompt={texts} cannot be read: a MAR knows classes, 0 to {count - 1}")
+            class_labels = [int(text) for text in texts]
+        labels = torch.as_tensor(class_labels).flatten()
+        if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
+            raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
+        return labels
+
+    def _pixels(self, latents: Tensor, output_type: str) -> Any:
+        pictures = pixels(self.vae, latents.to(self.vae.device))
+        return self.image_processor.postprocess(pictures, output_type=output_type)

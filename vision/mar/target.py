@@ -1,0 +1,105 @@
+"""MAR as a target of the loop: one latent per position, in each row's own order of places.
+
+Everything in the decoder looks at everything, so the conditions of W positions cannot come of one pass: a window is W
+passes in one batch. That saves calls and no work, which pays where a device has room, and not on a busy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.law import Logits
+from mmspec.rows import Step
+from mmspec.target import both_sides, split_sides
+from mmspec.vision.mar.transformer import MARTransformer
+
+
+def orders(seeds: Sequence[int], places: int) -> Tensor:
+    """The order in which each row's places are drawn, int64 [B, N]: a permutation by the row's seed."""
+    return torch.from_numpy(np.stack([np.random.default_rng(seed % 2**64).permutation(places) for seed in seeds]))
+
+
+class MARTarget:
+    """A MAR with its classes given.
+
+    **Arguments:**
+
+    - `labels`: int64 [B]; `order`: int64 [B, N], the place of each position.
+    - `guided`: also says the conditions of no class.
+    - `newest`: says only the condition behind a window's last token, for a drafter.
+    - `blind`: hides a window's drafts from all its slots, as Continuous Speculative Decoding does: one pass per window,
+      and conditions that are not those of the drafts before.
+    - `layers`: only the first so many of the encoder and of the decoder.
+    """
+
+    vocab_size = 0
+
+    def __init__(
+        self,
+        model: MARTransformer,
+        labels: Tensor,
+        order: Tensor,
+        guided: bool,
+        newest: bool = False,
+        blind: bool = False,
+        layers: int | None = None,
+    ) -> None:
+        self.device = model.device
+        self._model = model
+        self._guided = guided
+        self._newest = newest
+        self._blind = blind
+        self._layers = layers
+        self._order = order.to(self.device)
+        self._rows = np.arange(len(labels))
+        with torch.no_grad():
+            sides = [model.conditions(labels.to(self.device), len(labels))]
+            if guided:
+                sides.append(model.conditions(None, len(labels)))
+        self._condition = torch.cat(sides)
+        self._latents = torch.zeros(*order.shape, model.config.token_dim, device=self.device)
+        # Where in the order a place comes.
+        self._rank = self._order.argsort(dim=1)
+
+    def prefill(self) -> Logits:
+        return self._say(torch.zeros(len(self._order), 1, dtype=torch.int64, device=self.device))
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        width, count = tokens.shape[1], self._order.shape[1]
+        positions = torch.from_numpy(at).to(self.device)[:, None] + torch.arange(width, device=self.device)
+        inside = positions < count
+        places = self._order.gather(1, positions.clamp(max=count - 1))[..., None].expand(-1, -1, tokens.shape[-1])
+        # Past the end there is no place; the last one keeps what it has.
+        kept = self._latents.gather(1, places)
+        self._latents.scatter_(1, places, torch.where(inside[..., None], tokens.to(kept), kept))
+        done = (positions + 1).clamp(max=count - 1)
+        return self._say(done[:, -1:] if self._newest else done)
+
+    def keep(self, rows: list[int]) -> None:
+        self._condition = self._condition[both_sides(rows, len(self._order), self._guided, self.device)]
+        self._order, self._rank, self._latents = self._order[rows], self._rank[rows], self._latents[rows]
+        self._rows = self._rows[rows]
+
+    def refresh(self, step: Step) -> None:
+        """Takes over what was committed, which a rule that replaces drafts in place may have changed."""
+        for row, own in enumerate(self._rows):
+            tokens = step.tokens[own]
+            self._latents[row, self._order[row, : len(tokens)]] = tokens.to(self._latents)
+
+    def _say(self, done: Tensor) -> Logits:
+        """The head's conditions at the places of positions `done` [B, W]; each sees as many latents."""
+        sides = 1 + self._guided
+        seen = done[:, :1] if self._blind else done
+        there = self._rank[:, None] < seen[..., None]  # [B, S, N]
+        latents = self._latents[:, None].expand(-1, seen.shape[1], -1, -1)
+        batch = there.flatten(0, 1).repeat(sides, 1)
+        condition = self._condition.repeat_interleave(seen.shape[1], dim=0)
+        z = self._model(condition, latents.flatten(0, 1).repeat(sides, 1, 1), batch, self._layers)
+        z = z.unflatten(0, (-1, seen.shape[1])).expand(-1, done.shape[1], -1, -1)
+        places = self._order.gather(1, done).repeat(sides, 1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
+        return split_sides(z.gather(2, places)[:, :, 0], self._guided)

@@ -1,0 +1,153 @@
+"""The MAR backbone (Li et al. 2024, arXiv 2406.11838): an encoder of what is there, a decoder of what is missing.
+
+Latents are generated in an order of their own in each row. The encoder sees `buffer_size` slots with the class and the
+latents that are there; the decoder sees its output and a mask token everywhere else, and says z, the condition of the
+diffusion head, at every place. Parameter names are those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+
+from mmspec.vision.mar.head import DiffusionHead
+
+
+class Attention(nn.Module):
+    """Self-attention that anything may look at, but padding."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mask = None if seen is None else seen[:, None, None]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """A pre-norm layer of a vision transformer."""
+
+    def __init__(self, dim: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = FeedForward(dim, hidden)
+
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.norm1(x), seen)
+        return x + self.mlp(self.norm2(x))
+
+
+class DiffLoss(nn.Module):
+    """Holds the head under its published name."""
+
+    def __init__(self, token_dim: int, dim: int, depth: int, width: int) -> None:
+        super().__init__()
+        self.net = DiffusionHead(token_dim, dim, depth, width)
+
+
+class MARTransformer(ModelMixin, ConfigMixin):
+    """Backbone and head.
+
+    **Arguments:**
+
+    - `grid_size`: places per side, so that N = grid_size ** 2; `token_dim`: D, numbers per latent.
+    - `encoder_dim`, `encoder_depth`, `encoder_heads`, the same of the decoder; `mlp_ratio`.
+    - `class_num`: classes; `buffer_size`: slots that hold the class.
+    - `head_depth`, `head_width`: of the diffusion head.
+    """
+
+    config_name = "config.json"
+
+    @register_to_config
+    def __init__(
+        self,
+        grid_size: int = 16,
+        token_dim: int = 16,
+        encoder_dim: int = 768,
+        encoder_depth: int = 12,
+        encoder_heads: int = 12,
+        decoder_dim: int = 768,
+        decoder_depth: int = 12,
+        decoder_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        class_num: int = 1000,
+        buffer_size: int = 64,
+        head_depth: int = 6,
+        head_width: int = 1024,
+    ) -> None:
+        super().__init__()
+        self.places, self.buffer = grid_size**2, buffer_size
+        slots = self.places + buffer_size
+        self.class_emb = nn.Embedding(class_num, encoder_dim)
+        self.fake_latent = nn.Parameter(torch.zeros(1, encoder_dim))
+        self.z_proj = nn.Linear(token_dim, encoder_dim)
+        self.z_proj_ln = nn.LayerNorm(encoder_dim, eps=1e-6)
+        self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, slots, encoder_dim))
+        hidden = int(encoder_dim * mlp_ratio), int(decoder_dim * mlp_ratio)
+        self.encoder_blocks = nn.ModuleList(Block(encoder_dim, encoder_heads, hidden[0]) for _ in range(encoder_depth))
+        self.encoder_norm = nn.LayerNorm(encoder_dim, eps=1e-6)
+        self.decoder_embed = nn.Linear(encoder_dim, decoder_dim)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder_dim))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, slots, decoder_dim))
+        self.decoder_blocks = nn.ModuleList(Block(decoder_dim, decoder_heads, hidden[1]) for _ in range(decoder_depth))
+        self.decoder_norm = nn.LayerNorm(decoder_dim, eps=1e-6)
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.zeros(1, self.places, decoder_dim))
+        self.diffloss = DiffLoss(token_dim, decoder_dim, head_depth, head_width)
+
+    def conditions(self, labels: Tensor | None, rows: int) -> Tensor:
+        """What tells the class, [rows, W]: of `labels` int64 [rows], or of no class."""
+        return self.fake_latent.expand(rows, -1) if labels is None else self.class_emb(labels)
+
+    def encode(
+        self, condition: Tensor, latents: Tensor, there: Tensor, layers: int | None = None
+    ) -> tuple[Tensor, ...]:
+        """The encoder's output [R, buffer + V, W], its slots int64 [R, buffer + V], and which of them are no padding.
+
+        **Arguments:**
+
+        - `condition`: [R, W]; `latents`: [R, N, D], of which those count that are `there`, bool [R, N].
+        - `layers`: only the first so many.
+        """
+        rows, count = len(there), int(there.sum(1).max())
+        # Those that are there come first, in the order of their places.
+        order = there.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+        buffer = torch.arange(self.buffer, device=there.device).expand(rows, -1)
+        slots = torch.cat([buffer, order + self.buffer], dim=1)
+        seen = torch.cat([torch.ones_like(buffer, dtype=torch.bool), there.gather(1, order)], dim=1)
+        index = order[..., None].expand(-1, -1, latents.shape[-1])
+        x = torch.cat([condition[:, None].expand(-1, self.buffer, -1), self.z_proj(latents.gather(1, index))], dim=1)
+        x = self.z_proj_ln(x + self.encoder_pos_embed_learned[0, slots])
+        mask = None if bool(seen.all()) else seen
+        for block in self.encoder_blocks[:layers]:
+            x = block(x, mask)
+        return self.encoder_norm(x), slots, seen
+
+    def forward(self, condition: Tensor, latents: Tensor, there: Tensor, layers: int | None = None) -> Tensor:
+        """The head's condition at every place, [R, N, W]; see `encode`."""
+        x, slots, seen = self.encode(condition, latents, there, layers)
+        x = torch.where(seen[..., None], self.decoder_embed(x), self.mask_token)
+        full = self.mask_token.repeat(len(x), self.places + self.buffer, 1)
+        full = full.scatter(1, slots[..., None].expand_as(x), x) + self.decoder_pos_embed_learned
+        for block in self.decoder_blocks[:layers]:
+            full = block(full)
+        return self.decoder_norm(full)[:, self.buffer :] + self.diffusion_pos_embed_learned
