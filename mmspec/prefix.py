@@ -52,7 +52,7 @@ class PrefixTarget:
         self._rules = rules
         self._guide = guide
         self._before = prompt.shape[1]
-        self._tokens = F.pad(prompt.to(self.device), (0, room), value=-1)
+        self._tokens = F.pad(prompt.to(self.device, torch.int64), (0, room), value=-1)
         self._entries = self._tokens[:, :0]  # the tokens of a tree, its root at 0
 
     def prefill(self) -> Logits:

@@ -12,6 +12,9 @@ from torch import Tensor
 from mmspec.errors import ArgumentError
 from mmspec.law import keep_top_p
 
+FORBIDDEN = 1e4  # less by this, a logit has probability 0 as long as any other token is allowed
+NEVER = 1e-30
+
 
 def counts(tokens: Tensor, vocab_size: int) -> Tensor:
     """How often each token occurs, int64 [n, V], in `tokens` int64 [n, L]; what is no token counts for none."""
@@ -50,14 +53,17 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class MinP:
-    """Forbids tokens less likely than `least` times the likeliest one, measured at a temperature."""
+    """Forbids tokens less likely than `least` times the likeliest one, measured at a temperature.
+
+    Where a constraint forbids all that are left, the others may come up again.
+    """
 
     least: float
     temperature: float = 1.0
 
     def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
         floor = logits.max(dim=-1, keepdim=True).values + self.temperature * math.log(self.least)
-        return logits.masked_fill(logits < floor, -torch.inf)
+        return torch.where(logits < floor, logits - FORBIDDEN, logits)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class RepetitionAware:
 
     Drawing twice is a law like any other, p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x), and this gives
     its logarithm: rows that use it have temperature 1, no top-k and no top-p of their own. Of a sequence that is
-    decoded greedily nothing is drawn, and the rule has no place there.
+    decoded greedily nothing is drawn, and the rule has no place there. Where a constraint forbids all it leaves, the
+    whole law decides.
 
     **Arguments:**
 
@@ -103,7 +110,7 @@ class RepetitionAware:
             order = nucleus.sort(dim=-1, descending=True, stable=True).indices
             nucleus = nucleus.scatter(1, order[:, self.top_k :], 0.0)
             nucleus = nucleus / nucleus.sum(-1, keepdim=True)
-        return redrawn(nucleus, raw, prefix[:, -self.window :], self.limit).log()
+        return (redrawn(nucleus, raw, prefix[:, -self.window :], self.limit) + NEVER * raw).log()
 
 
 def redrawn(p: Tensor, raw: Tensor, latest: Tensor, limit: float) -> Tensor:

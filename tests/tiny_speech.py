@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tiny_models import scatter
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    BarkConfig,
+    BarkModel,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from mmspec.audio.flat import Stream
 
@@ -33,3 +41,52 @@ def flat(seed: int = 0, layers: int = 2, qwen: bool = False, spread: float = 0.3
         seed,
         spread,
     )
+
+
+# Text ids 1 to 9 are moved by 30; 20 semantic codes, 2 x 8 coarse ones.
+SEMANTIC = {
+    "eos_token_id": 20,
+    "text_encoding_offset": 30,
+    "text_pad_token": 48,
+    "semantic_infer_token": 49,
+    "semantic_vocab_size": 20,
+    "max_input_semantic_length": 6,
+    "max_new_tokens": 14,
+}
+COARSE = {
+    "coarse_semantic_pad_token": 36,
+    "coarse_infer_token": 37,
+    "max_coarse_input_length": 6,
+    "max_coarse_history": 9,
+    "sliding_window_len": 6,
+}
+FINE = {"n_fine_codebooks": 4, "max_fine_history_length": 8, "max_fine_input_length": 16, "n_coarse_codebooks": 2}
+
+
+def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
+    """A Bark; of its coarse head's ids, 20 to 27 and 28 to 35 are codes."""
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_size": 16, "block_size": 32}
+    codec = {
+        "sampling_rate": 1000,
+        "target_bandwidths": [1.5],
+        "hidden_size": 8,
+        "num_filters": 2,
+        "upsampling_ratios": [4, 2],
+        "codebook_size": 8,
+    }
+    config = BarkConfig(
+        semantic_config={**sizes, "input_vocab_size": 50, "output_vocab_size": 24},
+        coarse_acoustics_config={**sizes, "input_vocab_size": 38, "output_vocab_size": coarse_ids},
+        fine_acoustics_config={**sizes, "input_vocab_size": 9, "output_vocab_size": 9, "n_codes_total": 4},
+        codec_config={"model_type": "encodec", **codec},
+    )
+    model = scatter(BarkModel(config), seed, spread)
+    # As a checkpoint has it: with a BarkGenerationConfig, whose parts are no mappings, BarkModel.generate fails.
+    model.generation_config = GenerationConfig(
+        semantic_config=SEMANTIC,
+        coarse_acoustics_config=COARSE,
+        fine_acoustics_config=FINE,
+        codebook_size=8,
+        sample_rate=1000,
+    )
+    return model

@@ -1,0 +1,130 @@
+"""Speech grafted onto a text model: a Llama or Qwen decoder with an embedding and a head of its own for codes.
+
+CosyVoice 2 and 3 and Chatterbox are built so. Their text side makes the prompt, as vectors; from there on one code
+follows the other, and what is drawn depends on what was drawn lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.law import Constraint, Sampling
+from mmspec.prefix import PrefixRule, PrefixTarget, guidance
+from mmspec.prefix_rules import MinP, RepetitionAware, RepetitionPenalty
+from mmspec.target import Layout
+from mmspec.vision.hf.target import Backbone, CausalTarget, Prompt
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a family draws its codes.
+
+    - `rules`: of the prefix; `sampling`: what follows them; `guidance`: `uncond + g * (cond - uncond)`, 1 is off.
+    """
+
+    rules: tuple[PrefixRule, ...]
+    sampling: Sampling
+    guidance: float = 1.0
+
+
+def cosyvoice(top_p: float = 0.8, top_k: int = 25, window: int = 10, limit: float = 1) -> Manner:
+    """That of CosyVoice 2: repetition-aware sampling, in which temperature and nucleus are contained."""
+    return Manner((RepetitionAware(top_p, top_k, window, limit),), Sampling())
+
+
+def chatterbox(
+    temperature: float = 0.8, min_p: float = 0.05, top_p: float = 1.0, penalty: float = 1.2, cfg_weight: float = 0.5
+) -> Manner:
+    """That of Chatterbox, whose `cfg_weight` counts from the conditional side: guidance is 1 more."""
+    rules = (RepetitionPenalty(penalty), MinP(min_p, temperature))
+    return Manner(rules, Sampling(temperature, top_p=top_p), 1 + cfg_weight)
+
+
+class Places(nn.Module):
+    """A decoder whose codes have learned places of their own, besides the positions of the decoder.
+
+    **Arguments:**
+
+    - `decoder`: of transformers.
+    - `table`: vectors by place, [places, D]; what has no place, as the prompt, has the number `places`.
+    """
+
+    def __init__(self, decoder: Any, table: Tensor) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.register_buffer("table", torch.cat([table, torch.zeros_like(table[:1])]), persistent=False)
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **inputs: Any) -> Any:
+        """`position_ids` is int64 [2, R, W]: positions, and places."""
+        positions, places = position_ids
+        table: Tensor = self.table
+        return self.decoder(inputs_embeds=inputs_embeds + table[places], position_ids=positions, **inputs)
+
+
+@dataclass(frozen=True)
+class Graft:
+    """The parts that make codes.
+
+    - `decoder`: a `LlamaModel`, a `Qwen2Model` or the like; `embed`: V vectors of codes; `head`: to V logits.
+    - `places`: learned places of codes [places, D], or None. Place 0 is the prompt's, whose last vector is a start mark.
+    """
+
+    decoder: Any
+    embed: nn.Embedding
+    head: nn.Linear
+    places: Tensor | None = None
+
+    def target(
+        self,
+        cond: Sequence[Tensor],
+        uncond: Sequence[Tensor] | None,
+        length: int,
+        window: int,
+        manner: Manner,
+        before: Tensor | None = None,
+    ) -> PrefixTarget:
+        """The model with its prompts given.
+
+        **Arguments:**
+
+        - `cond`: vectors [T_row, D] of each row's prompt; `uncond`: of its unconditional side, where `manner` guides.
+        - `length`: codes to be made; `window`: how far a window may reach past the end.
+        - `before`: int64 [B, n], codes that rules count as made already, as Chatterbox counts its start mark.
+        """
+        backbone = Backbone(
+            self.decoder if self.places is None else Places(self.decoder, self.places),
+            self.embed,
+            self.head,
+            self.head.out_features,
+            self.embed.weight.device,
+        )
+        sides = [self._prompt(cond, length), None if uncond is None else self._prompt(uncond, length)]
+        target = CausalTarget(backbone, sides[0], sides[1], length, window)  # type: ignore[arg-type]
+        history = torch.empty(len(cond), 0, dtype=torch.int64) if before is None else before
+        return PrefixTarget(target, manner.rules, history, length + window, guidance(manner.guidance))
+
+    def _prompt(self, rows: Sequence[Tensor], length: int) -> Prompt:
+        longest = max(len(row) for row in rows)
+        embeds = torch.stack([nn.functional.pad(row, (0, 0, longest - len(row), 0)) for row in rows])
+        lengths = torch.tensor([len(row) for row in rows], device=embeds.device)
+        mask = torch.arange(longest, device=embeds.device) >= longest - lengths[:, None]
+        counted = (mask.long().cumsum(-1) - 1).clamp(min=0)[None]
+        if self.places is None:
+            return Prompt(embeds, mask, counted)
+        steps = torch.arange(1, length + 1, device=embeds.device)
+        following = torch.stack(
+            [lengths[:, None] - 1 + steps, steps.clamp(max=len(self.places) - 1).expand(len(rows), -1)]
+        )
+        return Prompt(embeds, mask, torch.cat([counted, torch.full_like(counted, len(self.places))]), following)
+
+
+def ending(length: int, end: Sequence[int], least: int, vocab_size: int) -> Layout:
+    """A stream of at most `length` codes that may end with any of `end`, but not among its first `least` codes."""
+    allowed = torch.ones(2, vocab_size, dtype=torch.bool)
+    allowed[0, list(end)] = False
+    return Layout(length, constraint=Constraint((torch.arange(length) >= least).long(), allowed), eos=frozenset(end))
