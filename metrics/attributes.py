@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.metrics.features import Features
 from mmspec.vision.shapes.classifier import ShapesClassifier, score_captions
 from mmspec.vision.shapes.domain import IMAGE_SIZE
@@ -44,6 +45,14 @@ def embedded_classifier() -> ShapesClassifier:
     """The classifier that ships with `shapes`, on the CPU in float32."""
     from mmspec.vision.shapes.config import WEIGHTS
 
-    # diffusers complains on stderr when it has to find out for itself that accelerate is not installed.
-    folder = WEIGHTS / "classifier"
-    return ShapesClassifier.from_pretrained(folder, torch_dtype=torch.float32, low_cpu_mem_usage=False).eval()
+    return read_classifier(WEIGHTS / "classifier")
+
+
+def read_classifier(folder: Path) -> ShapesClassifier:
+    """A classifier from the folder that it was exported to. **Raises:** `ModelError` when there is none."""
+    try:
+        # diffusers complains on stderr when it has to find out for itself that accelerate is not installed.
+        return ShapesClassifier.from_pretrained(folder, torch_dtype=torch.float32, low_cpu_mem_usage=False).eval()
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"extractor 'shapes': cannot load a classifier from '{folder}': {reason}") from None

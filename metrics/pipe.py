@@ -1,16 +1,18 @@
-"""What a picture pipeline must be for a benchmark or an evaluation to call it."""
+"""What a pipeline must be for a benchmark or an evaluation to call it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from mmspec.loop import OnStep
 from mmspec.recipes import Recipe
 from mmspec.stats import Stats
 
 
 class Output(Protocol):
-    @property
-    def images(self) -> Any: ...
+    """What a call gives: `stats`, and either `images` or `audio`."""
+
     @property
     def stats(self) -> Stats: ...
 
@@ -24,10 +26,13 @@ class Pipe(Protocol):
         /,
         *,
         recipe: Recipe,
-        seed: int,
+        seed: int | Sequence[int],
         temperature: float | None,
         top_k: int | None,
         top_p: float | None,
         guidance_scale: float | None,
         measure_entropy: bool,
-    ) -> Output: ...
+        on_step: OnStep | None = None,
+    ) -> Any:
+        """An `Output`; row i is of prompt i and, of several seeds, of seed i."""
+        ...

@@ -15,7 +15,8 @@ from PIL import Image
 
 from mmspec import conformance
 from mmspec.recipes import Recipe
-from mmspec.stats import Stats
+from mmspec.rows import Step
+from mmspec.stats import RowStats, Stats
 from mmspec.vision.shapes.classifier import ShapesClassifier
 from mmspec.vision.shapes.domain import sample_scene
 from mmspec.vision.shapes.render import render_batch, to_uint8
@@ -45,27 +46,36 @@ class Pipe:
     def set_progress_bar_config(self, *, disable: bool) -> None:
         assert disable
 
-    def __call__(self, prompts: list[str], *, recipe: Recipe, seed: int, **options: Any) -> Output:
-        (prompt,) = prompts
+    def __call__(self, prompts: list[str], *, recipe: Recipe, seed: list[int], **options: Any) -> Output:
         if len(self.calls) == self.fail_at:
             raise KeyboardInterrupt
-        self.calls.append((str(recipe), prompt, seed))
-        key = zlib.crc32(f"{prompt} {seed}".encode())
+        keys = [zlib.crc32(f"{prompt} {one}".encode()) for prompt, one in zip(prompts, seed, strict=True)]
+        self.calls += [(str(recipe), prompt, one) for prompt, one in zip(prompts, seed, strict=True)]
+        pictures = [self._picture(key, recipe) for key in keys]
+        # Eighths, which binary numbers hold exactly, so that sums have no order.
+        seconds = SECONDS[recipe.name] * (1 + keys[0] % 7 / 8)
+        calls = int(SECONDS[recipe.name] * 4)
+        for call in range(calls):
+            self.now += seconds / calls  # a power of two of them
+            so_far = TOKENS * (call + 1) // calls
+            tokens = [torch.zeros(so_far)] * len(prompts)
+            options["on_step"](Step(call + 1, so_far * len(prompts), TOKENS * len(prompts), tokens))
+        parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
+        measured = options["measure_entropy"]
+        bound = 0.0 if recipe.exact else float(recipe.knobs["delta"]) / 10
+        rows = [
+            RowStats(TOKENS, calls, bound, 3.0 if measured else None, 3 + key % 2 + bound if measured else None)
+            for key in keys
+        ]
+        acceptance = [] if recipe.name == "plain" else [0.8, 0.4, None]
+        stats = Stats(calls, TOKENS * len(prompts), TOKENS / calls, acceptance, 0, seconds, parts, 7, bound, rows=rows)
+        return Output(pictures, stats)
+
+    def _picture(self, key: int, recipe: Recipe) -> Image.Image:
         pixels = to_uint8(render_batch([sample_scene(random.Random(key))]))[0].astype(np.int64)
         noise = 0.0 if recipe.exact else 300 * float(recipe.knobs["delta"])
         pixels = pixels + np.random.default_rng(key).normal(size=pixels.shape) * noise
-        picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-        # Eighths, which binary numbers hold exactly, so that sums have no order.
-        seconds = SECONDS[recipe.name] * (1 + key % 7 / 8)
-        self.now += seconds
-        calls = int(SECONDS[recipe.name] * 4)
-        parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
-        entropy = 3.0 if options["measure_entropy"] else None
-        bound = 0.0 if recipe.exact else float(recipe.knobs["delta"]) / 10
-        acceptance = [] if recipe.name == "plain" else [0.8, 0.4, None]
-        return Output(
-            [picture], Stats(calls, TOKENS, TOKENS / calls, acceptance, 0, seconds, parts, 7, bound, entropy=entropy)
-        )
+        return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 def gate(recipe: Recipe) -> conformance.Conformity:

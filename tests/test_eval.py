@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from fake_pipe import SECONDS, Pipe, classifier, gate
 from PIL import Image
@@ -25,7 +27,7 @@ from mmspec.cli import main
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.metrics import attributes
 from mmspec.metrics.evaluation import quality
-from mmspec.metrics.evaluation.journal import Journal, Sample, image_path
+from mmspec.metrics.evaluation.journal import Journal, Sample, sample_path
 from mmspec.metrics.evaluation.results import as_csv, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
 from mmspec.metrics.extractors.extractor import extract
@@ -34,7 +36,7 @@ from mmspec.metrics.frechet import frechet_distance
 from mmspec.recipes import Recipe
 
 RECIPES = "scd,lantern:delta=0.2|0.9"
-METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy"
+METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy,nll"
 
 
 @pytest.fixture
@@ -60,6 +62,10 @@ def evaluate(out: Path, *more: str) -> dict[str, Any]:
     return record
 
 
+def journal(folder: Path, recipe: str) -> list[Sample]:
+    return [s for s in Journal(folder / "out").read().values() if s.recipe == recipe and s.seed < 2**40]
+
+
 def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = evaluate(tmp_path / "out")
     rows = {row["recipe"]: row for row in record["rows"]}
@@ -68,14 +74,19 @@ def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pyt
         speed = row["speed"]
         base = SECONDS[name.partition(":")[0]]
         assert speed["samples"] == 15
-        assert speed["tokens_per_call"] == 4 / base and speed["nfe"] == 4 * base
+        assert speed["tokens_per_call"]["value"] == 4 / base and speed["nfe"] == 4 * base
         assert speed["speedup"]["value"] == pytest.approx(4 / base)
         assert speed["speedup"]["low"] == pytest.approx(4 / base)  # what makes a prompt slow does so for both
         assert base <= speed["p50"] <= speed["p95"] <= 1.75 * base
         assert speed["parts"]["target"] == pytest.approx(0.75 * sum(speed["parts"].values()))
         assert row["quality"]["entropy"]["value"] == 3
+        assert speed["first"] == pytest.approx(np.median([s.seconds for s in journal(tmp_path, name)]) / (4 * base))
+        assert sum(speed["gains"]) == 15 * 4 * base and speed["gains"][int(4 / base)] == 15 * 4 * base
+        assert speed["accepted_at"] == ([1] * int(4 / base - 1) + [0]) * int(4 * base) and speed["grid"] == 4
     assert rows["lantern:delta=0.9"]["speed"]["tv_bound"] == pytest.approx(0.09)
     assert rows["scd"]["speed"]["acceptance"] == [pytest.approx(0.8), pytest.approx(0.4), None]
+    nll = rows["lantern:delta=0.9"]["quality"]["nll"]
+    assert nll["difference"]["low"] == pytest.approx(0.09) and 3 <= rows["plain"]["quality"]["nll"]["value"] <= 4
     fd = {name: row["quality"]["fd@shapes"] for name, row in rows.items()}
     assert fd["plain"]["value"] == fd["scd"]["value"]  # this pipe draws the same picture
     assert fd["scd"]["difference"] == {"value": 0, "low": 0, "high": 0} and fd["plain"]["difference"] is None
@@ -83,7 +94,7 @@ def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pyt
     assert fd["lantern:delta=0.9"]["difference"]["low"] > 0
     assert all(q["low"] <= q["value"] <= q["high"] and q["n"] == 15 for q in fd.values())
     assert fd["plain"]["extractor"].startswith("shapes-")
-    assert record["schema_version"] == 1 and record["environment"]["mmspec"] == mmspec.__version__
+    assert record["schema_version"] == 2 and record["environment"]["mmspec"] == mmspec.__version__
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("| recipe") and len(printed) == 6
     with (tmp_path / "out" / "results.csv").open() as file:
@@ -100,7 +111,7 @@ def test_distances_are_those_of_the_pictures_in_the_folder(pipe: Pipe, tmp_path:
     def features(recipe: str, offset: int = 0) -> Any:
         prompts, seeds = record["config"]["prompts"], record["config"]["seeds"]
         wanted = [samples[recipe, prompt, seed + offset] for prompt in prompts for seed in seeds]
-        return extract(extractor, [np.asarray(Image.open(tmp_path / sample.image)) for sample in wanted])
+        return extract(extractor, [np.asarray(Image.open(tmp_path / sample.file)) for sample in wanted])
 
     reference = features("plain", 2**40)
     for row in record["rows"]:
@@ -134,7 +145,7 @@ def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
     with journal.open("ab") as file:  # killed while it wrote a line
         file.write(b'{"recipe": "scd", "prom')
     lost = next(iter(finished.values()))
-    (tmp_path / "out" / lost.image).unlink()
+    (tmp_path / "out" / lost.file).unlink()
     pipe.calls.clear()
     pipe.fail_at = None
     again = evaluate(tmp_path / "out")
@@ -180,7 +191,19 @@ def test_a_file_has_the_keys_of_the_flags(pipe: Pipe, tmp_path: Path, capsys: py
     pipe.calls.clear()
     assert main(["eval", "--config", str(resolved), "-o", str(tmp_path / "flags")]) == 0
     assert pipe.calls == []
-    for text, message in [("recipe: x", "unknown key 'recipe' (did you mean 'recipes'"), ("- a", "must hold keys")]:
+    for text, message in [
+        ("recipe: x", "unknown key 'recipe' (did you mean 'recipes'"),
+        ("- a", "must hold keys"),
+        ("seeds: {a: 1}", "seeds must be a text or a list, not {'a': 1}"),
+        ("prompts: [a, [b]]", "prompts must be a text or a list"),
+        ("temperature: hot", "temperature must be a number, not 'hot'"),
+        ("limit: 2.5", "limit must be a whole number, not 2.5"),
+        ("limit: 0", "limit must be 1 or more"),
+        ("batch: true", "batch must be a whole number, not True"),
+        ("strict: 1", "strict must be true or false, not 1"),
+        ("model: [x]", "model must be a text"),
+        ("a: [", "cannot read"),
+    ]:
         file.write_text(text)
         assert main(["eval", "--config", str(file), "-o", str(tmp_path / "x")]) == 2
         assert message in capsys.readouterr().err
@@ -197,14 +220,15 @@ def test_no_speedup_without_the_gate(pipe: Pipe, tmp_path: Path, monkeypatch: py
     assert found["plain"] == (True, False) and found["scd"] == (False, True)
     assert found["lantern:delta=0.2"] == (None, False)
     assert "CHECK FAILED" in table(record["rows"]).splitlines()[3]
-    assert as_csv(record["rows"]).splitlines()[2].split(",")[6:9] == ["", "", ""]
+    lines = list(csv.DictReader(io.StringIO(as_csv(record["rows"]))))
+    assert [lines[1][f"speedup{end}"] for end in ("", "_low", "_high")] == ["", "", ""] and lines[2]["speedup"]
 
 
 def test_the_reference_may_be_a_file_or_a_folder(
     pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate(tmp_path / "plain", "--metrics", "attributes")
-    sample = image_path("plain", "a red circle above a blue square", 0)
+    sample = sample_path("plain", "a red circle above a blue square", 0)
     folder = (tmp_path / "plain" / sample).parent
     record = evaluate(tmp_path / "out", "--reference", str(folder), "--metrics", "fd@shapes,recall@shapes")
     assert record["rows"][0]["quality"]["fd@shapes"]["value"] == pytest.approx(0, abs=1e-9)
@@ -219,15 +243,49 @@ def test_the_reference_may_be_a_file_or_a_folder(
     assert "needs the reference's features" in capsys.readouterr().err
 
 
+def test_calls_of_several_rows_give_the_same_samples(pipe: Pipe, tmp_path: Path) -> None:
+    one, four = evaluate(tmp_path / "one"), evaluate(tmp_path / "four", "--batch", "4")
+    assert len(Journal(tmp_path / "four").read()) == 75
+    for mine, theirs in zip(one["rows"], four["rows"], strict=True):
+        assert mine["quality"] == theirs["quality"]
+        for key in ("tokens_per_call", "nfe", "gains", "accepted_at", "tv_bound"):
+            assert mine["speed"][key] == theirs["speed"][key]
+        # This pipe takes as long for a batch as for its first row: four are made in the time of one.
+        assert theirs["speed"]["seconds"] < 0.4 * mine["speed"]["seconds"]
+        assert theirs["speed"]["p50"] == pytest.approx(mine["speed"]["p50"], rel=0.5)
+    assert main(arguments(tmp_path / "four", "--batch", "2")) == 2
+
+
+def test_changed_weights_are_noticed(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = torch.nn.Linear(3, 2)
+    vars(pipe)["network"] = network
+    record = evaluate(tmp_path)
+    assert len(record["config"]["fingerprint"]) == 12
+    assert evaluate(tmp_path)["rows"] == record["rows"]
+    with torch.no_grad():
+        network.weight[1, 1] += 1e-3
+    assert main(arguments(tmp_path)) == 2
+    assert "holds results of other weights (fingerprint" in capsys.readouterr().err
+
+
 def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate(tmp_path)
-    path = next((tmp_path / "images").rglob("*.png"))
-    path.write_bytes(path.read_bytes()[:100])
-    assert main(arguments(tmp_path)) == 2
+    path = next((tmp_path / "samples").rglob("*.png"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    record = evaluate(tmp_path)
     error = capsys.readouterr().err
-    assert str(path) in error and "delete it and run again" in error
+    assert error.startswith(f"mmspec: left out: '{path}' is no picture that can be read") and error.count("\n") == 1
+    assert record["skipped"] == [error.strip().removeprefix("mmspec: left out: ")]
+    # Its mates of other recipes are left out too: all are compared on the same prompts and seeds.
+    assert {row["quality"]["fd@shapes"]["n"] for row in record["rows"]} == {14}
+    assert {row["speed"]["samples"] for row in record["rows"]} == {15}
+    assert "1 file was left out" in (tmp_path / "report.html").read_text()
+    assert main(arguments(tmp_path, "--strict")) == 2
+    assert "1 of 75 files are so: delete them and run again" in capsys.readouterr().err
     path.unlink()
-    assert main(arguments(tmp_path)) == 0
+    assert main(arguments(tmp_path, "--strict")) == 0
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -235,7 +293,10 @@ def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.Ca
     [
         (["--metrics", "fdd@shapes"], "unknown metric 'fdd@shapes'"),
         (["--metrics", "fd"], "unknown metric 'fd'"),
-        (["--metrics", "fd@clap"], "unknown extractor 'clap'"),
+        (["--metrics", "fd@clop"], "unknown extractor 'clop'"),
+        (["--metrics", "wer"], "extractor 'whisper' needs weights; name a folder or Hub id with --whisper"),
+        (["--metrics", "fd@shapes,logmel"], "metric 'logmel' is of sound and 'fd@shapes' of pictures"),
+        (["--temperature", "0.00001"], "temperature=1e-05 is not allowed"),
         (["--metrics", "fid"], "extractor 'inception' needs weights; name the weights file with --inception"),
         (["--metrics", ","], "--metrics: no metric named"),
         (["--limit", "1", "--seeds", "0"], "make 1 sample; a comparison needs at least 2"),
@@ -279,13 +340,13 @@ def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
 
 
 def test_a_journal_forgets_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    sample = Sample("plain", "a", 0, "x.png", 1.0, {}, 1, 1, 1.0, 0, 0.0, None, [])
+    sample = Sample("plain", "a", 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
     (tmp_path / "x.png").touch()
     journal = Journal(tmp_path)
     for left in (b"", b"{", b"x" * 200_000):
         (tmp_path / "samples-0.jsonl").write_bytes(left)
-        journal.append(sample)
-        journal.append(sample)
+        journal.append([sample])
+        journal.append([sample])
         assert (tmp_path / "samples-0.jsonl").read_bytes().count(b"\n") == 2
         assert journal.read() == {sample.key: sample}
 
@@ -295,7 +356,7 @@ def test_intervals_are_written_with_the_digits_they_have() -> None:
     assert short({"value": 0.01234, "low": 0.0120, "high": 0.0127}) == "0.0123 [0.0120, 0.0127]"
     assert short({"value": 1, "low": 1, "high": 1}) == "1.000 [1.000, 1.000]"
     assert short({"value": 900.0, "low": 900.0 - 1e-12, "high": 900.0}) == "900.000 [900.000, 900.000]"
-    assert short({"value": 1e-5, "low": 0.0, "high": 2e-5}) == "0.000010 [0.000000, 0.000020]"
+    assert short({"value": 1e-5, "low": 0.0, "high": 2e-5}) == "1e-05 [0, 2e-05]"
     assert short(None) == "-"
 
 

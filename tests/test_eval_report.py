@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,10 +16,11 @@ from PIL import Image
 
 from mmspec.cli import main
 from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.journal import image_path
+from mmspec.metrics.evaluation.evaluate import Found
+from mmspec.metrics.evaluation.journal import sample_path
 from mmspec.metrics.evaluation.results import record_of, write_results
-from mmspec.metrics.report.chart import Point, chart, front
-from mmspec.metrics.report.page import page
+from mmspec.metrics.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Point, chart, front
+from mmspec.metrics.report.page import Run, page
 
 PROMPT = 'a "red" <circle> & more'
 RECIPES = ("plain", "scd", "lantern:delta=0.2")
@@ -34,15 +37,17 @@ def record(tmp_path: Path) -> dict[str, Any]:
         "shapes", (PROMPT, "a green star"), RECIPES, (3, 4), ("fd@shapes", "attributes", "entropy"), dinov2="a<b"
     )
     for i, recipe in enumerate(RECIPES):
-        path = tmp_path / image_path(recipe, PROMPT, 3)
+        path = tmp_path / sample_path(recipe, PROMPT, 3)
         path.parent.mkdir(parents=True)
         Image.new("RGB", (400, 300), (i * 100, 0, 0)).save(path)
-    made = record_of(config, [], {"mmspec": "1 & 2", "cuda": None})
+    made = record_of(config, Found([], []), {"mmspec": "1 & 2", "cuda": None})
     for i, recipe in enumerate(RECIPES):
         speedup = None if i == 1 else interval(1.0 + i, 0.05 * i)
         speed: dict[str, Any] = {
-            "samples": 4, "nfe": 9.0, "tokens_per_call": 1.5, "speedup": speedup,
-            "p50": 1.0, "p95": 2.0, "parts": {"target": 1.0}, "peak_memory": 10**9, "tv_bound": 0.02, "acceptance": [],
+            "samples": 4, "nfe": 9.0, "tokens_per_call": interval(1.5 + i), "speedup": speedup, "seconds": 1.25,
+            "p50": 1.0, "p95": 2.0, "first": 0.1, "parts": {"target": 1.0}, "real_time": None, "peak_memory": 10**9,
+            "tv_bound": 0.02, "acceptance": [0.5, None] if i else [], "gains": [0, 1, 3] if i else [0, 4],
+            "accepted_at": [0.0, 1.0, 1.0, 0.0] if i else [0.0] * 4, "grid": 2 if i == 1 else None,
         }  # fmt: skip
         quality = {
             name: {**interval(i + 0.5), "n": 4, "extractor": "x", "difference": interval(i) if i else None}
@@ -54,7 +59,7 @@ def record(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(record: dict[str, Any], tmp_path: Path) -> None:
-    text = page(record, tmp_path)
+    text = page([Run("", record, tmp_path)])
     tree = ElementTree.fromstring(text.partition("\n")[2])
     assert tree.tag == "html"
     addresses = [v for element in tree.iter() for k, v in element.attrib.items() if k in ("src", "href", "data")]
@@ -63,25 +68,25 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(record: dict[s
 
 
 def test_the_page_shows_pictures_side_by_side(record: dict[str, Any], tmp_path: Path) -> None:
-    tree = ElementTree.fromstring(page(record, tmp_path).partition("\n")[2])
-    pictures = list(tree.iter("img"))
+    tree = ElementTree.fromstring(page([Run("", record, tmp_path)]).partition("\n")[2])
+    pictures = [picture for picture in tree.iter("img") if ": " in picture.attrib["alt"]]
     assert [p.attrib["alt"] for p in pictures] == [f"{recipe}: {PROMPT}" for recipe in RECIPES]
     for i, picture in enumerate(pictures):
         data = base64.b64decode(picture.attrib["src"].partition(",")[2])
         with Image.open(io.BytesIO(data)) as shown:
-            assert shown.size == (192, 144) and shown.getpixel((5, 5)) == (i * 100, 0, 0)
+            assert shown.size == (256, 192) and shown.getpixel((5, 5)) == (i * 100, 0, 0)
 
 
 def test_the_page_shows_every_number(record: dict[str, Any], tmp_path: Path) -> None:
-    tree = ElementTree.fromstring(page(record, tmp_path).partition("\n")[2])
+    tree = ElementTree.fromstring(page([Run("", record, tmp_path)]).partition("\n")[2])
     cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
-    for text in ("plain", "CHECK FAILED", "relaxed", "0.0200", "2.50 [2.40, 2.60]", "2.00 [1.90, 2.10]", "1.00"):
+    for text in ("plain", "CHECK FAILED", "relaxed", "0.0200", "2.50 [2.40, 2.60]", "2.00 [1.90, 2.10]", "1.000"):
         assert text in cells, text
-    charts = list(tree.iter("svg"))
-    assert len(charts) == 2  # entropy is neither good nor bad
-    titles = [title.text or "" for title in charts[0].iter("title")]
+    charts = [figure for figure in tree.iter("figure")]
+    assert len(charts) == 4  # two metrics, entropy being neither good nor bad, against two kinds of speed
+    titles = [title.text or "" for title in charts[2].iter("title")]
     assert [title.partition(":")[0] for title in titles] == ["plain", "lantern"]  # no place without a speed-up
-    assert "speed-up 3 [2.9, 3.1], fd@shapes (lower is better) 2.5 [2.4, 2.6]" in titles[1]
+    assert "wall-clock speed-up 3 [2.9, 3.1], fd@shapes (lower is better) 2.5 [2.4, 2.6]" in titles[1]
     facts = ["".join(fact.itertext()) for fact in tree.iter("dd")]
     assert "1 & 2" in facts and "a<b" in facts
 
@@ -92,7 +97,7 @@ def test_points_lie_inside_the_axes_with_their_intervals() -> None:
     bars = [path.attrib["d"] for path in tree.iter("path") if path.attrib["class"] == "bar"]
     for bar in bars:
         left, y, right, x, low, high = map(float, re.findall(r"-?[\d.]+", bar))
-        assert 74 <= left <= x <= right <= 622 and 16 <= high <= y <= low <= 348
+        assert LEFT <= left <= x <= right <= WIDTH - RIGHT and TOP <= high <= y <= low <= HEIGHT - BOTTOM
     one = ElementTree.fromstring(chart([Point("a", "a", (1, 1, 1), (2, 2, 2))], "y", None))
     assert len(list(one.iter("circle"))) == 1 and not list(one.iter("polyline"))
 
@@ -113,11 +118,77 @@ def test_the_command_writes_the_page_anew(
     (tmp_path / "results.csv").unlink()
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    assert (tmp_path / "report.html").read_text() == page(record, tmp_path)
+    assert (tmp_path / "report.html").read_text() == page([Run("", record, tmp_path)])
     assert (tmp_path / "results.csv").is_file()
     record["schema_version"] = 99
     write_results(record, tmp_path)
     assert main(["report", str(tmp_path)]) == 2
-    assert "schema version 99; this mmspec reads 1" in capsys.readouterr().err
+    assert "schema version 99; this mmspec reads 2" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "holds no results of `mmspec eval`" in capsys.readouterr().err
+
+
+def test_cards_show_what_became_of_drafts(record: dict[str, Any], tmp_path: Path) -> None:
+    tree = ElementTree.fromstring(page([Run("", record, tmp_path)]).partition("\n")[2])
+    cards = [part for part in tree.iter("div") if part.attrib.get("class") == "card"]
+    assert ["".join(name.itertext()) for card in cards for name in card.iter("h3")] == list(RECIPES[1:])
+    histogram, slots = cards[0].iter("svg")
+    assert [t.text for t in histogram.iter("title")] == ["1: 25.0%", "2: 75.0%"]
+    assert [t.text for t in slots.iter("title")] == ["1: 50.0%", "2: 0.0%"]
+    shapes = []
+    for card in cards:
+        (shown,) = card.iter("img")
+        with Image.open(io.BytesIO(base64.b64decode(shown.attrib["src"].partition(",")[2]))) as image:
+            shapes.append((shown.attrib["class"], image.size))
+            assert image.getpixel((0, 0)) == (46, 30, 92) and image.getpixel((1, 0)) == (250, 222, 70)
+    assert shapes == [("grid-map", (2, 2)), ("strip-map", (4, 1))]
+
+
+def test_several_runs_make_one_page(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_results(record, tmp_path / name)
+        record["rows"] = record["rows"][:2]
+        record["rows"][0]["quality"]["fd@shapes"]["n"] = 9
+    assert main(["report", "one", "two"]) == 0
+    assert capsys.readouterr().out == "one/report.html\ntwo/report.html\ncomparison.html\n"
+    tree = ElementTree.fromstring((tmp_path / "comparison.html").read_text().partition("\n")[2])
+    cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
+    assert {"one: plain", "one: lantern:delta=0.2", "two: scd"} <= set(cells) and "two: lantern:delta=0.2" not in cells
+    text = "".join(tree.itertext())
+    assert "Distances of different numbers of samples (4, 9) must not be compared" in text
+    assert main(["report", "one", "-o", "none/x.html"]) == 2
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_shows_the_page_without_complaint(record: dict[str, Any], tmp_path: Path, width: int) -> None:
+    path = tmp_path / "report.html"
+    # What no static look tells: nothing sticks out sideways, the charts have a size.
+    probe = (
+        "<script>document.title = [document.documentElement.scrollWidth, document.querySelector('svg')"
+        ".getBoundingClientRect().width].join()</script></body>"
+    )
+    path.write_text(page([Run("", record, tmp_path)]).replace("</body>", probe))
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--v=0",
+        f"--window-size={width},900",
+    ]
+    home = tmp_path / "profile"
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, f"--user-data-dir={home}", "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    wide, drawn = map(float, re.search(r"<title>([\d.]+),([\d.]+)</title>", done.stdout).groups())  # type: ignore[union-attr]
+    assert wide <= max(width, 500) and drawn > 200  # a headless window is 500 wide at least

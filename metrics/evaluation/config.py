@@ -9,10 +9,11 @@ from typing import Any
 
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.files import replacing
+from mmspec.metrics.extractors.names import NAMES
 
 FILE = "config.yaml"
 # What a sample depends on, beside recipe, prompt and seed: results that differ in it cannot lie in one folder.
-IDENTITY = ("model", "temperature", "top_k", "top_p", "guidance_scale", "device", "entropy")
+IDENTITY = ("model", "fingerprint", "temperature", "top_k", "top_p", "guidance_scale", "device", "batch", "entropy")
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,12 @@ class Config:
 
     - `recipes`: with ranges expanded, plain first; `prompts`: the texts; `seeds`: per prompt.
     - `reference`: what distances are measured to: "plain" for plain decoding of the same prompts by other seeds, or a
-      path: an .npz of statistics, or a folder of pictures.
-    - `inception`, `clip`, `dinov2`: weights of extractors.
+      path: an .npz of statistics, or a folder of pictures or recordings.
+    - `shapes` to `whisper`: weights of extractors; those of `shapes` ship with mmspec.
     - `temperature`, `top_k`, `top_p`, `guidance_scale`: None is the model's own.
+    - `batch`: samples per call.
+    - `strict`: refuse files that cannot be read, instead of leaving them out.
+    - `fingerprint`: of the model's weights, as found; see `mmspec.metrics.evaluation.fingerprint`.
     """
 
     model: str
@@ -32,25 +36,31 @@ class Config:
     seeds: tuple[int, ...]
     metrics: tuple[str, ...]
     reference: str = "plain"
+    shapes: str | None = None
     inception: str | None = None
     clip: str | None = None
     dinov2: str | None = None
+    clap: str | None = None
+    wavlm: str | None = None
+    whisper: str | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     guidance_scale: float | None = None
+    batch: int = 1
     device: str = "cpu"
+    strict: bool = False
+    fingerprint: str = ""
 
     @property
     def weights(self) -> dict[str, str]:
         """By extractor, where those weights lie that were named."""
-        named = {"inception": self.inception, "clip": self.clip, "dinov2": self.dinov2}
-        return {name: where for name, where in named.items() if where}
+        return {name: where for name in NAMES if (where := getattr(self, name))}
 
     @property
     def entropy(self) -> bool:
-        """Whether the entropy of the target's law is measured, which takes time in every call."""
-        return "entropy" in self.metrics
+        """Whether the target's law is measured along the way, which takes time in every call."""
+        return bool({"entropy", "nll"} & set(self.metrics))
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -62,31 +72,59 @@ class Config:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
+_TEXTS, _WHOLE, _NUMBER, _TEXT = "a text or a list", "a whole number", "a number", "a text"
+_KINDS: Mapping[str, str] = {
+    **{field.name: _TEXT for field in fields(Config)},
+    **dict.fromkeys(("prompts", "recipes", "metrics", "seeds"), _TEXTS),
+    **dict.fromkeys(("top_k", "batch", "limit"), _WHOLE),
+    **dict.fromkeys(("temperature", "top_p", "guidance_scale"), _NUMBER),
+    "strict": "true or false",
+}
+
+
 def read_file(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file. **Raises:** `ArgumentError` when it cannot be read, or has a key that is none."""
+    """The keys of a YAML file; those without a value count as left out.
+
+    **Raises:** `ArgumentError` when it cannot be read, has a key that is none, or a value of another kind.
+    """
     import yaml
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ArgumentError(f"--config: cannot read '{path}': {' '.join(str(error).split())}") from error
-    known = [field.name for field in fields(Config)] + ["limit"]
+    known = list(_KINDS)
     if not isinstance(found, Mapping):
         raise ArgumentError(f"--config: '{path}' must hold keys and values; the keys are {', '.join(known)}")
-    for key in found:
+    for key, value in found.items():
         if key not in known:
             hint = did_you_mean(str(key), known)
             raise ArgumentError(f"--config: '{path}' has an unknown key {key!r}{hint}; known: {', '.join(known)}")
-    return dict(found)
+        if value is not None and not _is(value, _KINDS[key]):
+            raise ArgumentError(f"--config: '{path}': {key} must be {_KINDS[key]}, not {value!r}")
+        if key in ("limit", "batch") and value is not None and value < 1:
+            raise ArgumentError(f"--config: '{path}': {key} must be 1 or more, not {value!r}")
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def open_folder(folder: Path, config: Config) -> None:
-    """Makes the results folder and writes the configuration; one that holds the same evaluation is gone on with.
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "true or false"
+    if kind == _TEXTS:  # seeds may be numbers, and so may prompts
+        return isinstance(value, (str, int)) or (
+            isinstance(value, list) and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in value)
+        )
+    return isinstance(value, {_WHOLE: int, _NUMBER: (int, float), _TEXT: str}.get(kind, bool))
 
-    **Raises:** `ArgumentError` when the folder cannot be written, holds something else, or other results.
+
+def check_folder(folder: Path, config: Config) -> None:
+    """Whether a results folder can be made there, or holds the same evaluation; writes nothing.
+
+    **Raises:** `ArgumentError` when it holds something else, or other results.
     """
+    if not folder.exists():
+        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         inside = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise ArgumentError(f"-o/--output: cannot write '{folder}': {error.strerror or error}") from error
@@ -94,8 +132,20 @@ def open_folder(folder: Path, config: Config) -> None:
         refuse_other(folder, config)
     elif inside:
         raise ArgumentError(f"-o/--output: '{folder}' is not empty and holds no {FILE}; name another folder")
+
+
+def open_folder(folder: Path, config: Config) -> None:
+    """Makes the results folder and writes the configuration; one that holds the same evaluation is gone on with.
+
+    **Raises:** `ArgumentError` as `check_folder`, and when the folder cannot be written.
+    """
+    check_folder(folder, config)
     import yaml
 
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"-o/--output: cannot write '{folder}': {error.strerror or error}") from error
     with replacing(folder / FILE) as partial:
         partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
@@ -105,10 +155,12 @@ def refuse_other(folder: Path, config: Config) -> None:
     before = read_config(folder)
     for key in IDENTITY:
         old, new = getattr(before, key), getattr(config, key)
+        if key == "fingerprint" and "" in (old, new):
+            continue  # not known yet
         if old != new:
-            raise ArgumentError(
-                f"-o/--output: '{folder}' holds results of {key}={old!r}, not {new!r}; name another folder"
-            )
+            named = f"other weights (fingerprint {old}" if key == "fingerprint" else f"{key}={old!r}"
+            now = f"now {new})" if key == "fingerprint" else f"not {new!r}"
+            raise ArgumentError(f"-o/--output: '{folder}' holds results of {named}, {now}; name another folder")
 
 
 def read_config(folder: Path) -> Config:

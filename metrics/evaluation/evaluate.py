@@ -10,16 +10,19 @@ import numpy as np
 
 from mmspec.conformance import Conformity
 from mmspec.errors import ArgumentError
+from mmspec.law import Sampling
 from mmspec.metrics.evaluation.config import Config
 from mmspec.metrics.evaluation.generation import OTHER_SEEDS, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, Sample
-from mmspec.metrics.evaluation.pictures import Reader, list_pictures
+from mmspec.metrics.evaluation.media import check_readable, list_media
 from mmspec.metrics.evaluation.processes import Processes
-from mmspec.metrics.evaluation.quality import Metric, Quality, check_count, compare, read_metric
+from mmspec.metrics.evaluation.quality import Metric, Quality, compare, read_metrics
+from mmspec.metrics.evaluation.reader import Columns, Reader
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.features import Features
 from mmspec.metrics.pipe import Pipe
 from mmspec.metrics.reference import Reference, load_reference, reference_of
+from mmspec.metrics.sound.log_mel_distance import pooled
 from mmspec.recipes import Recipe, parse
 
 
@@ -34,25 +37,34 @@ class Row:
     quality: dict[str, Quality]
 
 
+@dataclass(frozen=True)
+class Found:
+    """One row per recipe, plain first; `skipped`: why files were left out, one line each."""
+
+    rows: list[Row]
+    skipped: list[str]
+
+
 def check(config: Config) -> list[Metric]:
     """The metrics; everything that can be found out before the first sample is drawn.
 
     **Raises:** `UnknownNameError`, or `ArgumentError` for too few samples, prompts that a metric cannot read, a
-    reference that is not there.
+    reference that is not there, settings out of range.
     """
     count = len(config.prompts) * len(config.seeds)
     if count < 2:
         raise ArgumentError(f"--prompts and --seeds make {count} sample; a comparison needs at least 2")
-    metrics = [read_metric(name, config.weights) for name in config.metrics]
-    for metric in metrics:
-        check_count(metric, count)
-        if metric.family in ("attributes", "captions"):
-            from mmspec.vision.shapes.grammar import parse as read_caption
+    Sampling(**{key: value for key, value in config.sampling.items() if value is not None})
+    metrics = read_metrics(config.metrics, config.weights, count)
+    if any(metric.family in ("attributes", "captions") for metric in metrics):
+        from mmspec.vision.shapes.grammar import parse as read_caption
 
-            for prompt in config.prompts:
-                read_caption(prompt)
+        for prompt in config.prompts:
+            read_caption(prompt)
     if config.reference != "plain" and not Path(config.reference).exists():
-        raise ArgumentError(f"--reference: '{config.reference}' must be 'plain', an .npz file or a folder of pictures")
+        raise ArgumentError(
+            f"--reference: '{config.reference}' must be 'plain', an .npz file or a folder of pictures or recordings"
+        )
     return metrics
 
 
@@ -63,17 +75,21 @@ def evaluate(
     gate: Callable[[Recipe], Conformity],
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
-) -> list[Row] | None:
-    """One row per recipe, plain first; None on every process but the first.
+) -> Found | None:
+    """What there is to report; None on every process but the first.
 
-    Pictures are looked at when all are drawn, so that a metric can be added to results that are there. Each process
-    looks at its share; the features are gathered, and everything is computed of them on the first, by generators of
-    its own: the numbers do not depend on how many processes there are. They must see the same folder.
+    Files are looked at when all are drawn, so that a metric can be added to results that are there. Each process looks
+    at its share; the features are gathered, and everything is computed of them on the first, by generators of its own:
+    the numbers do not depend on how many processes there are. They must see the same folder. A file that cannot be read
+    is left out together with those of the same prompt and seed, so that recipes stay comparable.
 
     **Arguments:**
 
     - `gate`: asked once for every recipe that says it is exact; without its yes no speed-up is reported.
     - `on_sample`: see `generate`.
+
+    **Raises:** `ArgumentError` as `check`, and for files that cannot be read where the configuration is strict or too
+    few are left.
     """
     metrics = check(config)
     own_reference = config.reference == "plain" and any(metric.needs_reference for metric in metrics)
@@ -82,47 +98,72 @@ def evaluate(
     processes.gather(None)  # until all have drawn
     done = Journal(folder).read()
     drawn = [[done[recipe, prompt, seed] for prompt, seed in units(config)] for recipe in config.recipes]
-    tables = [_look(reader, folder, samples, processes, True) for samples in drawn]
-    other = [done["plain", prompt, seed + OTHER_SEEDS] for prompt, seed in units(config)] if own_reference else []
-    plain = _look(reader, folder, other, processes, False) if other else {}
+    sets = [*drawn]
+    if own_reference:
+        sets.append([done["plain", prompt, seed + OTHER_SEEDS] for prompt, seed in units(config)])
+    kept, skipped = readable(folder, sets, processes, config.strict)
+    whole = [[samples[i] for i in kept] for samples in sets]
+    tables = [_look(reader, folder, samples, processes) for samples in whole[: len(drawn)]]
+    plain = _look(reader, folder, whole[-1], processes) if own_reference else {}
     if processes.rank:
         return None
     references = {
-        name: reference_of(plain[name], name) if other else _from_disk(Path(config.reference), reader, name)
-        for name in {metric.extractor for metric in metrics if metric.needs_reference}
+        metric.column: _reference(metric, plain, reader) if plain else from_disk(Path(config.reference), reader, metric)
+        for metric in metrics
+        if metric.needs_reference
     }
     found = {
-        metric.name: compare(metric, tables, references.get(metric.extractor), reader.identity(metric))
+        metric.name: compare(metric, tables, references.get(metric.column), reader.identity(metric))
         for metric in metrics
     }
-    return [_row(i, name, drawn, found, gate) for i, name in enumerate(config.recipes)]
+    return Found([_row(i, name, drawn, found, gate, config.batch) for i, name in enumerate(config.recipes)], skipped)
 
 
-def _look(
-    reader: Reader, folder: Path, samples: Sequence[Sample], processes: Processes, with_scores: bool
-) -> dict[str, Features]:
+def readable(
+    folder: Path, sets: Sequence[Sequence[Sample]], processes: Processes, strict: bool
+) -> tuple[list[int], list[str]]:
+    """Which samples of equally ordered sets can be read in all of them, and why others cannot."""
+    where = [(i, sample.file) for samples in sets for i, sample in enumerate(samples)]
+    mine = [(i, reason) for i, file in processes.share(where) if (reason := check_readable(folder / file))]
+    broken = [one for share in processes.gather(mine) for one in share]
+    skipped = sorted(reason for _, reason in broken)
+    if broken and strict:
+        raise ArgumentError(
+            f"{skipped[0]}; {len(broken)} of {len(where)} files are so: delete them and run again, to draw them anew"
+        )
+    lost = {i for i, _ in broken}
+    return [i for i in range(len(sets[0])) if i not in lost], skipped
+
+
+def _look(reader: Reader, folder: Path, samples: Sequence[Sample], processes: Processes) -> Columns:
     """All columns of these samples, each process having looked at its share."""
     mine = processes.share(samples)
-    paths = [folder / sample.image for sample in mine]
-    columns: dict[str, Features] = {}
-    if mine:
-        columns |= reader.features(paths)
-        if with_scores:
-            columns |= reader.scores(paths, [sample.prompt for sample in mine])
+    columns = reader.look([folder / sample.file for sample in mine], [sample.prompt for sample in mine])
     shares = processes.gather(columns)
     names = list(shares[0])  # the first process has a share whenever there is any
     found = {name: np.stack(processes.whole([list(share.get(name, ())) for share in shares])) for name in names}
-    if "entropy of samples" in reader.columns:
-        found["entropy of samples"] = np.array([np.nan if s.entropy is None else s.entropy for s in samples])
+    for name in ("entropy", "nll"):
+        values: list[float | None] = [getattr(sample, name) for sample in samples]
+        if f"{name} of samples" in reader.columns:
+            known = [value for value in values if value is not None]
+            if len(known) < len(values):
+                raise ArgumentError(f"metric {name!r} is not possible: this model's pipeline does not measure it")
+            found[f"{name} of samples"] = np.array(known)
     return found
 
 
-def _from_disk(path: Path, reader: Reader, name: str) -> Reference:
-    if path.is_file():
-        from mmspec.metrics.extractors.extractor import identity
+def _reference(metric: Metric, columns: Mapping[str, Features], reader: Reader) -> Reference:
+    features = columns[metric.column]
+    if metric.family == "logmel":
+        return Reference(pooled(features))
+    return reference_of(features, reader.identity(metric))
 
-        return load_reference(path, identity(reader.extractors[name]))
-    return reference_of(reader.features(list_pictures(path))[name], name)
+
+def from_disk(path: Path, reader: Reader, metric: Metric) -> Reference:
+    """The reference that an .npz or a folder makes. **Raises:** `ArgumentError` when there is none to be had."""
+    if path.is_file():
+        return load_reference(path, reader.identity(metric))
+    return _reference(metric, reader.look(list_media(path, "--reference"), None), reader)
 
 
 def _row(
@@ -131,8 +172,9 @@ def _row(
     drawn: Sequence[Sequence[Sample]],
     found: Mapping[str, Sequence[Quality]],
     gate: Callable[[Recipe], Conformity],
+    batch: int,
 ) -> Row:
     recipe = parse(name)
     passed = gate(recipe).ok if recipe.exact else None
-    speed = speed_of(drawn[index], drawn[0], passed)
+    speed = speed_of(drawn[index], drawn[0], passed, batch)
     return Row(name, recipe.exact, passed, speed, {metric: values[index] for metric, values in found.items()})

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
-
-from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.journal import Journal, Key, Sample, image_path
+from mmspec.metrics.evaluation.journal import Journal, Key, Sample, sample_path
+from mmspec.metrics.evaluation.media import Medium, Recording, media_of, suffix_of, write_medium
 from mmspec.metrics.evaluation.processes import Processes
-from mmspec.metrics.pipe import Output, Pipe
+from mmspec.metrics.pipe import Pipe
 from mmspec.recipes import parse
-from mmspec.vision.png import write_png
+from mmspec.rows import Step
+from mmspec.stats import RowStats, Stats
 
 OTHER_SEEDS = 2**40  # added to the seeds of the plain samples that serve as reference: nobody asks for those
 Unit = tuple[str, int]  # prompt, seed
@@ -26,29 +27,44 @@ def units(config: Config) -> list[Unit]:
     return list(product(config.prompts, config.seeds))
 
 
-def keys(config: Config, needs_reference: bool) -> list[list[Key]]:
-    """The samples of each unit; with the plain one of another seed where distances need a reference."""
-    found = []
-    for prompt, seed in units(config):
-        own: list[Key] = [(recipe, prompt, seed) for recipe in config.recipes]
-        if needs_reference:
-            own.append(("plain", prompt, seed + OTHER_SEEDS))
-        found.append(own)
-    return found
+def keys(config: Config, needs_reference: bool) -> list[list[list[Key]]]:
+    """The samples to draw: groups of units that go into one call, in each a list per recipe.
+
+    Where distances need a reference there is one list more, plain decoding by other seeds.
+    """
+    asked = [(recipe, 0) for recipe in config.recipes]
+    if needs_reference:
+        asked.append(("plain", OTHER_SEEDS))
+    every = units(config)
+    groups = [every[first : first + config.batch] for first in range(0, len(every), config.batch)]
+    return [
+        [[(recipe, prompt, seed + offset) for prompt, seed in group] for recipe, offset in asked] for group in groups
+    ]
+
+
+@dataclass
+class _Call:
+    """A call and what was seen of it: seconds until the first tokens, and what each target call gave each row."""
+
+    media: list[Medium]
+    stats: Stats
+    seconds: float
+    first: float
+    gains: list[list[int]]
 
 
 def generate(
     pipe: Pipe,
     config: Config,
     folder: Path,
-    wanted: Sequence[Sequence[Key]],
+    wanted: Sequence[Sequence[Sequence[Key]]],
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
 ) -> None:
-    """Draws this process's share of what is not finished yet, one picture per call.
+    """Draws this process's share of what is not finished yet, `config.batch` samples per call.
 
-    Recipes take turns on each prompt and seed, in rotating order, so that a machine that speeds up or slows down does
-    so for all of them. The first call of each is made twice and timed the second time.
+    Recipes take turns on each group of prompts and seeds, in rotating order, so that a machine that speeds up or slows
+    down does so for all of them. The first call of each is made twice and timed the second time.
 
     **Arguments:**
 
@@ -58,47 +74,82 @@ def generate(
     journal = Journal(folder, processes.rank)
     done = journal.read()
     warm: set[str] = set()
-    for i, own in processes.share(list(enumerate(wanted))):
-        turn = i % len(own)
-        for key in [*own[turn:], *own[:turn]]:
-            if key not in done:
-                if key[0] not in warm:
-                    _draw(pipe, config, key)
-                    warm.add(key[0])
-                start = time.perf_counter()
-                out = _draw(pipe, config, key)
-                journal.append(_write(folder, key, out, time.perf_counter() - start))
+    for i, lists in processes.share(list(enumerate(wanted))):
+        turn = i % len(lists)
+        for asked in [*lists[turn:], *lists[:turn]]:
+            missing = [key for key in asked if key not in done]
+            if missing:
+                if missing[0][0] not in warm:
+                    _draw(pipe, config, missing)
+                    warm.add(missing[0][0])
+                journal.append(_write(folder, missing, _draw(pipe, config, missing)))
             if on_sample is not None:
-                on_sample(key)
+                for key in asked:
+                    on_sample(key)
 
 
-def _draw(pipe: Pipe, config: Config, key: Key) -> Output:
-    recipe, prompt, seed = key
-    return pipe([prompt], recipe=parse(recipe), seed=seed, measure_entropy=config.entropy, **config.sampling)
+def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
+    """One call for keys of one recipe."""
+    recipe = parse(asked[0][0])
+    prompts, seeds = [prompt for _, prompt, _ in asked], [seed for _, _, seed in asked]
+    lengths, gains = [0] * len(asked), [[] for _ in asked]  # type: tuple[list[int], list[list[int]]]
+    first: list[float] = []
+    start = time.perf_counter()
+
+    def on_step(step: Step) -> None:
+        if not first:
+            first.append(time.perf_counter() - start)
+        for i, tokens in enumerate(step.tokens):
+            if len(tokens) > lengths[i]:
+                gains[i].append(len(tokens) - lengths[i])
+                lengths[i] = len(tokens)
+
+    options: dict[str, Any] = {**config.sampling, "measure_entropy": config.entropy, "on_step": on_step}
+    out = pipe(prompts, recipe=recipe, seed=seeds, **options)
+    seconds = time.perf_counter() - start
+    return _Call(media_of(out, len(asked)), out.stats, seconds, first[0] if first else seconds, gains)
 
 
-def _write(folder: Path, key: Key, out: Output, seconds: float) -> Sample:
-    """The picture goes to the disk before the line that says it is there."""
-    recipe, prompt, seed = key
-    picture = out.images[0]
-    if not isinstance(picture, Image.Image):
-        raise ArgumentError(f"the model gives {type(picture).__name__}, not pictures; it has no tokenizer")
-    path = image_path(*key)
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    write_png(picture.convert("RGB"), folder / path, {"prompt": prompt, "seed": str(seed), "recipe": recipe})
-    stats = out.stats
-    return Sample(
-        recipe=recipe,
-        prompt=prompt,
-        seed=seed,
-        image=path.as_posix(),
-        seconds=seconds,
-        parts=stats.seconds_by_part,
-        nfe=stats.nfe,
-        tokens=stats.tokens,
-        row_calls=stats.tokens / stats.tokens_per_call,
-        peak_memory=stats.peak_memory,
-        tv_bound=stats.tv_bound,
-        entropy=stats.entropy,
-        acceptance=stats.acceptance,
-    )
+def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:
+    """The files go to the disk before the lines that say they are there."""
+    stats, count = call.stats, len(asked)
+    # A pipeline that adds up calls of its own may not tell rows apart: they then count alike.
+    even = RowStats(
+        stats.tokens // count, round(stats.tokens / stats.tokens_per_call / count), stats.tv_bound, stats.entropy,
+        stats.nll,
+    )  # fmt: skip
+    rows = stats.rows if len(stats.rows) == count else [even] * count
+    samples = []
+    for (recipe, prompt, seed), medium, row, gains in zip(asked, call.media, rows, call.gains, strict=True):
+        path = sample_path(recipe, prompt, seed, suffix_of(medium))
+        write_medium(medium, folder / path, {"prompt": prompt, "seed": str(seed), "recipe": recipe})
+        sample = Sample(
+            recipe=recipe,
+            prompt=prompt,
+            seed=seed,
+            file=path.as_posix(),
+            seconds=call.seconds / count,
+            latency=call.seconds,
+            first=call.first,
+            parts={part: seconds / count for part, seconds in stats.seconds_by_part.items()},
+            tokens=row.tokens,
+            calls=row.calls,
+            gains=gains,
+            peak_memory=stats.peak_memory,
+            tv_bound=row.tv_bound,
+            entropy=row.entropy,
+            nll=row.nll,
+            acceptance=stats.acceptance,
+            grid=_grid(medium, row.tokens),
+            length=medium.seconds if isinstance(medium, Recording) else None,
+        )
+        samples.append(sample)
+    return samples
+
+
+def _grid(medium: Medium, tokens: int) -> int | None:
+    """Tokens per row of a picture whose tokens are a grid of its proportions."""
+    if isinstance(medium, Recording):
+        return None
+    width = round((tokens * medium.width / medium.height) ** 0.5)
+    return width if width and width * round(width * medium.height / medium.width) == tokens else None

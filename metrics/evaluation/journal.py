@@ -16,37 +16,45 @@ Key = tuple[str, str, int]  # recipe, prompt, seed
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture and what it cost; see `mmspec.stats.Stats`.
+    """One picture or recording and what it cost; see `mmspec.stats.Stats`.
 
-    - `image`: its path inside the results folder.
-    - `seconds`: wall-clock of the whole call, from prompt to picture.
-    - `row_calls`: target calls of its row.
+    - `file`: its path inside the results folder.
+    - `seconds`: its share of the wall-clock of its call, from prompt to file's content; `parts`: of the decoding.
+    - `latency`: of the whole call; `first`: until its first tokens were there.
+    - `calls`: target calls it took part in; `gains`: what each of them gave it, where the pipeline tells.
+    - `grid`: tokens per row of the picture; None where its tokens are no grid, as those of sound.
+    - `length`: seconds of sound; None for a picture.
     """
 
     recipe: str
     prompt: str
     seed: int
-    image: str
+    file: str
     seconds: float
+    latency: float
+    first: float
     parts: dict[str, float]
-    nfe: int
     tokens: int
-    row_calls: float
+    calls: float
+    gains: list[int]
     peak_memory: int
     tv_bound: float
     entropy: float | None
+    nll: float | None
     acceptance: list[float | None]
+    grid: int | None
+    length: float | None
 
     @property
     def key(self) -> Key:
         return self.recipe, self.prompt, self.seed
 
 
-def image_path(recipe: str, prompt: str, seed: int) -> Path:
-    """Where the picture of a sample lies inside the results folder: names that no file system minds."""
+def sample_path(recipe: str, prompt: str, seed: int, suffix: str = ".png") -> Path:
+    """Where the file of a sample lies inside the results folder: names that no file system minds."""
     readable = "".join(c if c.isalnum() or c in "+.-" else "_" for c in recipe)
     names = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in (recipe, prompt)]
-    return Path("images") / f"{readable}-{names[0]}" / f"{names[1]}-{seed}.png"
+    return Path("samples") / f"{readable}-{names[0]}" / f"{names[1]}-{seed}{suffix}"
 
 
 class Journal:
@@ -57,7 +65,7 @@ class Journal:
         self.path = folder / f"samples-{rank}.jsonl"
 
     def read(self) -> dict[Key, Sample]:
-        """Finished samples whose pictures are there. A line that was cut off is none.
+        """Finished samples whose files are there. A line that was cut off is none.
 
         **Raises:** `ArgumentError` for a whole line that is no sample.
         """
@@ -69,17 +77,20 @@ class Journal:
                     sample = Sample(**values)
                 except (ValueError, TypeError) as error:
                     raise ArgumentError(f"'{path}' line {number} is no sample: {error}; delete the line") from error
-                if (self.folder / sample.image).is_file():
+                if (self.folder / sample.file).is_file():
                     found[sample.key] = sample
         return found
 
-    def append(self, sample: Sample) -> None:
-        """Adds a line and waits until it is on the disk. **Raises:** `ArgumentError` when the system refuses."""
-        line = json.dumps(asdict(sample)).encode() + b"\n"
+    def append(self, samples: list[Sample]) -> None:
+        """Adds a line for each and waits until they are on the disk.
+
+        **Raises:** `ArgumentError` when the system refuses.
+        """
+        lines = b"".join(json.dumps(asdict(sample)).encode() + b"\n" for sample in samples)
         try:
             with self.path.open("ab+") as file:
                 file.truncate(self._whole(file.tell()))
-                file.write(line)
+                file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

@@ -1,16 +1,20 @@
 """The metrics of an evaluation by name, each with its interval and its paired difference from plain decoding.
 
-| name | what |
-|---|---|
-| `attributes`, `captions` | on `shapes`: share of stated attributes shown, share of prompts shown wholly |
-| `clip` | CLIP score, needs weights of CLIP |
-| `cmmd` | CMMD to the reference, needs weights of CLIP |
-| `fid`, `kid`, `is` | as everybody defines them, need weights of Inception |
-| `fd@X`, `kd@X` | Frechet and kernel distance over features of extractor X |
-| `precision@X`, `recall@X` | shares of pictures covered, over features of X |
-| `entropy` | bits per token of the target's law; measuring it makes every call slower |
+| name | of | what |
+|---|---|---|
+| `attributes`, `captions` | pictures | on `shapes`: share of stated attributes shown, share of prompts shown wholly |
+| `clip` | pictures | CLIP score, needs weights of CLIP |
+| `cmmd` | pictures | CMMD to the reference, needs weights of CLIP |
+| `fid`, `kid`, `is` | pictures | as everybody defines them, need weights of Inception |
+| `wer`, `cer` | speech | word and character error rate, heard by Whisper |
+| `speaker` | speech | cosine of voices by WavLM, with the reference's recording of the same prompt, or its only one |
+| `clap` | sound | CLAP score, needs weights of CLAP |
+| `logmel` | sound | Frechet distance of log-mel frames to the reference; needs no weights |
+| `fd@X`, `kd@X` | both | Frechet and kernel distance over features of extractor X |
+| `precision@X`, `recall@X` | both | shares of samples covered, over features of X |
+| `entropy`, `nll` | both | bits per token, of the target's law and of what was emitted; slow calls down a little |
 
-Intervals of distances are over the recipe's pictures, the reference as it is.
+Intervals of distances are over the recipe's samples, the reference as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.cmmd import cmmd
-from mmspec.metrics.extractors.names import check_extractor
+from mmspec.metrics.extractors.names import NAMES, SOUNDS, check_extractor
 from mmspec.metrics.features import Features
 from mmspec.metrics.frechet import frechet_distance, rooted
 from mmspec.metrics.inception_score import inception_score
@@ -30,12 +34,18 @@ from mmspec.metrics.interval import Index, Interval, Resampled, Statistic, resam
 from mmspec.metrics.kid import kid
 from mmspec.metrics.manifold import coverage
 from mmspec.metrics.reference import Reference
+from mmspec.metrics.sound.log_mel_distance import pooled
+from mmspec.metrics.sound.speaker import speaker_similarity
 
 SET_RESAMPLES = 200  # of quantities that take long for each
-SAMPLE_METRICS = {"attributes": "", "captions": "", "entropy": "", "clip": "clip"}
-ALIASES = {"fid": "fd@inception", "kid": "kd@inception", "cmmd": "cmmd@clip", "is": "is@inception"}
+MEANS = {"attributes": "shapes", "captions": "shapes", "clip": "clip", "clap": "clap"}  # and their extractors
+LIKELIHOODS = ("entropy", "nll")
+RATES = {"wer": "whisper", "cer": "whisper"}  # of edits over what was wanted, all samples together
+ALIASES = {
+    "fid": "fd@inception", "kid": "kd@inception", "is": "is@inception", "cmmd": "cmmd@clip", "speaker": "speaker@wavlm",
+}  # fmt: skip
 FAMILIES = ("fd", "kd", "precision", "recall")
-HIGHER_IS_BETTER = ("attributes", "captions", "clip", "is", "precision", "recall")
+HIGHER_IS_BETTER = ("attributes", "captions", "clip", "clap", "is", "precision", "recall", "speaker")
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,8 @@ class Metric:
 
     @property
     def of_samples(self) -> bool:
-        """Whether it is a mean over samples, with no reference."""
-        return self.family in SAMPLE_METRICS
+        """Whether it is a mean or a rate over samples, with no reference."""
+        return self.family in (*MEANS, *LIKELIHOODS, *RATES)
 
     @property
     def needs_reference(self) -> bool:
@@ -60,7 +70,14 @@ class Metric:
         """Which of the columns of a `Table` it reads."""
         if self.of_samples:
             return f"{self.family} of samples"
-        return "logits" if self.family == "is" else self.extractor
+        return {"is": "logits", "logmel": "logmel"}.get(self.family, self.extractor)
+
+    @property
+    def of_sound(self) -> bool | None:
+        """Whether it is of sounds or of pictures; None for both."""
+        if self.family in LIKELIHOODS:
+            return None
+        return self.family == "logmel" or self.extractor in SOUNDS
 
     @property
     def higher_is_better(self) -> bool | None:
@@ -86,53 +103,89 @@ class Quality:
     difference: Interval | None
 
 
-def read_metric(name: str, weights: Mapping[str, str]) -> Metric:
-    """The metric of that name. **Raises:** `UnknownNameError`, or `ArgumentError` when weights are not named."""
+def read_metric(name: str) -> Metric:
+    """The metric of that name. **Raises:** `UnknownNameError`."""
     family, at, extractor = ALIASES.get(name, name).partition("@")
-    if name in SAMPLE_METRICS:
-        extractor = SAMPLE_METRICS[name]
+    plain = {**MEANS, **RATES, **dict.fromkeys((*LIKELIHOODS, "logmel"), "")}
+    if name in plain:
+        extractor = plain[name]
     elif name not in ALIASES and (family not in FAMILIES or not at):
-        known = [*SAMPLE_METRICS, *ALIASES, *(f"{one}@EXTRACTOR" for one in FAMILIES)]
-        raise unknown_name("metric", name, known)
-    if extractor:
-        check_extractor(extractor, weights)
+        raise unknown_name("metric", name, [*plain, *ALIASES, *(f"{one}@EXTRACTOR" for one in FAMILIES)])
+    if extractor and extractor not in NAMES:
+        raise unknown_name("extractor", extractor, NAMES)
     return Metric(name, family, extractor)
+
+
+def read_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -> list[Metric]:
+    """The metrics of those names, for so many samples.
+
+    **Raises:** `UnknownNameError`, or `ArgumentError` when weights are not named, samples are too few, or metrics of
+    pictures are mixed with metrics of sound.
+    """
+    found = [read_metric(name) for name in names]
+    for metric in found:
+        if metric.extractor:
+            check_extractor(metric.extractor, weights)
+        check_count(metric, count)
+    kinds = {metric.of_sound: metric.name for metric in found if metric.of_sound is not None}
+    if len(kinds) > 1:
+        raise ArgumentError(f"metric {kinds[True]!r} is of sound and {kinds[False]!r} of pictures; ask for one kind")
+    return found
 
 
 def check_count(metric: Metric, count: int) -> None:
     """**Raises:** `ArgumentError` when so many samples are too few for the metric and its interval."""
-    least = 2 if metric.of_samples or metric.family == "is" else 4
+    least, why = 2, "its interval is taken of draws of them"
+    if metric.needs_reference and metric.family != "speaker":
+        least, why = 4, "its interval is taken of halves of them, and a half needs 2"
+    if metric.family in ("precision", "recall"):
+        least, why = 4, "it asks for the third nearest neighbour of each"
     if count < least:
         raise ArgumentError(
-            f"metric {metric.name!r} needs at least {least} samples (prompts times seeds), its interval is taken of "
-            f"halves or draws of them; there {'is' if count == 1 else 'are'} {count}"
+            f"metric {metric.name!r} needs at least {least} samples (prompts times seeds): {why}; "
+            f"there {'is' if count == 1 else 'are'} {count}"
         )
 
 
 def measure(metric: Metric, table: Table, reference: Reference | None) -> Resampled:
-    """The metric of one recipe's samples, and of their resamples.
+    """The metric of one set of samples, and of their resamples.
 
     **Raises:** `ArgumentError` for too few samples, or a reference that lacks what the metric reads.
     """
     found = table[metric.column]
     count = len(found)
     check_count(metric, count)
+    if metric.family in RATES:
+        return _rate(found)
     if metric.of_samples:
         return _means(found)
     if metric.family == "is":
         return _halves(lambda index: inception_score(found[index], splits=1)[0], count)
     assert reference is not None
-    if metric.family == "fd":
+    if metric.family in ("fd", "logmel"):
         other = rooted(reference.gaussian, "reference")
+        if metric.family == "logmel":
+            return _halves(lambda index: frechet_distance(pooled(found[index]), other), count)
         return _halves(lambda index: frechet_distance(found[index], other), count)
     features = reference.features
     if features is None:
         raise ArgumentError(f"metric {metric.name!r} needs the reference's features, and its file has statistics only")
+    if metric.family == "speaker":
+        return _means(speaker_similarity(found, _voices(features, count)))
     if metric.family in ("kd", "cmmd"):
         distance = cmmd if metric.family == "cmmd" else _kid
         return _halves(lambda index: distance(found[index], features), count)
     covered = coverage(found, features)
     return _means((covered.generated if metric.family == "precision" else covered.reference).astype(np.float64))
+
+
+def _voices(features: Features, count: int) -> Features:
+    if len(features) not in (1, count):
+        raise ArgumentError(
+            f"metric 'speaker' compares each sample with its own voice: the reference must hold one recording, or "
+            f"{count} in the order of the samples; it holds {len(features)}"
+        )
+    return np.broadcast_to(features, (count, features.shape[1]))
 
 
 def _kid(generated: Features, reference: Features) -> float:
@@ -146,12 +199,28 @@ def _means(values: Features) -> Resampled:
     return resample(mean, len(values))
 
 
+def _rate(edits: Features) -> Resampled:
+    """Of edits and what was wanted, [N, 2]."""
+
+    def rate(index: Index) -> float:
+        wrong, wanted = edits[index].sum(0)
+        return float(wrong / max(wanted, 1))
+
+    return resample(rate, len(edits))
+
+
 def _halves(statistic: Statistic, count: int) -> Resampled:
     return resample(statistic, count, halves=True, resamples=SET_RESAMPLES)
 
 
-def compare(metric: Metric, tables: Sequence[Table], reference: Reference | None, extractor: str = "") -> list[Quality]:
-    """The metric of every recipe; the first is plain decoding, and has no difference.
+def compare(
+    metric: Metric, tables: Sequence[Table], reference: Reference | None, extractor: str = "", paired: bool = True
+) -> list[Quality]:
+    """The metric of every set; the first is what the others are compared with, and has no difference.
+
+    **Arguments:**
+
+    - `paired`: sample i of each set is of the same prompt and seed; otherwise no differences are told.
 
     **Raises:** `ArgumentError` as `measure`.
     """
@@ -159,6 +228,6 @@ def compare(metric: Metric, tables: Sequence[Table], reference: Reference | None
     compared: list[Quality] = []
     for i, (one, table) in enumerate(zip(found, tables, strict=True)):
         own = one.interval()
-        difference = one.minus(found[0]).interval() if i else None
+        difference = one.minus(found[0]).interval() if i and paired else None
         compared.append(Quality(own.value, own.low, own.high, len(table[metric.column]), extractor, difference))
     return compared

@@ -13,21 +13,22 @@ from typing import Any
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.evaluate import Row
+from mmspec.metrics.evaluation.evaluate import Found
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE, CSV_FILE = "results.json", "results.csv"
 
 Record = dict[str, Any]
 
 
-def record_of(config: Config, rows: Sequence[Row], environment: Mapping[str, Any]) -> Record:
-    """Everything in one JSON object: `schema_version`, `config`, `environment` and `rows`."""
+def record_of(config: Config, found: Found, environment: Mapping[str, Any]) -> Record:
+    """Everything in one JSON object: `schema_version`, `config`, `environment`, `skipped` and `rows`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.to_dict(),
         "environment": dict(environment),
-        "rows": [asdict(row) for row in rows],
+        "skipped": found.skipped,
+        "rows": [asdict(row) for row in found.rows],
     }
 
 
@@ -65,11 +66,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     speed = row["speed"]
     flat = {key: row[key] for key in ("recipe", "exact", "gate")}
-    flat |= {key: speed[key] for key in ("samples", "nfe", "tokens_per_call")}
-    flat |= _ends("speedup", speed["speedup"])
-    flat |= {f"{key}_seconds": speed[key] for key in ("p50", "p95")}
+    flat |= {key: speed[key] for key in ("samples", "nfe")}
+    flat |= _ends("tokens_per_call", speed["tokens_per_call"]) | _ends("speedup", speed["speedup"])
+    flat |= {"seconds": speed["seconds"]} | {f"{key}_seconds": speed[key] for key in ("p50", "p95", "first")}
     flat |= {f"{part}_seconds": seconds for part, seconds in speed["parts"].items()}
-    flat |= {key: speed[key] for key in ("peak_memory", "tv_bound")}
+    flat |= {key: speed[key] for key in ("real_time", "peak_memory", "tv_bound")}
     for name, quality in row["quality"].items():
         flat |= _ends(name, quality) | {f"{name}_n": quality["n"], f"{name}_extractor": quality["extractor"]}
         flat |= _ends(f"{name}_difference", quality["difference"])
@@ -87,7 +88,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [["recipe", "law", "tokens/call", "speed-up", "p50 s", "TV bound", *names]]
     for row in rows:
         speed = row["speed"]
-        cells = [f"{speed['tokens_per_call']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
+        cells = [f"{speed['tokens_per_call']['value']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
         bound = "-" if row["exact"] else f"{speed['tv_bound']:.3f}"
         lines.append([row["recipe"], law(row), *cells, bound, *(short(row["quality"][name]) for name in names)])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -108,10 +109,12 @@ def law(row: Mapping[str, Any]) -> str:
 
 
 def short(interval: Mapping[str, Any] | None) -> str:
-    """`1.23 [1.20, 1.26]`, with as many digits as tell the ends apart; "-" for none."""
+    """`1.23 [1.20, 1.26]`, with as many digits as tell the ends apart, tiny ones as `2.5e-07`; "-" for none."""
     if interval is None:
         return "-"
     width = interval["high"] - interval["low"]
     nothing = width <= 1e-9 * max(1.0, abs(interval["value"]))
-    digits = 3 if nothing else next((d for d in (2, 3, 4, 5) if width * 10**d >= 5), 6)
+    digits = 3 if nothing else next((d for d in (2, 3, 4, 5) if width * 10**d >= 5), 0)
+    if not digits:
+        return f"{interval['value']:.3g} [{interval['low']:.3g}, {interval['high']:.3g}]"
     return f"{interval['value']:.{digits}f} [{interval['low']:.{digits}f}, {interval['high']:.{digits}f}]"

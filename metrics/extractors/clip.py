@@ -37,7 +37,7 @@ class ClipExtractor:
     @torch.no_grad()
     def __call__(self, images: Images) -> Features:
         """Projected embeddings of pictures, float64 [B, D], of any length."""
-        return _embedding(self.model.get_image_features(pixel_values=pixels(self.processor, images, self.model.device)))
+        return embedding(self.model.get_image_features(pixel_values=pixels(self.processor, images, self.model.device)))
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str], batch: int = 64) -> Features:
@@ -52,11 +52,12 @@ class ClipExtractor:
                 max_length=longest,
                 return_tensors="pt",
             ).to(self.model.device)
-            parts.append(_embedding(self.model.get_text_features(**tokens)))
+            parts.append(embedding(self.model.get_text_features(**tokens)))
         return np.concatenate(parts)
 
 
-def _embedding(output: Any) -> Features:
+def embedding(output: Any) -> Features:
+    """The projected embeddings in what transformers gives, float64 [B, D]."""
     # Some releases of transformers return the projected embedding itself, others in a field named for the unprojected.
     found = output if isinstance(output, torch.Tensor) else output.pooler_output
     return np.asarray(found.double().cpu().numpy())

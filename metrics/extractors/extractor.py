@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +16,8 @@ from mmspec.metrics.features import Features
 Images = NDArray[np.uint8]
 
 
-class Extractor(Protocol):
-    """Makes features of pictures.
+class Named(Protocol):
+    """What tells one network from another.
 
     - `name`: how a metric names it, such as "clip".
     - `fingerprint`: changes when its weights do; features of different fingerprints must not be compared.
@@ -29,18 +29,28 @@ class Extractor(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+
+class Extractor(Named, Protocol):
+    """Makes features of pictures."""
+
     def __call__(self, images: Images) -> Features:
         """Features float64 [B, D] of pictures uint8 [B, H, W, 3]; a picture's do not depend on its batch."""
         ...
 
 
-def identity(extractor: Extractor) -> str:
+def identity(extractor: Named) -> str:
     """Name and fingerprint in one word, as results and reference files hold it."""
     return f"{extractor.name}-{extractor.fingerprint}"
 
 
-def extract(extractor: Extractor, images: Iterable[Images], batch: int = 32) -> Features:
+def extract(
+    extractor: Extractor, images: Iterable[Images], batch: int = 32, names: Sequence[str] | None = None
+) -> Features:
     """Features [N, D] of pictures uint8 [H, W, 3], which need not all be in memory at once.
+
+    **Arguments:**
+
+    - `names`: what a picture is called in messages; None numbers them.
 
     **Raises:** `ArgumentError` when there is none, or one is not what the first one is.
     """
@@ -50,8 +60,9 @@ def extract(extractor: Extractor, images: Iterable[Images], batch: int = 32) -> 
     for i, image in enumerate(images):
         shape = image.shape if shape is None else shape
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape != shape or image.shape[2] != 3:
+            name = str(i) if names is None else repr(names[i])
             raise ArgumentError(
-                f"image {i} is {image.dtype} {list(image.shape)}; all must be uint8 [H, W, 3] of one size, "
+                f"image {name} is {image.dtype} {list(image.shape)}; all must be uint8 [H, W, 3] of one size, "
                 f"the first is {list(shape)}"
             )
         waiting.append(image)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.extractors.extractor import Extractor
+from mmspec.metrics.extractors.sound import SoundExtractor
 
-NAMES = ("shapes", "inception", "clip", "dinov2")
+PICTURES = ("shapes", "inception", "clip", "dinov2")
+SOUNDS = ("clap", "wavlm", "whisper")
+NAMES = (*PICTURES, *SOUNDS)
 
 
 def check_extractor(name: str, weights: Mapping[str, str]) -> None:
@@ -20,17 +24,20 @@ def check_extractor(name: str, weights: Mapping[str, str]) -> None:
 
 
 def make_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> Extractor:
-    """The extractor of that name. **Raises:** as `check_extractor`, and `ModelError` when it cannot be loaded.
+    """The extractor of pictures of that name.
 
     **Arguments:**
 
     - `weights`: by extractor, the folder, file or Hub id to load; `shapes` needs none.
+
+    **Raises:** as `check_extractor`, and `ModelError` when it cannot be loaded.
     """
     check_extractor(name, weights)
     if name == "shapes":
+        from mmspec.metrics.attributes import read_classifier
         from mmspec.metrics.extractors.shapes import ShapesExtractor
 
-        return ShapesExtractor()
+        return ShapesExtractor(read_classifier(Path(weights[name])) if weights.get(name) else None)
     if name == "clip":
         from mmspec.metrics.extractors.clip import ClipExtractor
 
@@ -42,3 +49,19 @@ def make_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -
     from mmspec.metrics.extractors.inception import InceptionExtractor
 
     return InceptionExtractor(weights[name], device)
+
+
+def make_sound_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> SoundExtractor:
+    """The extractor of sounds of that name. **Raises:** as `make_extractor`."""
+    check_extractor(name, weights)
+    if name == "clap":
+        from mmspec.metrics.extractors.clap import ClapExtractor
+
+        return ClapExtractor(weights[name], device)
+    if name == "wavlm":
+        from mmspec.metrics.extractors.wavlm import WavLMExtractor
+
+        return WavLMExtractor(weights[name], device)
+    from mmspec.metrics.extractors.whisper import WhisperExtractor
+
+    return WhisperExtractor(weights[name], device)

@@ -7,29 +7,37 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-WIDTH, HEIGHT = 640, 400
-LEFT, RIGHT, TOP, BOTTOM = 74, 18, 16, 52
-COLOURS = ("#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#6b7280")
+WIDTH, HEIGHT = 480, 340
+LEFT, RIGHT, TOP, BOTTOM = 66, 20, 18, 50
+COLOURS = (
+    "#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#7a5c3e", "#6aa84f", "#c0362c",
+    "#5b6bd6", "#8a8f98",
+)  # fmt: skip
 Span = tuple[float, float, float]  # value, low, high
 _Place = Callable[[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A recipe: its family, which gives the colour, its speed-up and its quality."""
+    """A recipe: its family, which gives the colour and joins points, its speed and its quality.
+
+    `exact` recipes are drawn as diamonds; `mark` is written beside the point.
+    """
 
     name: str
     family: str
     x: Span
     y: Span
+    exact: bool = False
+    mark: str = ""
 
 
-def chart(points: Sequence[Point], label: str, higher_is_better: bool | None) -> str:
-    """The SVG element.
+def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_label: str = "speed-up") -> str:
+    """The SVG element in its figure.
 
     **Arguments:**
 
-    - `label`: what the vertical axis shows; the horizontal one shows the speed-up.
+    - `label`, `x_label`: what the vertical and the horizontal axis show; more of the latter is better.
     - `higher_is_better`: of the vertical axis, for the front; None draws none.
     """
     xs, ys = _ticks([v for p in points for v in p.x]), _ticks([v for p in points for v in p.y])
@@ -40,29 +48,40 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None) ->
             HEIGHT - BOTTOM - (y - ys[0]) / (ys[-1] - ys[0]) * (HEIGHT - TOP - BOTTOM),
         )
 
-    parts = [*_axes(xs, ys, label, at)]
+    parts = [*_axes(xs, ys, label, x_label, at)]
     if higher_is_better is not None:
         corners = [at(p.x[0], p.y[0]) for p in front(points, higher_is_better)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
         parts.append(f'<polyline class="front" points="{line}"/>')
     families = list(dict.fromkeys(p.family for p in points))
-    for p in points:
-        colour = COLOURS[families.index(p.family) % len(COLOURS)]
-        x, y = at(p.x[0], p.y[0])
-        (left, _), (right, _) = at(p.x[1], p.y[0]), at(p.x[2], p.y[0])
-        (_, low), (_, high) = at(p.x[0], p.y[1]), at(p.x[0], p.y[2])
-        title = f"{p.name}: speed-up {_span(p.x)}, {label} {_span(p.y)}"
-        parts.append(
-            f'<g style="color:{colour}"><title>{escape(title)}</title>'
-            f'<path class="bar" d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"/>'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"/></g>'
-        )
+    colours = {family: COLOURS[i % len(COLOURS)] for i, family in enumerate(families)}
+    for family in families:
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x[0], p.y[0]) for p in points if p.family == family))
+        if " " in line:
+            parts.append(f'<polyline class="sweep" style="color:{colours[family]}" points="{line}"/>')
+    parts += [_point(p, colours[p.family], label, x_label, at) for p in points]
     legend = "".join(
-        f'<span><i style="background:{COLOURS[i % len(COLOURS)]}"></i>{escape(family)}</span>'
-        for i, family in enumerate(families)
+        f'<span><i style="background:{colours[family]}"></i>{escape(family)}</span>' for family in families
     )
-    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)} against speed-up">'
+    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{label} against {x_label}")}">'
     return f'<figure>{drawing}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
+
+
+def _point(p: Point, colour: str, label: str, x_label: str, at: _Place) -> str:
+    x, y = at(p.x[0], p.y[0])
+    (left, _), (right, _) = at(p.x[1], p.y[0]), at(p.x[2], p.y[0])
+    (_, low), (_, high) = at(p.x[0], p.y[1]), at(p.x[0], p.y[2])
+    title = f"{p.name}: {x_label} {_span(p.x)}, {label} {_span(p.y)}"
+    dot = (
+        f'<path class="dot" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
+        if p.exact
+        else f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
+    )
+    mark = f'<text class="mark" x="{x + 7:.1f}" y="{y - 6:.1f}">{escape(p.mark)}</text>' if p.mark else ""
+    return (
+        f'<g style="color:{colour}"><title>{escape(title)}</title>'
+        f'<path class="bar" d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"/>{dot}{mark}</g>'
+    )
 
 
 def front(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
@@ -75,30 +94,31 @@ def front(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
     return best[::-1]
 
 
-def _axes(xs: Sequence[float], ys: Sequence[float], label: str, at: _Place) -> list[str]:
+def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at: _Place) -> list[str]:
     parts = []
     for x in xs:
         px, _ = at(x, ys[0])
         parts.append(f'<path class="grid" d="M{px:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text x="{px:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:g}</text>')
+        parts.append(f'<text x="{px:.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{x:g}</text>')
     for y in ys:
         _, py = at(xs[0], y)
         parts.append(f'<path class="grid" d="M{LEFT} {py:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">speed-up</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{py + 4.5:.1f}" text-anchor="end">{y:g}</text>')
+    middle, centre = (TOP + HEIGHT - BOTTOM) / 2, (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{centre}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(
-        f'<text x="16" y="{middle}" transform="rotate(-90 16 {middle})" text-anchor="middle">{escape(label)}</text>'
+        f'<text class="axis" x="15" y="{middle}" transform="rotate(-90 15 {middle})" text-anchor="middle">'
+        f"{escape(label)}</text>"
     )
     return parts
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Five to ten round numbers that the values lie between."""
+    """Four to nine round numbers that the values lie between."""
     low, high = min(values), max(values)
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    raw = (high - low) / 5
+    raw = (high - low) / 4
     power = 10.0 ** floor(log10(raw))
     step = power * max(m for m in (1, 2, 5) if m * power <= raw)
     first, last = floor(low / step), ceil(high / step)

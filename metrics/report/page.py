@@ -1,123 +1,203 @@
-"""The page: what was measured, as curves, a table and pictures side by side."""
+"""The page: what was measured, as curves, tables, and samples side by side; of one run, or of several."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from mmspec.files import replacing
-from mmspec.metrics.evaluation.journal import image_path
 from mmspec.metrics.evaluation.quality import read_metric
 from mmspec.metrics.evaluation.results import law, short
 from mmspec.metrics.report.chart import Point, chart
+from mmspec.metrics.report.drafts import drafts
+from mmspec.metrics.report.samples import samples
 from mmspec.metrics.report.style import STYLE
 
 FILE = "report.html"
-SHOWN = 8  # prompts whose pictures are shown
-SIDE = 192  # px, larger pictures are shown smaller
 
 Record = Mapping[str, Any]
+PARTS = ("target", "drafter", "rule", "other")
+AXES = {"tokens_per_call": "tokens per target call", "speedup": "wall-clock speed-up"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results with the folder that they lie in; `name` tells them from others on one page."""
+
+    name: str
+    record: Record
+    folder: Path
 
 
 def write_report(record: Record, folder: Path) -> Path:
     """Writes the page of a results folder and returns its path; nothing it shows lies outside of it."""
-    path = folder / FILE
+    return write_page([Run("", record, folder)], folder / FILE)
+
+
+def write_page(runs: Sequence[Run], path: Path) -> Path:
+    """Writes the page of several runs and returns its path."""
     with replacing(path) as partial:
-        partial.write_text(page(record, folder), encoding="utf-8")
+        partial.write_text(page(runs), encoding="utf-8")
     return path
 
 
-def page(record: Record, folder: Path) -> str:
-    """The page as HTML that is well-formed XML too."""
-    config, rows = record["config"], record["rows"]
-    size = f"{len(config['prompts'])} prompts, {len(config['seeds'])} seeds each, {len(rows)} recipes"
-    head = f"<title>mmspec eval: {escape(config['model'])}</title><style>{escape(STYLE, quote=False)}</style>"
+def page(runs: Sequence[Run]) -> str:
+    """The page as HTML that is well-formed XML too; recipes carry the name of their run where there are several."""
+    rows = [_named(row, run.name) for run in runs for row in run.record["rows"]]
+    models = " and ".join(dict.fromkeys(Path(run.record["config"]["model"]).name for run in runs))
+    head = f"<title>mmspec eval: {escape(models)}</title><style>{STYLE}</style>"
     view = '<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'
     sections = [
-        f"<h1>{escape(config['model'])}: quality against speed</h1><p>{escape(size)}. Brackets and bars are 95 % "
-        "bootstrap intervals over prompts and seeds; a difference is paired with plain decoding of the same ones.</p>",
-        _charts(rows, config),
+        f"<header><h1>{escape(models)}: quality against speed</h1>",
+        *(f"<p>{escape(_summary(run))}</p>" for run in runs),
+        "</header>",
+        _charts(rows, runs),
         "<h2>Recipes</h2>" + _table(rows),
-        _differences(rows),
-        _samples(config, folder),
-        "<h2>Configuration</h2>" + _facts({k: v for k, v in config.items() if k != "prompts" and v is not None}),
-        "<h2>Environment</h2>" + _facts({k: v for k, v in record["environment"].items() if v is not None}),
+        "".join(_differences(run) for run in runs),
+        "<h2>Where the time goes</h2>" + _time(rows),
+        drafts(rows),
+        *(_head(run) + samples(run.record["config"], run.folder) for run in runs),
+        *(_facts(run) for run in runs),
     ]
     return f'<!DOCTYPE html>\n<html lang="en"><head>{view}{head}</head><body>{"".join(sections)}</body></html>\n'
 
 
-def _charts(rows: Sequence[Record], config: Record) -> str:
-    """A chart per metric; a recipe without a speed-up has no place in it."""
+def _named(row: Record, run: str) -> Record:
+    return {**row, "recipe": f"{run}: {row['recipe']}", "run": run} if run else {**row, "run": ""}
+
+
+def _head(run: Run) -> str:
+    return f"<h2>{escape(run.name)}</h2>" if run.name else ""
+
+
+def _summary(run: Run) -> str:
+    config = run.record["config"]
+    sizes = [
+        f"{len(config['prompts']):,} prompt{'s' if len(config['prompts']) > 1 else ''}",
+        f"{len(config['seeds'])} seed{'s' if len(config['seeds']) > 1 else ''} each",
+        f"{len(run.record['rows'])} recipes",
+        f"{config['batch']} per call",
+    ]
+    where = "plain decoding by other seeds" if config["reference"] == "plain" else config["reference"]
+    skipped = len(run.record["skipped"])
+    lost = f" {skipped} file{'s were' if skipped > 1 else ' was'} left out." if skipped else ""
+    return f"{run.name + ': ' if run.name else ''}{', '.join(sizes)}. Distances are measured to {where}.{lost}"
+
+
+def _metrics(runs: Sequence[Run]) -> list[str]:
+    """Those that every run has."""
+    return [n for n in runs[0].record["rows"][0]["quality"] if all(n in r.record["rows"][0]["quality"] for r in runs)]
+
+
+def _charts(rows: Sequence[Record], runs: Sequence[Run]) -> str:
+    """A chart per metric and axis of speed; a recipe without a speed-up has no place in it."""
     timed = [row for row in rows if row["speed"]["speedup"] is not None]
-    drawn = []
-    for name in rows[0]["quality"]:
-        metric = read_metric(name, {key: "-" for key in ("inception", "clip", "dinov2")})
-        points = [
-            Point(row["recipe"], row["recipe"].partition(":")[0], _span(row["speed"]["speedup"]), _span(found))
-            for row in timed
-            if (found := row["quality"][name])
-        ]
-        if points and metric.higher_is_better is not None:
-            better = "higher" if metric.higher_is_better else "lower"
-            drawn.append(chart(points, f"{name} ({better} is better)", metric.higher_is_better))
-    reference = "plain decoding by other seeds" if config["reference"] == "plain" else config["reference"]
-    note = f"Distances are measured to {reference}. The dashed line joins the recipes that none beats in both."
-    return f'<h2>Quality against speed</h2><p>{escape(note)}</p><div class="charts">{"".join(drawn)}</div>'
+    switches, panels = [], []
+    for i, (axis, x_label) in enumerate(AXES.items()):
+        checked = ' checked="checked"' if i == 0 else ""
+        switches.append(
+            f'<input type="radio" name="axis" id="by-{axis}"{checked}/><label for="by-{axis}">{x_label}</label>'
+        )
+        drawn = []
+        for name in _metrics(runs):
+            better = read_metric(name).higher_is_better
+            if better is None or not timed:
+                continue
+            points = [_point(row, axis, name) for row in timed]
+            drawn.append(chart(points, f"{name} ({'higher' if better else 'lower'} is better)", better, x_label))
+        panels.append(f'<div class="charts {axis}">{"".join(drawn)}</div>')
+    notes = [
+        "Bars are 95 % bootstrap intervals over prompts and seeds. Diamonds keep the model's distribution, circles do "
+        "not; the dashed line joins the recipes that none beats in both. Point at one for its numbers."
+    ]
+    sizes = {row["quality"][name]["n"] for row in rows for name in _metrics(runs)}
+    if len(sizes) > 1:
+        notes.append(f"Distances of different numbers of samples ({_listed(sizes)}) must not be compared.")
+    return (
+        f"<h2>Quality against speed</h2><p>{escape(' '.join(notes))}</p>"
+        f'<div class="switch">{"".join(switches)}{"".join(panels)}</div>'
+    )
+
+
+def _listed(sizes: set[int]) -> str:
+    return ", ".join(f"{size:,}" for size in sorted(sizes))
+
+
+def _point(row: Record, axis: str, metric: str) -> Point:
+    recipe = row["recipe"].removeprefix(f"{row['run']}: ")
+    name, _, knobs = recipe.partition(":")
+    family = f"{row['run']}: {name}" if row["run"] else name
+    mark = ",".join(setting.partition("=")[2] for setting in knobs.split(",")) if knobs else ""
+    return Point(row["recipe"], family, _span(row["speed"][axis]), _span(row["quality"][metric]), row["exact"], mark)
 
 
 def _table(rows: Sequence[Record]) -> str:
-    names = list(rows[0]["quality"])
-    heads = ["recipe", "law", "tokens/call", "NFE", "speed-up", "p50 s", "p95 s", "peak GB", "TV bound", *names]
+    names = list(dict.fromkeys(name for row in rows for name in row["quality"]))
+    sound = any(row["speed"]["real_time"] is not None for row in rows)
+    heads = ["recipe", "law", "tokens / call", "NFE", "speed-up", "p50 s", "p95 s", "first s"]
+    heads += [*(["real time"] if sound else []), "peak GB", "TV bound", *names]
     lines = []
     for row in rows:
         speed = row["speed"]
-        cells = [f"{speed['tokens_per_call']:.2f}", f"{speed['nfe']:.1f}", _marked(speed["speedup"])]
-        cells += [f"{speed['p50']:.3f}", f"{speed['p95']:.3f}", f"{speed['peak_memory'] / 1e9:.2f}"]
-        cells += ["-" if row["exact"] else f"{speed['tv_bound']:.4f}"]
-        cells += [_marked(row["quality"][name]) for name in names]
+        cells = [_marked(speed["tokens_per_call"]), f"{speed['nfe']:.1f}", _marked(speed["speedup"])]
+        cells += [f"{speed[key]:.3f}" for key in ("p50", "p95", "first")]
+        cells += ["-" if speed["real_time"] is None else f"{speed['real_time']:.2f}"] if sound else []
+        cells += [f"{speed['peak_memory'] / 1e9:.2f}", "-" if row["exact"] else f"{speed['tv_bound']:.4f}"]
+        cells += [_marked(row["quality"].get(name)) for name in names]
         kind = "text bad" if row["exact"] and not row["gate"] else "text"
         first = f'<td>{escape(row["recipe"])}</td><td class="{kind}">{escape(law(row))}</td>'
         lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return _grid(heads, lines)
 
 
-def _differences(rows: Sequence[Record]) -> str:
+def _differences(run: Run) -> str:
+    rows = run.record["rows"]
     names = list(rows[0]["quality"])
     lines = []
     for row in rows[1:]:
-        cells = [_marked(row["quality"][name]["difference"]) for name in names]
-        lines.append(f"<tr><td>{escape(row['recipe'])}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return "<h2>Difference from plain decoding</h2>" + _grid(["recipe", *names], lines) if lines else ""
+        cells = [_difference(name, row["quality"][name]["difference"]) for name in names]
+        lines.append(f"<tr><td>{escape(row['recipe'])}</td>{''.join(cells)}</tr>")
+    title = f"{run.name}: difference" if run.name else "Difference"
+    note = "Paired by prompt and seed. Coloured where the interval does not hold 0: red is worse, green better."
+    return (
+        f"<h2>{escape(title)} from plain decoding</h2><p>{note}</p>{_grid(['recipe', *names], lines)}" if lines else ""
+    )
 
 
-def _samples(config: Record, folder: Path) -> str:
-    """The first prompts under the first seed, recipe by recipe."""
-    recipes, seed = config["recipes"], config["seeds"][0]
+def _difference(metric: str, interval: Record | None) -> str:
+    better, kind = read_metric(metric).higher_is_better, ""
+    if interval is not None and better is not None and (interval["low"] > 0 or interval["high"] < 0):
+        kind = ' class="good"' if (interval["low"] > 0) == better else ' class="bad"'
+    return f"<td{kind}>{_marked(interval)}</td>"
+
+
+def _time(rows: Sequence[Record]) -> str:
+    """A bar per recipe: the seconds of a sample, split by part; what is left is prompts and pixels."""
+    longest = max(row["speed"]["seconds"] for row in rows)
     lines = []
-    for prompt in config["prompts"][:SHOWN]:
-        cells = [_picture(folder / image_path(recipe, prompt, seed), f"{recipe}: {prompt}") for recipe in recipes]
-        lines.append(f"<tr><th>{escape(prompt)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    heads = "".join(f"<th>{escape(name)}</th>" for name in ["", *recipes])
-    table = f'<table class="samples"><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return f'<h2>Side by side, seed {seed}</h2><div class="scroll">{table}</div>'
+    for row in rows:
+        speed = row["speed"]
+        pieces = {part: speed["parts"].get(part, 0.0) for part in PARTS}
+        pieces["rest"] = max(speed["seconds"] - sum(pieces.values()), 0.0)
+        spans = "".join(
+            f'<i class="{part}" style="width:{100 * seconds / longest:.2f}%" title="{part}: {seconds:.3f} s"></i>'
+            for part, seconds in pieces.items()
+        )
+        lines.append(
+            f'<div>{escape(row["recipe"])}</div><div class="time">{spans}<b>{speed["seconds"]:.3f} s</b></div>'
+        )
+    legend = "".join(f'<span><i class="{part}"></i>{part}</span>' for part in (*PARTS, "rest"))
+    note = "Seconds per sample; <i>rest</i> is reading the prompt and making pixels or sound of the tokens."
+    return f'<p>{note}</p><div class="legend">{legend}</div><div class="times">{"".join(lines)}</div>'
 
 
-def _picture(path: Path, description: str) -> str:
-    if not path.is_file():
-        return "-"
-    with Image.open(path) as picture:
-        small = picture.convert("RGB")
-        small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    data = io.BytesIO()
-    small.save(data, format="PNG", optimize=True)
-    code = base64.b64encode(data.getvalue()).decode()
-    return f'<img alt="{escape(description)}" src="data:image/png;base64,{code}"/>'
+def _facts(run: Run) -> str:
+    config, environment = run.record["config"], run.record["environment"]
+    lists = (("Configuration", {k: v for k, v in config.items() if k != "prompts"}), ("Environment", environment))
+    return _head(run) + "".join(f"<h2>{title}</h2>{_definitions(values)}" for title, values in lists)
 
 
 def _grid(heads: Sequence[str], lines: Sequence[str]) -> str:
@@ -126,8 +206,9 @@ def _grid(heads: Sequence[str], lines: Sequence[str]) -> str:
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def _facts(values: Record) -> str:
-    shown = {key: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for key, v in values.items()}
+def _definitions(values: Record) -> str:
+    known = {key: value for key, value in values.items() if value not in (None, "")}
+    shown = {key: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for key, v in known.items()}
     return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(text)}</dd>' for key, text in shown.items())}</dl>"
 
 

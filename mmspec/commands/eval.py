@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,15 @@ import typer
 from mmspec.commands.bench import split_recipes
 from mmspec.commands.options import GuidanceScale, Json, Temperature, TopK, TopP
 from mmspec.commands.pipes import load_silent
+from mmspec.commands.weights import (
+    ClapWeights,
+    ClipWeights,
+    Dinov2Weights,
+    InceptionWeights,
+    ShapesWeights,
+    WavLMWeights,
+    WhisperWeights,
+)
 from mmspec.errors import ArgumentError
 
 _Text = str | None
@@ -22,9 +32,10 @@ DEFAULTS: Mapping[str, Any] = {
     "prompts": "builtin",
     "recipes": "plain,scd",
     "seeds": "0",
-    "metrics": "attributes,fd@shapes",
     "reference": "plain",
+    "batch": 1,
     "device": "cpu",
+    "strict": False,
 }
 
 
@@ -48,26 +59,35 @@ def evaluate(
     metrics: Annotated[
         _Text,
         typer.Option(
-            show_default="attributes,fd@shapes",
-            help="attributes, captions, clip, cmmd, fid, kid, is, entropy; fd@X, kd@X, precision@X and recall@X, "
-            "where X is shapes, inception, clip or dinov2.",
+            show_default="attributes,fd@shapes for shapes, else nll",
+            help="Of pictures: attributes, captions, clip, cmmd, fid, kid, is. Of sound: wer, cer, speaker, clap, "
+            "logmel. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is shapes, inception, "
+            "clip, dinov2, clap, wavlm or whisper.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")] = None,
     reference: Annotated[
         _Text,
         typer.Option(
-            show_default="plain", help="Of distances: plain (by other seeds), an .npz with mu and sigma, or a folder."
+            show_default="plain", help="Of distances: plain (by other seeds), an .npz of statistics, or a folder."
         ),
     ] = None,
-    inception: Annotated[_Text, typer.Option(show_default=False, help="torch-fidelity's weights file.")] = None,
-    clip: Annotated[_Text, typer.Option(show_default=False, help="Folder or Hub id of a CLIP.")] = None,
-    dinov2: Annotated[_Text, typer.Option(show_default=False, help="Folder or Hub id of a DINOv2.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, show_default="1", help="Samples per call.")] = None,
+    shapes: ShapesWeights = None,
+    inception: InceptionWeights = None,
+    clip: ClipWeights = None,
+    dinov2: Dinov2Weights = None,
+    clap: ClapWeights = None,
+    wavlm: WavLMWeights = None,
+    whisper: WhisperWeights = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
     device: Annotated[_Text, typer.Option(show_default="cpu", help="Where the model runs: cpu, cuda, cuda:1.")] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict", help="Refuse files that cannot be read, instead of leaving them out.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw with every recipe, measure speed and quality with their intervals, and write results to a folder.
@@ -77,10 +97,11 @@ def evaluate(
     """
     flags = {
         "model": model, "prompts": prompts, "recipes": recipes, "seeds": seeds, "metrics": metrics, "limit": limit,
-        "reference": reference, "inception": inception, "clip": clip, "dinov2": dinov2, "temperature": temperature,
-        "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
+        "reference": reference, "batch": batch, "shapes": shapes, "inception": inception, "clip": clip,
+        "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "temperature": temperature, "top_k": top_k,
+        "top_p": top_p, "guidance_scale": guidance_scale, "device": device, "strict": strict,
     }  # fmt: skip
-    from mmspec.metrics.evaluation.config import open_folder, read_file
+    from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
 
     given = {} if config is None else read_file(config)
     given |= {key: value for key, value in flags.items() if value is not None}
@@ -90,22 +111,27 @@ def evaluate(
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.evaluate import check
     from mmspec.metrics.evaluation.evaluate import evaluate as run
+    from mmspec.metrics.evaluation.fingerprint import fingerprint
     from mmspec.metrics.evaluation.processes import join, own_device
     from mmspec.metrics.evaluation.results import record_of, table, write_results
     from mmspec.metrics.report.page import write_report
 
     check(resolved)
+    check_folder(output, resolved)
     with join() as processes:
+        pipe = load_silent(resolved.model, own_device(resolved.device))
+        resolved = replace(resolved, fingerprint=fingerprint(pipe))
         if processes.rank == 0:
             open_folder(output, resolved)
         processes.gather(None)  # until the folder is there
-        pipe = load_silent(resolved.model, own_device(resolved.device))
         total = len(resolved.recipes) * len(resolved.prompts) * len(resolved.seeds)
         with _bar(total, quiet=as_json or processes.rank > 0) as on_sample:
-            rows = run(pipe, resolved, output, gate, processes, on_sample)
-    if rows is None:
+            found = run(pipe, resolved, output, gate, processes, on_sample)
+    if found is None:
         return
-    record = record_of(resolved, rows, {**environment(), "processes": processes.count})
+    for reason in found.skipped:
+        print(f"mmspec: left out: {reason}", file=sys.stderr)
+    record = record_of(resolved, found, {**environment(), "processes": processes.count})
     write_results(record, output)
     write_report(record, output)
     print(json.dumps(record) if as_json else table(record["rows"]))
@@ -125,8 +151,10 @@ def resolve(given: Mapping[str, Any]) -> Any:
     values = dict(given)
     limit = values.pop("limit", None)
     texts = values.pop("prompts")
-    texts = [str(text) for text in texts] if isinstance(texts, list) else read_prompts(str(texts))
-    recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics"), values.pop("seeds")
+    texts = list(map(str, texts)) if isinstance(texts, list) else read_prompts(str(texts))
+    recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics", None), values.pop("seeds")
+    if metrics is None:
+        metrics = "attributes,fd@shapes" if values["model"] == "shapes" else "nll"
     names = recipes if isinstance(recipes, list) else split_recipes(str(recipes))
     return Config(
         prompts=tuple(dict.fromkeys(texts[:limit])),
@@ -150,7 +178,7 @@ def _bar(total: int, quiet: bool) -> Iterator[Callable[[tuple[str, str, int]], N
     """Yield a callback that shows on stderr which recipe has been drawn."""
     from tqdm import tqdm
 
-    with tqdm(total=total, unit=" pictures", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:
+    with tqdm(total=total, unit=" samples", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:
 
         def on_sample(key: tuple[str, str, int]) -> None:
             bar.set_postfix_str(key[0], refresh=False)

@@ -10,12 +10,28 @@ import typer
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results folders of `mmspec eval`.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", show_default=False, help="Write one page of all runs to this file."),
+    ] = None,
 ) -> None:
-    """Write report.html, and results.csv, anew from results.json and the pictures. Prints the path of each page."""
-    from mmspec.metrics.evaluation.results import read_results, write_results
-    from mmspec.metrics.report.page import write_report
+    """Write report.html, and results.csv, anew from results.json and the samples. Prints the path of each page.
 
+    Several folders also make one page that compares them, comparison.html unless it is named.
+    """
+    from mmspec.files import check_writable
+    from mmspec.metrics.evaluation.results import read_results, write_results
+    from mmspec.metrics.report.page import Run, write_page, write_report
+
+    together = output or (Path("comparison.html") if len(folders) > 1 else None)
+    if together is not None:
+        check_writable(together, "-o/--output")
     records = [(folder, read_results(folder)) for folder in folders]
     for folder, record in records:
         write_results(record, folder)
         print(write_report(record, folder))
+    if together is not None:
+        names = [folder.name for folder in folders]
+        alone = len(set(names)) == len(names)  # else the whole paths tell them apart
+        runs = [Run(folder.name if alone else str(folder), record, folder) for folder, record in records]
+        print(write_page(runs if len(runs) > 1 else [Run("", *records[0][::-1])], together))

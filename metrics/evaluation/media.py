@@ -1,0 +1,137 @@
+"""What a pipeline gives, as files: pictures become PNG, recordings WAV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mmspec.errors import ArgumentError
+from mmspec.files import replacing
+from mmspec.metrics.extractors.extractor import Images
+from mmspec.metrics.extractors.sound import Sound
+from mmspec.vision.png import write_png
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Sound as a pipeline gives it: float32 [channels, samples] in -1..1, at `rate` samples per second."""
+
+    wave: NDArray[np.float32]
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return self.wave.shape[1] / self.rate
+
+
+Medium = Image.Image | Recording
+
+
+def media_of(output: Any, count: int) -> list[Medium]:
+    """The pictures or recordings of a call with so many prompts.
+
+    A recording is a mapping with `audio` (float [channels, samples] or [samples]) and `sampling_rate`; the output holds
+    one per prompt as `audio`, or, of a single prompt, is one.
+
+    **Raises:** `ArgumentError` for what is neither, as the tokens of a model without a tokenizer.
+    """
+    if isinstance(output, Mapping) and "sampling_rate" in output:
+        found: Sequence[Any] = [output]
+    else:
+        found = getattr(output, "images", None) if hasattr(output, "images") else getattr(output, "audio", output)
+    if not isinstance(found, (list, tuple)) or len(found) != count:
+        raise ArgumentError(f"the model gives {type(found).__name__} for {count} prompts, not pictures or recordings")
+    return [_medium(one) for one in found]
+
+
+def _medium(one: Any) -> Medium:
+    if isinstance(one, Image.Image):
+        return one.convert("RGB")
+    if isinstance(one, Mapping) and {"audio", "sampling_rate"} <= set(one):
+        wave = np.asarray(one["audio"], dtype=np.float32)
+        return Recording(wave[None] if wave.ndim == 1 else wave, int(one["sampling_rate"]))
+    raise ArgumentError(f"the model gives {type(one).__name__}, no picture and no recording; it has no tokenizer")
+
+
+def suffix_of(medium: Medium) -> str:
+    return ".wav" if isinstance(medium, Recording) else ".png"
+
+
+def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
+    """Writes the file whole or not at all; a PNG holds the notes. **Raises:** `ArgumentError` when refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(medium, Recording):
+        import soundfile
+
+        with replacing(path) as partial:
+            soundfile.write(partial, medium.wave.T.clip(-1, 1), medium.rate, format="WAV", subtype="PCM_16")
+    else:
+        write_png(medium, path, notes)
+
+
+def read_picture(path: Path) -> Images:
+    """A picture as uint8 [H, W, 3]. **Raises:** `ArgumentError` naming a file that is none."""
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow calls a broken PNG a syntax error
+        raise ArgumentError(f"'{path}' is no picture that can be read ({_reason(error)})") from error
+
+
+def read_sound(path: Path) -> Sound:
+    """A recording, its channels mixed into one. **Raises:** `ArgumentError` naming a file that is none."""
+    import soundfile
+
+    try:
+        wave, rate = soundfile.read(path, dtype="float64", always_2d=True)
+    except (OSError, RuntimeError, ValueError) as error:  # soundfile's own errors are runtime errors
+        raise ArgumentError(f"'{path}' is no recording that can be read ({_reason(error)})") from error
+    if not len(wave) or not np.isfinite(wave).all():
+        raise ArgumentError(
+            f"'{path}' is no recording that can be read (it is empty, or has values that are not finite)"
+        )
+    return Sound(np.asarray(wave.mean(1)), rate)
+
+
+def is_sound(path: Path) -> bool:
+    return path.suffix.lower() in SOUND_SUFFIXES
+
+
+def check_readable(path: Path) -> str | None:
+    """Why a file cannot be read; None when it can."""
+    try:
+        read_sound(path) if is_sound(path) else read_picture(path)
+    except ArgumentError as error:
+        return str(error)
+    return None
+
+
+def list_media(folder: Path, argument: str) -> list[Path]:
+    """The pictures or recordings of a folder, by name.
+
+    **Raises:** `ArgumentError` naming `argument` when there is none, or there are both.
+    """
+    if not folder.is_dir():
+        raise ArgumentError(f"{argument}: '{folder}' is no folder")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (*PICTURE_SUFFIXES, *SOUND_SUFFIXES))
+    if not paths:
+        raise ArgumentError(
+            f"{argument}: '{folder}' holds no picture ({', '.join(PICTURE_SUFFIXES)}) and no recording "
+            f"({', '.join(SOUND_SUFFIXES)})"
+        )
+    if len({is_sound(path) for path in paths}) > 1:
+        raise ArgumentError(f"{argument}: '{folder}' holds pictures and recordings; name a folder with one kind")
+    return paths
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,140 @@
+"""From files to the columns that metrics read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mmspec.errors import ArgumentError
+from mmspec.metrics.attributes import attribute_scores
+from mmspec.metrics.clip_score import clip_scores
+from mmspec.metrics.evaluation.media import is_sound, read_picture, read_sound
+from mmspec.metrics.evaluation.quality import Metric
+from mmspec.metrics.extractors.clap import ClapExtractor
+from mmspec.metrics.extractors.clip import ClipExtractor
+from mmspec.metrics.extractors.extractor import Extractor, extract, identity
+from mmspec.metrics.extractors.inception import InceptionExtractor
+from mmspec.metrics.extractors.names import SOUNDS, make_extractor, make_sound_extractor
+from mmspec.metrics.extractors.shapes import ShapesExtractor
+from mmspec.metrics.extractors.sound import SoundExtractor
+from mmspec.metrics.extractors.whisper import WhisperExtractor
+from mmspec.metrics.features import Features
+from mmspec.metrics.sound.log_mel_distance import moments
+from mmspec.metrics.sound.words import edits, normalise
+
+_BATCH = 32
+_LEAST_SOUND = 513  # samples that a log-mel frame needs
+
+Columns = dict[str, Features]
+
+
+class Reader:
+    """The extractors that some metrics need, loaded once.
+
+    **Arguments:**
+
+    - `metrics`: what will be measured; `weights`: see `make_extractor`; `device`: where extractors run.
+
+    **Raises:** `ModelError` when one cannot be loaded.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], weights: Mapping[str, str], device: str = "cpu") -> None:
+        self.metrics = metrics
+        self.columns = {metric.column for metric in metrics}
+        names = sorted({metric.extractor for metric in metrics if metric.extractor})
+        self.pictures: dict[str, Extractor] = {
+            name: make_extractor(name, weights, device) for name in names if name not in SOUNDS
+        }
+        self.sounds: dict[str, SoundExtractor] = {
+            name: make_sound_extractor(name, weights, device) for name in names if name in SOUNDS
+        }
+
+    def identity(self, metric: Metric) -> str:
+        """Name and fingerprint of the metric's extractor, "" for none."""
+        found = {**self.pictures, **self.sounds}.get(metric.extractor)
+        return identity(found) if found is not None else ""
+
+    def check_kind(self, path: Path) -> None:
+        """**Raises:** `ArgumentError` when a metric is not of what this file holds."""
+        sound = is_sound(path)
+        for metric in self.metrics:
+            if metric.of_sound is not None and metric.of_sound != sound:
+                kinds = ("sound", "pictures") if metric.of_sound else ("pictures", "sound")
+                raise ArgumentError(f"metric {metric.name!r} is of {kinds[0]}, and '{path}' is of {kinds[1]}")
+
+    def look(self, paths: Sequence[Path], prompts: Sequence[str] | None) -> Columns:
+        """All columns of files, of one kind; what needs a prompt only where there are prompts.
+
+        Features are [N, D], what is measured of each sample alone or with its prompt [N] or, of edits, [N, 2].
+
+        **Raises:** `ArgumentError` for a file that cannot be read, or pictures of different size.
+        """
+        if not paths:
+            return {}
+        self.check_kind(paths[0])
+        if is_sound(paths[0]):
+            return _joined(self._hear, paths, prompts)
+        wanted = [extractor for name, extractor in self.pictures.items() if name in self.columns]
+        features = {
+            extractor.name: extract(extractor, map(read_picture, paths), _BATCH, list(map(str, paths)))
+            for extractor in wanted
+        }
+        return features | _joined(self._see, paths, prompts)
+
+    def _see(self, paths: Sequence[Path], prompts: Sequence[str] | None) -> Iterator[tuple[str, Features]]:
+        shapes, clip, inception = (self.pictures.get(name) for name in ("shapes", "clip", "inception"))
+        scores = {f"{name} of samples" for name in ("attributes", "captions", "clip")} & self.columns
+        if not scores and "logits" not in self.columns:
+            return
+        images = np.stack([read_picture(path) for path in paths])
+        if "logits" in self.columns and isinstance(inception, InceptionExtractor):
+            yield "logits", inception.logits(images)
+        if prompts is None:
+            return
+        if scores - {"clip of samples"} and isinstance(shapes, ShapesExtractor):
+            attributes, captions = attribute_scores(images, prompts, shapes.classifier)
+            yield "attributes of samples", attributes
+            yield "captions of samples", captions
+        if "clip of samples" in scores and isinstance(clip, ClipExtractor):
+            yield "clip of samples", clip_scores(clip(images), clip.texts(prompts))
+
+    def _hear(self, paths: Sequence[Path], prompts: Sequence[str] | None) -> Iterator[tuple[str, Features]]:
+        sounds = [read_sound(path) for path in paths]
+        for name, extractor in self.sounds.items():
+            if name in self.columns:
+                yield name, extractor(sounds)
+        if "logmel" in self.columns:
+            for path, sound in zip(paths, sounds, strict=True):
+                if len(sound.wave) < _LEAST_SOUND:
+                    raise ArgumentError(f"'{path}' has {len(sound.wave)} samples; 'logmel' needs {_LEAST_SOUND}")
+            yield "logmel", np.stack([moments(sound.at(_LOG_MEL_RATE), _LOG_MEL_RATE) for sound in sounds])
+        if prompts is None:
+            return
+        clap, whisper = self.sounds.get("clap"), self.sounds.get("whisper")
+        if "clap of samples" in self.columns and isinstance(clap, ClapExtractor):
+            yield "clap of samples", clip_scores(clap(sounds), clap.texts(prompts))
+        if {"wer of samples", "cer of samples"} & self.columns and isinstance(whisper, WhisperExtractor):
+            heard = [normalise(text) for text in whisper.transcribe(sounds)]
+            wanted = [normalise(text) for text in prompts]
+            words = [(edits(a.split(), b.split()), len(b.split())) for a, b in zip(heard, wanted, strict=True)]
+            yield "wer of samples", np.array(words, dtype=np.float64)
+            yield "cer of samples", np.array([(edits(a, b), len(b)) for a, b in zip(heard, wanted, strict=True)], float)
+
+
+_LOG_MEL_RATE = 16_000
+
+
+def _joined(
+    look: Callable[[Sequence[Path], Sequence[str] | None], Iterator[tuple[str, Features]]],
+    paths: Sequence[Path],
+    prompts: Sequence[str] | None,
+) -> Columns:
+    """What `look` finds of all files, a few at a time."""
+    found: dict[str, list[Features]] = {}
+    for first in range(0, len(paths), _BATCH):
+        last = first + _BATCH
+        for column, values in look(paths[first:last], None if prompts is None else prompts[first:last]):
+            found.setdefault(column, []).append(values)
+    return {column: np.concatenate(parts) for column, parts in found.items()}

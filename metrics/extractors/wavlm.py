@@ -1,0 +1,52 @@
+"""WavLM's voice embeddings, for speaker similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mmspec.metrics.extractors.extractor import fingerprint_of
+from mmspec.metrics.extractors.pretrained import load
+from mmspec.metrics.extractors.sound import Sound
+from mmspec.metrics.features import Features
+
+
+class WavLMExtractor:
+    """The x-vector of a `WavLMForXVector`; published similarities use microsoft/wavlm-base-plus-sv or a larger one.
+
+    **Arguments:**
+
+    - `where`: a folder or Hub id with model and feature extractor.
+    - `device`: where it runs.
+
+    **Raises:** `ModelError` when one of them cannot be loaded.
+    """
+
+    name = "wavlm"
+
+    def __init__(self, where: str, device: str = "cpu") -> None:
+        from transformers import AutoFeatureExtractor, WavLMForXVector
+
+        self.model = load(WavLMForXVector, where, self.name).float().eval().to(device)
+        self.processor = load(AutoFeatureExtractor, where, self.name)
+        self.fingerprint = fingerprint_of(self.model)
+        config = self.model.config
+        self._least = 1  # samples that leave one frame for the widest layer of the x-vector
+        for kernel, dilation in zip(config.tdnn_kernel, config.tdnn_dilation, strict=True):
+            self._least += (kernel - 1) * dilation
+        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+            self._least = (self._least - 1) * stride + kernel
+
+    @torch.no_grad()
+    def __call__(self, sounds: Sequence[Sound]) -> Features:
+        """Float64 [B, D]. Recordings go in one by one: padding would change what the first layers see."""
+        found = []
+        for sound in sounds:
+            wave = sound.at(self.processor.sampling_rate).astype(np.float32)
+            if len(wave) < self._least:  # too short for one frame: it is repeated
+                wave = np.tile(wave, -(-self._least // len(wave)))
+            inputs = self.processor(wave, sampling_rate=self.processor.sampling_rate, return_tensors="pt")
+            found.append(self.model(**inputs.to(self.model.device)).embeddings[0].double().cpu().numpy())
+        return np.stack(found)

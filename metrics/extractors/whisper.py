@@ -1,0 +1,58 @@
+"""Whisper: what a recogniser hears, for word and character error rates, and its encoder's features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mmspec.metrics.extractors.extractor import fingerprint_of
+from mmspec.metrics.extractors.pretrained import load
+from mmspec.metrics.extractors.sound import Sound
+from mmspec.metrics.features import Features
+
+
+class WhisperExtractor:
+    """A `WhisperForConditionalGeneration`; error rates of speech are mostly told with openai/whisper-large-v3.
+
+    **Arguments:**
+
+    - `where`: a folder or Hub id with model, feature extractor and tokenizer.
+    - `device`: where it runs.
+
+    **Raises:** `ModelError` when one of them cannot be loaded.
+    """
+
+    name = "whisper"
+
+    def __init__(self, where: str, device: str = "cpu") -> None:
+        from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration
+
+        self.model = load(WhisperForConditionalGeneration, where, self.name).float().eval().to(device)
+        self.processor = load(AutoFeatureExtractor, where, self.name)
+        self.tokenizer = load(AutoTokenizer, where, self.name)
+        self.fingerprint = fingerprint_of(self.model)
+
+    @torch.no_grad()
+    def __call__(self, sounds: Sequence[Sound]) -> Features:
+        """The mean of the encoder's states over the 30 seconds that it reads, float64 [B, D]."""
+        states = self.model.model.encoder(self._inputs(sounds)).last_hidden_state
+        return np.asarray(states.mean(1).double().cpu().numpy())
+
+    @torch.no_grad()
+    def transcribe(self, sounds: Sequence[Sound]) -> list[str]:
+        """The words heard in each recording, greedily; of longer ones than 30 seconds, in pieces of that."""
+        heard = []
+        for sound in sounds:
+            piece = 30 * sound.rate
+            parts = [Sound(sound.wave[i : i + piece], sound.rate) for i in range(0, len(sound.wave), piece)]
+            ids = self.model.generate(self._inputs(parts), do_sample=False, num_beams=1)
+            heard.append(" ".join(self.tokenizer.batch_decode(ids, skip_special_tokens=True)).strip())
+        return heard
+
+    def _inputs(self, sounds: Sequence[Sound]) -> torch.Tensor:
+        rate = self.processor.sampling_rate
+        waves = [sound.at(rate).astype(np.float32) for sound in sounds]
+        found: torch.Tensor = self.processor(waves, sampling_rate=rate, return_tensors="pt").input_features
+        return found.to(self.model.device)

@@ -1,0 +1,20 @@
+"""The options that say where the networks of metrics lie; none is ever fetched unasked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def _option(help: str) -> typer.models.OptionInfo:
+    return typer.Option(show_default=False, help=help)
+
+
+ShapesWeights = Annotated[str | None, _option("Folder of a classifier of shapes other than the embedded one.")]
+InceptionWeights = Annotated[str | None, _option("Weights file of FID's Inception: torch-fidelity's, or ADM's .pb.")]
+ClipWeights = Annotated[str | None, _option("Folder or Hub id of a CLIP.")]
+Dinov2Weights = Annotated[str | None, _option("Folder or Hub id of a DINOv2.")]
+ClapWeights = Annotated[str | None, _option("Folder or Hub id of a CLAP.")]
+WavLMWeights = Annotated[str | None, _option("Folder or Hub id of a WavLM for speaker verification.")]
+WhisperWeights = Annotated[str | None, _option("Folder or Hub id of a Whisper.")]
