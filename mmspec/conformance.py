@@ -53,10 +53,11 @@ class ToyTarget:
         starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
         self._first = torch.from_numpy(starts)  # index of the first prefix of each length
         self.layers = 4
-        self._tables = [
-            torch.randn(1 + guided, int(starts[-1]), vocab_size, generator=torch.Generator().manual_seed(s)) * spread
-            for s in (seed, *range(seed + 10**6, seed + 10**6 + self.layers - 1))
-        ]
+        # The whole model's table, then that of its first layer, of the first two, and so on; a side each.
+        seeds = (seed, *range(seed + 10**6, seed + 10**6 + self.layers - 1))
+        generators = [torch.Generator().manual_seed(s) for s in seeds]
+        shape = int(starts[-1]), vocab_size
+        self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
         self._features = torch.empty(0)
         # Prefix numbers instead of prefixes: the number of x_1..x_n in base V.
         self._number = torch.zeros(rows, length + 1, dtype=torch.int64)
@@ -66,7 +67,7 @@ class ToyTarget:
         table = self._tables[0 if part is None else part.layers]
         index = self._first[length] + number
         guided = len(table) > 1 and (part is None or part.guided)
-        logits = Logits(table[0, index], table[1, index] if guided else None)
+        logits = Logits(table[0][index], table[1][index] if guided else None)
         if part is None:
             self._features = logits.cond if logits.uncond is None else torch.cat([logits.cond, logits.uncond])
         return logits

@@ -301,8 +301,8 @@ def no_roll_back(patch: pytest.MonkeyPatch) -> None:
     """Windows are put behind whatever was written before."""
     read = CausalTarget._read
 
-    def append(self: CausalTarget, embeds: Tensor, start: NDArray[np.int64]) -> Tensor:
-        return read(self, embeds, np.full_like(start, self._cache.place.end))
+    def append(self: CausalTarget, embeds: Tensor, start: NDArray[np.int64], *part: Any) -> Tensor:
+        return read(self, embeds, np.full_like(start, self._cache.place.end), *part)
 
     patch.setattr(CausalTarget, "_read", append)
 

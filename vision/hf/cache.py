@@ -48,11 +48,11 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes a window [R, heads, W, head_dim] and returns everything before its end."""
+        """Writes a window [R, heads, W, head_dim] of the first R rows; returns all of theirs before its end."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        place, seen = self._place, []
-        for store, states in ((self.keys, key_states), (self.values, value_states)):
+        place, seen, rows = self._place, [], len(key_states)
+        for store, states in ((self.keys[:rows], key_states), (self.values[:rows], value_states)):
             if place.slots is None:
                 store[:, :, place.start : place.end] = states
             else:

@@ -173,9 +173,10 @@ class Job:
         if plan.length != self.plan.length:
             raise ModelError(f"draft_model makes pictures of {plan.length} tokens, the model of {self.plan.length}")
         s = self.sampling
-        # Unguided, which is half the work: a draft is tested against the law it was drawn from, whatever that is.
+        # Unguided as a rule, which is half the work: a draft is tested against the law it was drawn from.
         return Aids(
             draft_model=lambda: self.target(plan, slack, guided=False),
+            guided_draft_model=None if plan.uncond is None else lambda: self.target(plan, slack),
             draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
             codebook=codebook,
             paces=paces_of(self.model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch.nn.functional as F
@@ -27,7 +28,8 @@ def plan(model: Any, request: Request) -> Plan:
             f"max_length={request.input_ids.shape[1] + request.length} is not allowed; this model has "
             f"{model.config.n_positions} positions, so that at most {longest} tokens, prompt included, can be had"
         )
-    made = by_ids(model, Decoder(model.transformer), model.transformer.wte, model.lm_head, request)
+    core = model.transformer
+    made = by_ids(model, Decoder(core, len(core.h)), core.wte, model.lm_head, request)
     side = math.isqrt(model.config.n_positions)
     return replace(made, width=side) if side**2 == model.config.n_positions else made
 
@@ -44,10 +46,19 @@ class Decoder:
 
     The model's own forward flattens a mask to two axes, and its attention cuts a causal table to the number of keys,
     which fits neither rows at different places nor a window that reaches past the last position.
+
+    **Arguments:**
+
+    - `model`: the transformer; `count`: how many of its layers, from the first.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, count: int) -> None:
         self._model = model
+        self.count = count
+
+    def first(self, count: int) -> Decoder:
+        """Its first layers alone."""
+        return Decoder(self._model, count)
 
     def __call__(
         self,
@@ -59,7 +70,7 @@ class Decoder:
     ) -> Hidden:
         model = self._model
         hidden = inputs_embeds + model.wpe(position_ids)
-        for block in model.h:
+        for block in islice(model.h, self.count):
             hidden = hidden + attend(block.attn, block.ln_1(hidden), attention_mask, past_key_values)
             hidden = hidden + block.mlp(block.ln_2(hidden))
         return Hidden(model.ln_f(hidden))

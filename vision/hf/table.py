@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.drafters.start import NGramTable
+from mmspec.drafters.follower_table import FollowerTable
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.target import Layout
@@ -13,10 +13,8 @@ from mmspec.target import Layout
 
 def count_table(
     pictures: Tensor | None, recipe: Recipe, layout: Layout, first: int, vocab_size: int, device: torch.device
-) -> NGramTable | None:
+) -> FollowerTable | None:
     """The table of a call, over the loop's tokens; None where no pictures are given.
-
-    It holds V * (V + 1) numbers, V being the ids from the lowest to the highest that the call allows.
 
     **Arguments:**
 
@@ -38,13 +36,14 @@ def count_table(
             f"table has shape {list(pictures.shape)} and dtype {pictures.dtype}; it must be int64 [n, N], the new "
             "tokens of pictures"
         )
-    # Without lines, and for a piece of a picture, the token before is all there is.
-    width = min(layout.width or pictures.shape[1], pictures.shape[1])
-    tokens = pictures[:, : pictures.shape[1] // width * width] - first
+    width, length = layout.width, pictures.shape[1]
+    # Without lines, and for a piece of one, the tokens before are all there is.
+    width = None if width is None or length < width else width
+    tokens = pictures[:, : length if width is None else length // width * width] - first
     wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(wrong):
         raise ArgumentError(
             f"table has the id {int(wrong[0]) + first}, which this call cannot make; it makes {first} to "
             f"{first + vocab_size - 1}"
         )
-    return NGramTable(NGramTable.count(tokens.cpu(), width, vocab_size).best.to(device))
+    return FollowerTable.count(tokens.cpu(), width, vocab_size).to(device)

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmspec.drafters.first_layers import Part
 from mmspec.law import Logits
 from mmspec.target import both_sides, split_sides
 from mmspec.tree import Tree
 from mmspec.vision.hf.cache import SlotCache
+from mmspec.vision.hf.first_layers import count_layers, first_layers
 
 
 @dataclass(frozen=True)
@@ -82,37 +84,38 @@ class CausalTarget:
         self._positions = torch.cat([positions_by_slot(s, t, length, slack) for s in sides], dim=1)
         self._cache = SlotCache(capacity)
         self._features: Tensor | None = None
+        self.layers = count_layers(backbone.decoder)
+        self._parts: dict[int, Callable[..., Any]] = {}
 
     def prefill(self) -> Logits:
         assert self._embeds is not None, "prompts are read once"
         embeds, self._embeds = self._embeds, None
         return self._logits(self._read(embeds, np.zeros(self._rows, dtype=np.int64)), 1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        if self._guided:
-            tokens = tokens.repeat(2, 1)
-        return self._logits(self._read(self._backbone.embed(tokens), self._prompt + at))
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
+        embeds = self._backbone.embed(tokens.repeat(self._sides_of(part), 1))
+        return self._logits(self._read(embeds, self._prompt + at, part), part=part)
 
-    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
-        last = first + tokens.shape[1]
-        if self._guided:
-            tokens = tokens.repeat(2, 1)
+    def forward_tree(
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
+    ) -> Logits:
+        last, sides = first + tokens.shape[1], self._sides_of(part)
         root = self._prompt + at
         end = int(root.max()) + last
         if (at == at[0]).all():
             self._cache.at(int(root[0]) + first, end)
         else:
-            self._cache.at_slots(self._sides(root[:, None] + np.arange(first, last)), end)
-        places = self._sides(root[:, None] + tree.depth[:, first:last])
-        embeds = self._backbone.embed(tokens)
-        bias = self._tree_bias(self._sides(root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
-        return self._logits(self._run(embeds, places, bias))
+            self._cache.at_slots(self._on(sides, root[:, None] + np.arange(first, last)), end)
+        places = self._on(sides, root[:, None] + tree.depth[:, first:last])
+        embeds = self._backbone.embed(tokens.repeat(sides, 1))
+        bias = self._tree_bias(self._on(sides, root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
+        return self._logits(self._run(embeds, places, bias, part), part=part)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         steps = np.arange(1, 1 + path.shape[1])
         if (path != steps).any():
-            root = self._prompt + at[:, None]
-            self._cache.move(self._sides(root + path), self._sides(root + steps))
+            root, sides = self._prompt + at[:, None], self._sides_of(None)
+            self._cache.move(self._on(sides, root + path), self._on(sides, root + steps))
 
     def keep(self, rows: list[int]) -> None:
         index = both_sides(rows, self._rows, self._guided, self.device)
@@ -130,21 +133,21 @@ class CausalTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._backbone.head(features).to(self.device)
 
-    def _read(self, embeds: Tensor, start: NDArray[np.int64]) -> Tensor:
+    def _read(self, embeds: Tensor, start: NDArray[np.int64], part: Part | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window whose rows begin at slots `start` (host int64 [B])."""
         width = embeds.shape[1]
         end = int(start.max()) + width
-        slots = self._sides(start[:, None] + np.arange(width))
+        slots = self._on(self._sides_of(part), start[:, None] + np.arange(width))
         if (start == start[0]).all():
             self._cache.at(int(start[0]), end)
         else:
             self._cache.at_slots(slots, end)
-        return self._run(embeds, slots, self._bias(slots, end, embeds.dtype))
+        return self._run(embeds, slots, self._bias(slots, end, embeds.dtype), part)
 
-    def _run(self, embeds: Tensor, places: Tensor, bias: Tensor) -> Tensor:
+    def _run(self, embeds: Tensor, places: Tensor, bias: Tensor, part: Part | None) -> Tensor:
         """Hidden states [R, W, D] of tokens that have the positions of slots `places`, int64 [R, W]."""
-        positions = self._positions.gather(2, places.expand(len(self._positions), -1, -1))
-        out = self._backbone.decoder(
+        positions = self._positions[:, : len(places)].gather(2, places.expand(len(self._positions), -1, -1))
+        out = self._decoder(part)(
             inputs_embeds=embeds,
             attention_mask=bias,
             position_ids=positions[0] if len(positions) == 1 else positions,
@@ -153,16 +156,28 @@ class CausalTarget:
         )
         return out.last_hidden_state
 
-    def _sides(self, slots: NDArray[np.int64]) -> Tensor:
-        """The same slots int64 [B, ...] on both sides, [R, ...]."""
-        return torch.from_numpy(np.concatenate([slots] * (1 + self._guided))).to(self.device)
+    def _decoder(self, part: Part | None) -> Callable[..., Any]:
+        """The whole decoder, or as many of its layers as a part has."""
+        if part is None:
+            return self._backbone.decoder
+        if part.layers not in self._parts:
+            self._parts[part.layers] = first_layers(self._backbone.decoder, part.layers)
+        return self._parts[part.layers]
+
+    def _sides_of(self, part: Part | None) -> int:
+        """1, or 2 where a call, or a part of one, reads the unconditional side as well."""
+        return 1 + (self._guided and (part is None or part.guided))
+
+    def _on(self, sides: int, slots: NDArray[np.int64]) -> Tensor:
+        """The same slots int64 [B, ...] on so many sides, [R, ...]."""
+        return torch.from_numpy(np.concatenate([slots] * sides)).to(self.device)
 
     def _bias(self, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         """What each token may look at, as numbers to add to its scores, [R, 1, W, end]: 0, or very negative."""
         key = torch.arange(end, device=self.device)
         own = slots[..., None]
         # A token always sees itself: padding that saw nothing would be NaN, and stay in the cache.
-        return as_bias((self._visible[:, None, :end] & (key <= own)) | (key == own), dtype)
+        return as_bias((self._visible[: len(slots), None, :end] & (key <= own)) | (key == own), dtype)
 
     def _tree_bias(self, root: Tensor, sees: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         """The same for W entries of a tree: they see what the root (slots int64 [R]) sees, and what `sees` tells.
@@ -170,15 +185,16 @@ class CausalTarget:
         `sees` is bool [B or 1, W, n], of the n slots behind the root.
         """
         key = torch.arange(end, device=self.device)
-        committed = self._visible[:, None, :end] & (key <= root[:, None, None])
+        committed = self._visible[: len(root), None, :end] & (key <= root[:, None, None])
         behind = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=self.device))[:, None]
         sees = sees.repeat(len(root) // len(sees), 1, 1)
         return as_bias(committed.repeat(1, sees.shape[1], 1).scatter_(2, behind.expand_as(sees), sees), dtype)
 
-    def _logits(self, features: Tensor, last: int = 0) -> Logits:
+    def _logits(self, features: Tensor, last: int = 0, part: Part | None = None) -> Logits:
         """Those of the last tokens of a window (0: of all), whose features are [R, W, D]."""
-        self._features = features
-        return split_sides(self.head(features[:, -last:]), self._guided)
+        if part is None:
+            self._features = features
+        return split_sides(self.head(features[:, -last:]), self._sides_of(part) == 2)
 
 
 def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ A sequence is `T` condition slots followed by `N = grid_size ** 2` image tokens 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,8 @@ class Span:
     slots: Tensor | None = None
 
     def write(self, cache: Tensor, new: Tensor) -> Tensor:
-        """Puts `new` [B, H, W, D] into `cache` [B, H, capacity, D] and returns the filled part."""
+        """Puts `new` [B, H, W, D] into the first B rows of `cache` [., H, capacity, D]; returns their filled part."""
+        cache = cache[: len(new)]
         if self.start is not None:
             cache[:, :, self.start : self.end] = new
         else:
@@ -243,9 +245,9 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         g = self.config.grid_size
         return h + self.row_embedding(predicted // g) + self.column_embedding(predicted % g)
 
-    def features(self, h: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        """The blocks over embedded slots: [B, W, dim] -> what the head reads, [B, W, dim]."""
-        for i, block in enumerate(self.layers):
+    def features(self, h: Tensor, span: Span, cache: KVCache | None, layers: int | None = None) -> Tensor:
+        """The blocks, or the first few, over embedded slots: [B, W, dim] -> what the head reads, [B, W, dim]."""
+        for i, block in enumerate(islice(self.layers, layers)):
             h = block(h, span, None if cache is None else (cache.k[i], cache.v[i]))
         return self.norm(h)
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.drafters.first_layers import Part
 from mmspec.law import Logits
 from mmspec.target import both_sides, split_sides
 from mmspec.tree import Tree
@@ -37,6 +38,7 @@ class LlamaGenTarget:
         c = gpt.config
         self.vocab_size: int = c.vocab_size
         self.device = gpt.device
+        self.layers: int = c.n_layer
         self._gpt = gpt
         self._guided = uncond is not None
         self._condition = condition if uncond is None else torch.cat([condition, uncond])
@@ -63,46 +65,44 @@ class LlamaGenTarget:
     def prefill(self) -> Logits:
         t = self._slots
         h = self._gpt.cls_embedding(self._condition).to(self._gpt.dtype) + self._place[:t]
-        return self._logits(h, self._span(0, t), 1)
+        return self._logits(h, self._span(0, t, len(h)), 1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        width = tokens.shape[1]
-        if self._guided:
-            tokens = tokens.repeat(2, 1)
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
+        width, sides = tokens.shape[1], self._sides_of(part)
+        tokens = tokens.repeat(sides, 1)
         h = self._gpt.embed(tokens)
         if (at == at[0]).all():
             start = self._slots + int(at[0])
-            span = self._span(start, start + width)
+            span = self._span(start, start + width, len(tokens))
             h = h + self._place[start : start + width]
         else:
-            slots = torch.from_numpy(np.tile(self._slots + at[:, None] + np.arange(width), (1 + self._guided, 1)))
-            slots = slots.to(self.device)
+            slots = self._on(sides, self._slots + at[:, None] + np.arange(width))
             span = self._ragged_span(slots, self._slots + int(at.max()) + width)
             h = h + self._place[slots]
-        return self._logits(h, span, width)
+        return self._logits(h, span, width, part)
 
-    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
-        width = tokens.shape[1]
+    def forward_tree(
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
+    ) -> Logits:
+        width, sides = tokens.shape[1], self._sides_of(part)
         last = first + width
-        if self._guided:
-            tokens = tokens.repeat(2, 1)
         root = self._slots + at
-        places = self._sides(root[:, None] + tree.depth[:, first:last])
-        h = self._gpt.embed(tokens) + self._place[places]
+        places = self._on(sides, root[:, None] + tree.depth[:, first:last])
+        h = self._gpt.embed(tokens.repeat(sides, 1)) + self._place[places]
         end = int(root.max()) + last
-        bias = self._tree_bias(self._sides(root), tree.sees[:, first:last, 1:last], end)
+        bias = self._tree_bias(self._on(sides, root), tree.sees[:, first:last, 1:last], end)
         span = Span(self._cos[places][:, None], self._sin[places][:, None], bias, end)
         if (at == at[0]).all():
             span.start = end - width
         else:
-            span.slots = self._sides(root[:, None] + np.arange(first, last))
-        return self._logits(h, span, width)
+            span.slots = self._on(sides, root[:, None] + np.arange(first, last))
+        return self._logits(h, span, width, part)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         steps = np.arange(1, 1 + path.shape[1])
         if (path != steps).any():
-            root = self._slots + at[:, None]
-            self._cache.move(self._sides(root + path), self._sides(root + steps))
+            root, sides = self._slots + at[:, None], self._sides_of(None)
+            self._cache.move(self._on(sides, root + path), self._on(sides, root + steps))
 
     def keep(self, rows: list[int]) -> None:
         index = both_sides(rows, self._rows, self._guided, self.device)
@@ -120,20 +120,26 @@ class LlamaGenTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._gpt.output(features)
 
-    def _logits(self, h: Tensor, span: Span, last: int) -> Logits:
+    def _logits(self, h: Tensor, span: Span, last: int, part: Part | None = None) -> Logits:
         """Those of the last slots of a window that is embedded in `h` [R, W, D]."""
-        self._features = self._gpt.features(h, span, self._cache)
-        return split_sides(self._gpt.output(self._features[:, -last:]), self._guided)
+        features = self._gpt.features(h, span, self._cache, None if part is None else part.layers)
+        if part is None:
+            self._features = features
+        return split_sides(self._gpt.output(features[:, -last:]), self._sides_of(part) == 2)
 
-    def _sides(self, slots: NDArray[np.int64]) -> Tensor:
-        """The same slots int64 [B, ...] on both sides."""
-        return torch.from_numpy(np.concatenate([slots] * (1 + self._guided))).to(self.device)
+    def _sides_of(self, part: Part | None) -> int:
+        """1, or 2 where a call, or a part of one, reads the unconditional side as well."""
+        return 1 + (self._guided and (part is None or part.guided))
 
-    def _span(self, start: int, end: int) -> Span:
-        """All rows at the same slots."""
+    def _on(self, sides: int, slots: NDArray[np.int64]) -> Tensor:
+        """The same slots int64 [B, ...] on so many sides."""
+        return torch.from_numpy(np.concatenate([slots] * sides)).to(self.device)
+
+    def _span(self, start: int, end: int, rows: int) -> Span:
+        """So many rows of a doubled batch, all at the same slots."""
         bias: Tensor | None = None
         if self._padding is not None:
-            bias = self._causal[start:end, :end] + self._padding[:, :, start:end, :end]
+            bias = self._causal[start:end, :end] + self._padding[:rows, :, start:end, :end]
         elif end - start > 1:
             bias = self._causal[start:end, :end]
         return Span(self._cos[start:end], self._sin[start:end], bias, end, start=start)
@@ -143,7 +149,7 @@ class LlamaGenTarget:
         bias = self._causal[slots, :end][:, None]
         if self._padding is not None:
             # Window slots are never condition slots, so the padding is the same for all of them.
-            bias = bias + self._padding[:, :, -1:, :end]
+            bias = bias + self._padding[: len(slots), :, -1:, :end]
         return Span(self._cos[slots][:, None], self._sin[slots][:, None], bias, end, slots=slots)
 
     def _tree_bias(self, root: Tensor, sees: Tensor, end: int) -> Tensor:
@@ -156,4 +162,4 @@ class LlamaGenTarget:
         sees = sees.repeat(len(root) // len(sees), 1, 1)
         bias.scatter_(2, behind.expand_as(sees), torch.where(sees, 0.0, -torch.inf).to(bias.dtype))
         bias = bias[:, None]
-        return bias if self._padding is None else bias + self._padding[:, :, -1:, :end]
+        return bias if self._padding is None else bias + self._padding[: len(root), :, -1:, :end]
