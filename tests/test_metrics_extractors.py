@@ -19,6 +19,7 @@ from mmspec.metrics.extractors.clip import ClipExtractor
 from mmspec.metrics.extractors.dinov2 import Dinov2Extractor
 from mmspec.metrics.extractors.extractor import Extractor, Images, extract, identity
 from mmspec.metrics.extractors.inception import InceptionExtractor
+from mmspec.metrics.extractors.inception_graph import convolutions, read_constants, state_dict
 from mmspec.metrics.extractors.names import make_extractor
 from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.vision.shapes.classifier import ShapesClassifier
@@ -126,8 +127,10 @@ def test_pictures_of_different_size_are_named() -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnknownNameError, match="unknown extractor 'clap'.*did you mean 'clip'"):
-        make_extractor("clap", {})
+    with pytest.raises(UnknownNameError, match="unknown extractor 'clop'.*did you mean 'clip'"):
+        make_extractor("clop", {})
+    with pytest.raises(ModelError, match="'shapes': cannot load a classifier from"):
+        make_extractor("shapes", {"shapes": str(tmp_path)})
     with pytest.raises(ArgumentError, match="'dinov2' needs weights; name a folder or Hub id with --dinov2"):
         make_extractor("dinov2", {})
     with pytest.raises(ModelError, match="'clip': cannot load CLIPModel from"):
@@ -161,3 +164,51 @@ def test_inception_is_called_as_torch_fidelity_wants_it(tmp_path: Path, monkeypa
     images = pictures(3)
     np.testing.assert_allclose(extractor(images), images.mean((1, 2)), rtol=1e-6)
     np.testing.assert_allclose(extractor.logits(images), -images.mean((1, 2))[:, :2], rtol=1e-6)
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """A field of a protocol buffer."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+
+def constant(name: str, values: Any) -> bytes:
+    """A node of a frozen graph that holds float32 values."""
+    values = np.asarray(values, dtype="<f4")
+    shape = b"".join(field(2, field(1, size)) for size in values.shape)
+    tensor = field(1, 1) + field(2, shape) + field(4, values.tobytes())
+    other = field(5, field(1, b"dtype") + field(2, field(6, 1)))
+    value = field(5, field(1, b"value") + field(2, field(8, tensor)))
+    return field(1, field(1, name.encode()) + field(2, b"Const") + other + value)
+
+
+def test_weights_are_read_from_a_tensorflow_graph(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {"softmax/weights": rng.normal(size=(4, 3)), "softmax/biases": rng.normal(size=3)}
+    for name in convolutions():
+        weights[f"{name}/conv2d_params"] = rng.normal(size=(1, 3, 2, 5))
+        for part in ("gamma", "beta", "moving_mean", "moving_variance"):
+            weights[f"{name}/batchnorm/{part}"] = rng.normal(size=5)
+    input_node = field(1, field(1, b"image") + field(2, b"Placeholder"))
+    graph = input_node + b"".join(constant(name, values) for name, values in weights.items()) + field(4, field(1, 9))
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph)
+    found = state_dict(path)
+    assert len(convolutions()) == len(set(convolutions().values())) == 94
+    assert len(found) == 94 * 5 + 2
+    kernel = weights["mixed_10/tower_1/mixed/conv_1/conv2d_params"]
+    np.testing.assert_allclose(found["Mixed_7c.branch3x3dbl_3b.conv.weight"], kernel.transpose(3, 2, 0, 1), rtol=1e-6)
+    np.testing.assert_allclose(found["Conv2d_3b_1x1.bn.running_var"], weights["conv_3/batchnorm/moving_variance"], 1e-6)
+    np.testing.assert_allclose(found["fc.weight"], weights["softmax/weights"].T, rtol=1e-6)
+    filled = field(1, field(1, b"x") + field(2, b"Const") + field(5, field(1, b"value") + field(2, field(8, field(1, 1)
+        + field(2, field(2, field(1, 3))) + field(5, np.float32(2.5).tobytes())))))  # fmt: skip
+    np.testing.assert_array_equal(read_constants(filled)["x"], [2.5, 2.5, 2.5])
+    for broken in (graph[:-1000], graph[: len(graph) // 2], b"\xff" * 20, b""):
+        path.write_bytes(broken)
+        with pytest.raises(ModelError, match="is not the graph of FID's Inception"):
+            state_dict(path)

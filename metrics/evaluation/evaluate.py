@@ -20,6 +20,7 @@ from mmspec.metrics.evaluation.quality import Metric, Quality, compare, read_met
 from mmspec.metrics.evaluation.reader import Columns, Reader
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.features import Features
+from mmspec.metrics.frechet import Gaussian
 from mmspec.metrics.pipe import Pipe
 from mmspec.metrics.reference import Reference, load_reference, reference_of
 from mmspec.metrics.sound.log_mel_distance import pooled
@@ -156,6 +157,9 @@ def _reference(metric: Metric, columns: Mapping[str, Features], reader: Reader) 
     features = columns[metric.column]
     if metric.family == "logmel":
         return Reference(pooled(features))
+    if metric.family == "speaker" and len(features) == 1:
+        width = features.shape[1]
+        return Reference(Gaussian(features[0], np.zeros((width, width)), 1), features, reader.identity(metric))
     return reference_of(features, reader.identity(metric))
 
 

@@ -99,7 +99,8 @@ def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
     def on_step(step: Step) -> None:
         if not first:
             first.append(time.perf_counter() - start)
-        for i, tokens in enumerate(step.tokens):
+        # A pipeline may cut a text into rows of its own: of those it is not told which is whose.
+        for i, tokens in enumerate(step.tokens if len(step.tokens) == len(asked) else ()):
             if len(tokens) > lengths[i]:
                 gains[i].append(len(tokens) - lengths[i])
                 lengths[i] = len(tokens)

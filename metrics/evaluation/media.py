@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,14 @@ Medium = Image.Image | Recording
 def media_of(output: Any, count: int) -> list[Medium]:
     """The pictures or recordings of a call with so many prompts.
 
-    A recording is a mapping with `audio` (float [channels, samples] or [samples]) and `sampling_rate`; the output holds
-    one per prompt as `audio`, or, of a single prompt, is one.
+    Pictures are the output's `images`. A recording is a mapping with `audio`, float [channels, samples] or [samples],
+    and `sampling_rate`; the output is a list of those, or, of a single prompt, is one.
 
     **Raises:** `ArgumentError` for what is neither, as the tokens of a model without a tokenizer.
     """
-    if isinstance(output, Mapping) and "sampling_rate" in output:
-        found: Sequence[Any] = [output]
-    else:
-        found = getattr(output, "images", None) if hasattr(output, "images") else getattr(output, "audio", output)
+    found: Any = getattr(output, "images", output)
+    if isinstance(found, Mapping):
+        found = [found]
     if not isinstance(found, (list, tuple)) or len(found) != count:
         raise ArgumentError(f"the model gives {type(found).__name__} for {count} prompts, not pictures or recordings")
     return [_medium(one) for one in found]

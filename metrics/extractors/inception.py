@@ -1,20 +1,22 @@
 """Inception-v3 as FID and the Inception score define it: the network, weights and resizing of torch-fidelity.
 
-Another Inception, as torchvision's, gives another number that must not be called FID. The package is optional; its
-weights file (weights-inception-2015-12-05-6726825d.pth, from the releases of toshas/torch-fidelity) is named by path
-and never fetched.
+Another Inception, as torchvision's, gives another number that must not be called FID. The package is optional; the
+weights are named by path and never fetched: torch-fidelity's weights-inception-2015-12-05-6726825d.pth (from the
+releases of toshas/torch-fidelity), or classify_image_graph_def.pb, the graph of ADM's evaluator, which holds the same.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
 from mmspec.errors import ModelError
 from mmspec.metrics.extractors.extractor import Images, fingerprint_of
+from mmspec.metrics.extractors.inception_graph import state_dict
 from mmspec.metrics.features import Features
 
 POOLED, LOGITS = "2048", "logits_unbiased"
@@ -25,7 +27,7 @@ class InceptionExtractor:
 
     **Arguments:**
 
-    - `where`: the weights file.
+    - `where`: the weights file; one that ends in .pb is a TensorFlow graph.
     - `device`: where it runs.
 
     **Raises:** `ModelError` when torch-fidelity is not installed, or the file is not there.
@@ -37,15 +39,21 @@ class InceptionExtractor:
         if not Path(where).is_file():
             raise ModelError(
                 f"extractor 'inception': the weights file {where!r} does not exist; "
-                "fetch weights-inception-2015-12-05-6726825d.pth from the releases of toshas/torch-fidelity"
+                "fetch weights-inception-2015-12-05-6726825d.pth from the releases of toshas/torch-fidelity, or "
+                "classify_image_graph_def.pb from ADM's evaluation"
             )
         try:
             module = import_module("torch_fidelity.feature_extractor_inceptionv3")
         except ImportError:
             raise ModelError("extractor 'inception' needs torch-fidelity; pip install torch-fidelity") from None
-        network = module.FeatureExtractorInceptionV3(
-            "inception-v3-compat", [POOLED, LOGITS], feature_extractor_weights_path=where
-        )
+        with TemporaryDirectory() as folder:
+            if where.endswith(".pb"):
+                converted = Path(folder) / "weights.pth"
+                torch.save(state_dict(Path(where)), converted)
+                where = str(converted)
+            network = module.FeatureExtractorInceptionV3(
+                "inception-v3-compat", [POOLED, LOGITS], feature_extractor_weights_path=where
+            )
         self.model: torch.nn.Module = network.eval().to(device)
         self.device = torch.device(device)
         self.fingerprint = fingerprint_of(self.model)

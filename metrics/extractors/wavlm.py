@@ -33,7 +33,7 @@ class WavLMExtractor:
         self.processor = load(AutoFeatureExtractor, where, self.name)
         self.fingerprint = fingerprint_of(self.model)
         config = self.model.config
-        self._least = 1  # samples that leave one frame for the widest layer of the x-vector
+        self._least = 2  # samples that leave two frames, of which the x-vector takes the spread
         for kernel, dilation in zip(config.tdnn_kernel, config.tdnn_dilation, strict=True):
             self._least += (kernel - 1) * dilation
         for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
@@ -45,7 +45,7 @@ class WavLMExtractor:
         found = []
         for sound in sounds:
             wave = sound.at(self.processor.sampling_rate).astype(np.float32)
-            if len(wave) < self._least:  # too short for one frame: it is repeated
+            if len(wave) < self._least:  # too short: it is repeated
                 wave = np.tile(wave, -(-self._least // len(wave)))
             inputs = self.processor(wave, sampling_rate=self.processor.sampling_rate, return_tensors="pt")
             found.append(self.model(**inputs.to(self.model.device)).embeddings[0].double().cpu().numpy())

@@ -36,18 +36,18 @@ class WhisperExtractor:
 
     @torch.no_grad()
     def __call__(self, sounds: Sequence[Sound]) -> Features:
-        """The mean of the encoder's states over the 30 seconds that it reads, float64 [B, D]."""
+        """The mean of the encoder's states over the seconds that it reads (30), float64 [B, D]."""
         states = self.model.model.encoder(self._inputs(sounds)).last_hidden_state
         return np.asarray(states.mean(1).double().cpu().numpy())
 
     @torch.no_grad()
     def transcribe(self, sounds: Sequence[Sound]) -> list[str]:
-        """The words heard in each recording, greedily; of longer ones than 30 seconds, in pieces of that."""
+        """The words heard in each recording, greedily; longer ones than it reads (30 s) go in as pieces of that."""
         heard = []
         for sound in sounds:
-            piece = 30 * sound.rate
+            piece = self.processor.chunk_length * sound.rate
             parts = [Sound(sound.wave[i : i + piece], sound.rate) for i in range(0, len(sound.wave), piece)]
-            ids = self.model.generate(self._inputs(parts), do_sample=False, num_beams=1)
+            ids = self.model.generate(self._inputs(parts))
             heard.append(" ".join(self.tokenizer.batch_decode(ids, skip_special_tokens=True)).strip())
         return heard
 
