@@ -1,0 +1,98 @@
+"""A call for columns of codes: what MusicGen, Dia and Higgs Audio have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from mmspec.engine import Aids, Decoded, run
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.law import Sampling
+from mmspec.loop import OnStep
+from mmspec.pace import paces_of
+from mmspec.recipes import Recipe
+from mmspec.stats import Stats
+from mmspec.target import Layout, Target
+
+
+@dataclass
+class ColumnOutput(GenerateDecoderOnlyOutput):
+    """What `return_dict_in_generate=True` gives.
+
+    - `sequences`: as the model's own generate has them. `columns`: int64 [B, N, K], the new ones as they were decoded.
+    - `stats`: what they cost.
+    """
+
+    columns: Tensor | None = None
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How a call is decoded.
+
+    - `target`: makes the model with its prompts given, for windows that may reach so many columns past the end, with
+      guidance or without.
+    - `layout`: of the columns to be made; `vocab_size`: V.
+    - `sampling`: how each row's columns are drawn.
+    - `guided`: whether the target is to have an unconditional side.
+    """
+
+    target: Callable[[int, bool], Target]
+    layout: Layout
+    vocab_size: int
+    sampling: Sampling
+    guided: bool
+
+    def decode(
+        self, model: Any, recipe: Recipe, seeds: Sequence[int], draft: ColumnPlan | None, on_step: OnStep | None
+    ) -> Decoded:
+        """Runs a recipe.
+
+        **Arguments:**
+
+        - `model`: what windows have cost of it is remembered under it.
+        - `draft`: of the same call with a smaller model, for the recipe `draft`. It is not guided, which is half the
+          work: a draft is tested against the law it was drawn from, whatever that is.
+
+        **Raises:** `ModelError` when the draft model makes other columns.
+        """
+        aids = Aids(paces=paces_of(model))
+        if draft is not None:
+            for what, theirs, ours in (
+                ("codebooks", draft.layout.cell, self.layout.cell),
+                ("codes", draft.vocab_size, self.vocab_size),
+                ("columns", draft.layout.length, self.layout.length),
+            ):
+                if theirs != ours:
+                    raise ModelError(f"draft_model makes {theirs} {what}, the model {ours}; they are of two families")
+            s, small = draft.sampling, draft
+            aids = Aids(
+                draft_model=lambda: small.target(recipe.window, False),
+                draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(seeds),
+                paces=paces_of(model),
+            )
+        with torch.no_grad():
+            target = self.target(recipe.window, self.guided)
+            return run(target, recipe, self.layout, [self.sampling] * len(seeds), seeds, aids, on_step)
+
+
+def same_class(model: Any, draft_model: Any) -> Any:
+    """The draft model. **Raises:** `ModelError` for one of another class."""
+    if type(draft_model).__name__ != type(model).__name__:
+        raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
+    return draft_model
+
+
+def refuse_rules(model: Any, rules: Sequence[object]) -> None:
+    """**Raises:** `ArgumentError` for processors that look back at ids, which columns do not have."""
+    if rules:
+        raise ArgumentError(
+            f"logits_processor looks back at ids, and {type(model).__name__} makes columns of them; leave "
+            "repetition_penalty and its like out"
+        )

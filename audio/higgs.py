@@ -1,0 +1,288 @@
+"""Higgs Audio v2: columns of 8 codes inside a Llama's stream, each codebook a column later.
+
+What transformers keeps in processors that count steps is here a function of the columns so far: behind the mark that
+begins sound, codebook k begins k + 1 columns later; behind the first column s in which any codebook ends, codebook k
+ends at s + k + 1; a column that ends in all codebooks is the last.
+
+Repetition-aware sampling draws a code again, from the raw law, when it has come up often of late. Drawing twice is a
+law like any other: p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x) for each codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
+
+from mmspec.audio.crossed import ColumnTarget, Hidden
+from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
+from mmspec.audio.history import ColumnHistory
+from mmspec.columns import ForcedCells
+from mmspec.errors import ArgumentError
+from mmspec.law import Law, Logits, Sampling
+from mmspec.loop import OnStep
+from mmspec.recipes import Recipe, parse
+from mmspec.seeds import row_seeds
+from mmspec.target import Layout
+from mmspec.vision.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.vision.hf.families import unwrap
+from mmspec.vision.hf.plan import counted
+from mmspec.vision.hf.target import Prompt
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A code that `limit` of the last `window` columns have in its codebook is drawn again."""
+
+    window: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What transformers prepared from the arguments of `generate`.
+
+    - `ids`: int64 [B, T], text with marks where sound is; `mask`: bool [B, T], False on padding.
+    - `columns`: int64 [B, A, K], the sound of these marks, padded on the right; `there`: bool [B, A].
+    - `length`: N columns to be made.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    columns: Tensor
+    there: Tensor
+    length: int
+    sampling: Sampling
+    repetition: Repetition | None
+
+
+def ids_of_head(model: Any) -> int:
+    """Size of the vocabulary that logits are over."""
+    return int(model.config.codebook_size)
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    config: Any,
+    recipe: str | Recipe,
+    seed: int | Sequence[int] | None,
+    draft_model: Any,
+    on_step: OnStep | None,
+    inputs: Mapping[str, Any],
+) -> Tensor | ColumnOutput:
+    """Delayed columns int64 [B, A + n, K], those of the prompt included, as the model's own generate gives them.
+
+    The model's processor makes sound of them; see `mmspec.generate`.
+    """
+    model, recipe = unwrap(model), parse(recipe)
+    request = read(model, input_ids, logits_processor, stopping_criteria, config, inputs)
+    rows = len(request.ids)
+    draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
+    decoded = plan(model, request).decode(model, recipe, row_seeds(seed, rows), draft, on_step)
+    ends = ending(model)(decoded.tokens)
+    longest = int(torch.where(ends.any(1), ends.int().argmax(1) + 1, decoded.tokens.shape[1]).max())
+    sequences = torch.cat([request.columns, decoded.tokens[:, :longest]], dim=1)
+    if config.return_dict_in_generate:
+        return ColumnOutput(sequences=sequences, columns=decoded.tokens, stats=decoded.stats)
+    return sequences
+
+
+def read(
+    model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, inputs: Mapping[str, Any]
+) -> Request:
+    """**Raises:** `ArgumentError` for what columns cannot have, and for a prompt that ends while sound is ending."""
+    refuse_modes(config, inputs)
+    own = HiggsAudioV2DelayPatternLogitsProcessor
+    found, rules = read_processors([processor for processor in processors if type(processor) is not own])
+    refuse_rules(model, rules)
+    codebooks = model.config.num_codebooks
+    if bool((input_ids[:, -codebooks:] == model.config.audio_delay_token_id).any()):
+        raise ArgumentError("input_ids end in the middle of the end of a sound, from which mmspec cannot go on")
+    columns, there = inputs.get("audio_input_ids"), inputs.get("audio_input_ids_mask")
+    if columns is None:
+        columns = input_ids.new_zeros(len(input_ids), 0, codebooks)
+    if there is None:
+        there = torch.ones(columns.shape[:2], dtype=torch.bool, device=columns.device)
+    mask = inputs.get("attention_mask")
+    window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
+    return Request(
+        input_ids,
+        torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool(),
+        columns,
+        there.bool(),
+        read_length(criteria, input_ids.shape[1])[0],
+        read_sampling(found, bool(config.do_sample)),
+        None if window is None or limit is None else Repetition(int(window), int(limit)),
+    )
+
+
+def ending(model: Any) -> Any:
+    """Which columns end their row, bool [B, W]: those that end in all codebooks."""
+    end = int(model.config.audio_stream_eos_id)
+    return lambda columns: (columns == end).all(-1)
+
+
+def beginning(model: Any, request: Request) -> NDArray[np.int64]:
+    """The cells in which sound has not begun, host int64 [B, N, K]; -1 elsewhere."""
+    config, count = model.config, model.config.num_codebooks
+    last = (request.ids[:, -count:] == config.audio_bos_token_id).cpu().numpy()
+    # How many columns each row is past the mark that begins sound, which counts too; all, where there is none.
+    past = np.where(last.any(1), last.shape[1] - last.argmax(1), count + 1)
+    columns, books = np.arange(request.length)[:, None], np.arange(count)
+    waits = books + 1 - past[:, None, None] - columns >= 0
+    return np.where(waits, int(config.audio_stream_bos_id), -1)
+
+
+def plan(model: Any, request: Request) -> ColumnPlan:
+    """How a request is decoded."""
+    config, core = model.config, model.model
+    codebooks, size = int(config.num_codebooks), ids_of_head(model)
+    rows, length = len(request.ids), request.length
+    marks = (request.ids == config.audio_token_id) | (request.ids == config.audio_delay_token_id)
+    repetition, settings = request.repetition, request.sampling
+
+    def target(window: int, guided: bool) -> HiggsTarget:
+        embeds = core.embed_tokens(request.ids)
+        if request.columns.shape[1]:
+            sound = core.embed_audio_tokens(request.columns)[request.there]
+            embeds = embeds.masked_scatter(marks[..., None], sound.to(embeds.dtype))
+        inner = ColumnTarget(
+            Decoder(core, marks),
+            core.embed_audio_tokens,
+            lambda hidden: model.audio_lm_head(hidden).unflatten(-1, (codebooks, size)),
+            codebooks,
+            size,
+            Prompt(embeds, request.mask, counted(request.mask)),
+            False,
+            length,
+            window,
+        )
+        history = ColumnHistory(request.columns, length + window)
+        law = None if repetition is None else Law([settings] * rows, None, embeds.device)
+        return HiggsTarget(inner, history, law, repetition, forced, config)
+
+    forced = ForcedCells(beginning(model, request))
+    layout = Layout(
+        length,
+        cell=(codebooks,),
+        forced=forced,
+        pad=int(config.audio_stream_eos_id),
+        ends=ending(model),
+    )
+    # With repetition-aware sampling the target gives finished laws.
+    return ColumnPlan(target, layout, size, settings if repetition is None else Sampling(), False)
+
+
+class HiggsTarget:
+    """A Higgs Audio whose logits say what its processors, and its second draw, make of them.
+
+    **Arguments:**
+
+    - `inner`: the model; `history`: the columns it is handed.
+    - `law`: how the first draw is made, and `repetition`: when there is a second; None for neither.
+    - `forced`: cells in which sound has not begun.
+    - `config`: the model's.
+    """
+
+    def __init__(
+        self,
+        inner: ColumnTarget,
+        history: ColumnHistory,
+        law: Law | None,
+        repetition: Repetition | None,
+        forced: ForcedCells,
+        config: Any,
+    ) -> None:
+        self.vocab_size = inner.vocab_size
+        self.device = inner.device
+        self._inner = inner
+        self._history = history
+        self._law = law
+        self._repetition = repetition
+        self._begin, self._end = int(config.audio_stream_bos_id), int(config.audio_stream_eos_id)
+        self._codebooks = int(config.num_codebooks)
+        self._forced = forced
+
+    def prefill(self) -> Logits:
+        logits = self._inner.prefill()
+        return self._shape(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        self._history.write(tokens, at)
+        return self._shape(self._inner.forward(tokens, at).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
+
+    def keep(self, rows: list[int]) -> None:
+        self._history.keep(rows)
+        self._inner.keep(rows)
+        self._forced = self._forced.keep(rows)
+        if self._law is not None:
+            self._law.keep(torch.tensor(rows, device=self.device))
+
+    def _shape(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
+        """Logits [B, W, K, V] at the given positions, host int64 [B, W]."""
+        raw = raw.float()
+        code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
+        since = torch.from_numpy(positions).to(raw.device) - self._history.first(self._end, self._codebooks, positions)
+        ends = since[..., None] > books
+        z = raw.masked_fill(ends[..., None] & (code != self._end), -torch.inf)
+        if self._law is None or self._repetition is None:
+            return Logits(z, None)
+        width = z.shape[1]
+        places = positions.repeat(self._codebooks, axis=1)
+        p = self._law(Logits(z.flatten(1, 2), None), places).unflatten(1, (width, self._codebooks))
+        again = self._repetitive(positions) & ~ends[..., None]
+        if (found := self._forced.at(positions)) is not None:
+            again &= torch.from_numpy(found < 0).to(again.device)[..., None]
+        p = p.masked_fill(again, 0.0) + (p * again).sum(-1, keepdim=True) * raw.softmax(-1)
+        return Logits(p.log(), None)
+
+    def _repetitive(self, positions: NDArray[np.int64]) -> Tensor:
+        """Which codes have come up too often, bool [B, W, K, V]."""
+        assert self._repetition is not None
+        latest = self._history.latest(self._repetition.window, positions).transpose(2, 3)  # [B, W, K, window]
+        counts = (latest >= 0) & (latest != self._begin) & (latest != self._end)
+        zeros = torch.zeros(*latest.shape[:3], self.vocab_size, dtype=torch.int64, device=latest.device)
+        return zeros.scatter_add_(-1, latest.clamp(min=0), counts.long()) >= self._repetition.limit
+
+
+class Decoder:
+    """The layers of a Higgs Audio, which treat text and sound apart.
+
+    **Arguments:**
+
+    - `marks`: bool [B, T], where the prompt is sound; behind it, everything is.
+    """
+
+    def __init__(self, core: Any, marks: Tensor) -> None:
+        self._core = core
+        self._marks: Tensor | None = marks
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> Hidden:
+        hidden, (marks, self._marks) = inputs_embeds, (self._marks, None)
+        places = self._core.rotary_emb(hidden, position_ids)
+        for layer in self._core.layers:
+            hidden = layer(
+                hidden,
+                attention_mask=attention_mask,
+                audio_token_mask=marks,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                position_embeddings=places,
+            )
+        return Hidden(self._core.norm(hidden))
