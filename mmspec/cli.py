@@ -18,6 +18,7 @@ from mmspec.commands.eval import evaluate
 from mmspec.commands.image import image
 from mmspec.commands.ls import ls
 from mmspec.commands.report import report
+from mmspec.commands.train_drafter import train_drafter
 from mmspec.errors import MMSpecError
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command("image")(image)
 app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("report")(report)
+app.command("train-drafter")(train_drafter)
 app.command("convert")(convert)
 app.command("ls")(ls)
 app.command("env")(env)

@@ -14,6 +14,7 @@ from mmspec.law import Logits
 from mmspec.noise import REDRAW, Draws
 from mmspec.rows import Rows, Step
 from mmspec.rules import Accept
+from mmspec.rules.looking import look
 from mmspec.stats import Meter
 from mmspec.target import Target
 from mmspec.verify import Draft, Verdict
@@ -42,9 +43,12 @@ class TokenLaw(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens; knows neither the target nor the rule. `calls` counts calls of a model of its own."""
+    """Proposes tokens; knows neither the target nor the rule."""
 
-    calls: int
+    @property
+    def calls(self) -> int:
+        """Calls of a model of its own."""
+        ...
 
     def propose(self, rows: Rows, count: int, draws: Draws) -> Draft:
         """Drafts the next `count` >= 1 tokens of each row.
@@ -118,7 +122,7 @@ def decode_window(
         meter.clock.lap("drafter")
     logits = target.forward(tokens, rows.length - 1)
     meter.clock.lap("target")
-    verdict = law.verify(law(logits, positions), draft, rule, draws)
+    verdict = law.verify(law(logits, positions), draft, look(rule, target, len(rows.ids)), draws)
     meter.clock.lap("rule")
     drafter.observe(verdict, rows, draws)
     meter.clock.lap("drafter")

@@ -29,12 +29,15 @@ class Info:
 
 
 _MODELS = {
-    "shapes": Info("64x64 pictures of coloured shapes; ships with mmspec", True, "mmspec.vision.shapes.model:load")
+    "shapes": Info("64x64 pictures of coloured shapes; ships with mmspec", True, "mmspec.vision.shapes.model:load"),
+    "spoken": Info("speech from a small vocabulary, two voices; ships with mmspec", True, "mmspec.audio.spoken.model:load"),
 }
 _DRAFTERS = {
     "model": Info("a smaller model of the same vocabulary", True, "mmspec.drafters.model:ModelDrafter"),
     "table": Info("an n-gram table over left and upper neighbour", True, "mmspec.drafters.start:NGramTable"),
     "recycle": Info("such a table, made from the target's own laws", True, "mmspec.drafters.recycle:Recycle"),
+    "eagle": Info("an EAGLE head on the target's features", True, "mmspec.drafters.eagle:EagleReader"),
+    "medusa": Info("Medusa heads on the target's features", True, "mmspec.drafters.medusa:MedusaReader"),
     "jacobi": Info("the window's own leftovers and start tokens", True, "mmspec.drafters.jacobi:Jacobi"),
     "tree-model": Info("such a model, for trees of one shape", True, "mmspec.drafters.tree_model:TreeModelDrafter"),
     "tree-dynamic": Info(
@@ -85,6 +88,7 @@ def load(
     processor: Any = None,
     tokenizer: str | None = None,
     config: Mapping[str, Any] | None = None,
+    drafter: str | Path | None = None,
     device: str | None = None,
     dtype: Any = None,
 ) -> Any:
@@ -101,6 +105,7 @@ def load(
       checkpoint its tokenizer, for Chameleon its VQGAN; without one a call gives tokens only.
     - `config`: what the files cannot tell: for an original checkpoint, under the original argument names; for Chameleon
       the `layout`, "anole" or "lumina".
+    - `drafter`: a folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
     - `device`: where to put what is loaded; None is the CPU. A model that is loaded already stays where it is.
     - `dtype`: a `torch.dtype`; None is float32.
 
@@ -110,6 +115,10 @@ def load(
     """
     import torch
 
+    if drafter is not None:
+        pipe = load(model, processor=processor, tokenizer=tokenizer, config=config, device=device, dtype=dtype)
+        add_drafter(pipe, drafter)
+        return pipe
     if isinstance(model, torch.nn.Module):
         from mmspec.vision.hf.load import from_model
 
@@ -136,6 +145,11 @@ def load(
 
         if is_stage(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
+        from mmspec.vision.mar import load as mar
+
+        if mar.is_mar(path):
+            refuse_processor(processor, model)
+            return mar.from_checkpoints(path, config, local_file(tokenizer), device=device, dtype=dtype)
         from mmspec.vision.llamagen.load import from_checkpoints, is_checkpoint
 
         if is_checkpoint(path):
@@ -144,11 +158,6 @@ def load(
     refuse_processor(processor, model)
     for name, value in (("tokenizer", tokenizer), ("config", config)):
         if value is not None:
-        from mmspec.vision.mar import load as mar
-
-        if mar.is_mar(path):
-            refuse_processor(processor, model)
-            return mar.from_checkpoints(path, config, local_file(tokenizer), device=device, dtype=dtype)
             raise ArgumentError(f"{name} was given, but {model!r} is complete; it goes with original checkpoints only")
     if model in known:
         make: Callable[..., Any] = resolve(known[model])
@@ -181,6 +190,21 @@ def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
         raise ModelError(
             f"model {model!r} is no pipeline that mmspec can load: {type(error).__name__}: {reason}"
         ) from None
+
+
+def add_drafter(pipe: Any, drafter: str | Path) -> None:
+    """Gives a pipeline a trained drafter, from a folder or the Hub.
+
+    **Raises:** `ArgumentError` when there is none, or the pipeline takes none; `ModelError` when it does not fit.
+    """
+    path: Path | None = Path(drafter)
+    if not Path(drafter).is_dir():
+        path = hub.fetch(str(drafter))
+    if path is None:
+        raise ArgumentError(f"drafter={str(drafter)!r} is no folder; name one that `mmspec train-drafter` wrote")
+    if not hasattr(pipe, "add_drafter"):
+        raise ArgumentError(f"drafter={str(drafter)!r} was given, but a {type(pipe).__name__} takes none")
+    pipe.add_drafter(path)
 
 
 def local_file(tokenizer: str | None) -> Path | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.commands.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
+from mmspec.commands.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
 from mmspec.commands.pipes import load_silent
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing
@@ -36,6 +36,7 @@ def bench_image(
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
     threads: Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")] = None,
+    drafter: Drafter = None,
     device: Device = "cpu",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
@@ -63,7 +64,7 @@ def bench_image(
     overrides = Overrides(temperature, top_k, top_p, guidance_scale)
     if threads is not None:
         torch.set_num_threads(threads)
-    pipe = load_silent(model, device)
+    pipe = load_silent(model, device, drafter)
     with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet=as_json) as on_run:
         report = bench(
             pipe,
@@ -90,6 +91,7 @@ def bench_image(
             "repeats": repeats,
             "seed": seed,
             "device": device,
+            "drafter": drafter,
             **sampling,
         },
         "environment": facts,

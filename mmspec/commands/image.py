@@ -10,6 +10,7 @@ import typer
 
 from mmspec.commands.options import (
     Device,
+    Drafter,
     GuidanceScale,
     Json,
     Model,
@@ -39,6 +40,7 @@ def image(
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
     window: Window = None,
+    drafter: Drafter = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -49,7 +51,7 @@ def image(
     from mmspec.vision.png import write_png
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
-    pipe = load_silent(model, device)
+    pipe = load_silent(model, device, drafter)
     with token_bar(quiet=as_json) as on_step:
         out = pipe(
             prompts,

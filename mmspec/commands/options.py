@@ -25,6 +25,9 @@ Window = Annotated[
     typer.Option(show_default="the recipe's", help="Tokens per target call; a knob of the recipe."),
 ]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1.")]
+Drafter = Annotated[
+    str | None, typer.Option(show_default="the model's", help="A trained drafter: a folder, or a Hub id.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no progress.")]
 
 

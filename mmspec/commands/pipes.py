@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 
-def load_silent(model: str, device: str) -> Any:
+def load_silent(model: str, device: str, drafter: str | None = None) -> Any:
     """What `mmspec.load` gives, with no progress bar of its own, neither now nor in its calls.
 
-    Raises `ArgumentError` for a device that is not there, `UnknownNameError` for a model that is not.
+    Raises `ArgumentError` for a device or a drafter that is not there, `UnknownNameError` for a model that is not.
     """
     import mmspec
+    from mmspec.registry import add_drafter
 
     silence_loading()
     pipe = mmspec.load(model, device=device)
+    if drafter is not None:
+        add_drafter(pipe, drafter)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -38,8 +38,8 @@ class MedusaReader:
             return
         last = np.pad(verdict.path, ((0, 0), (1, 0)))[np.arange(len(verdict.path)), verdict.accepted]
         found = self._target.features()
-        rows = torch.arange(len(found), device=found.device)
-        self._feature = found[rows, torch.from_numpy(np.resize(last, len(found))).to(found.device)]
+        row = torch.arange(len(found), device=found.device)
+        self._feature = found[row, torch.from_numpy(np.resize(last, len(found))).to(found.device)]
 
     def keep(self, rows: list[int]) -> None:
         if self._feature is not None:

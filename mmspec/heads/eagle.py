@@ -68,12 +68,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.self_attn.project(x if self.input_layernorm is None else self.input_layernorm(x))
+        return self.self_attn.project(x if self.input_layernorm is None else norm(self.input_layernorm, x))
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """What comes behind attention; `mixed` [R, heads, W, head_dim] is what it found."""
         x = x + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self.mlp(norm(self.post_attention_layernorm, x))
+
+
+def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
+    """A norm in the type of its weight, which under autocast is another than that of `x`."""
+    return layer(x.to(layer.weight.dtype))
 
 
 class EagleHead(nn.Module, PyTorchModelHubMixin):
@@ -91,6 +96,8 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
 
     A picture's token i sits in slot `prefix + i`.
     """
+
+    kind = "eagle"
 
     def __init__(
         self,
@@ -116,13 +123,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=bias)
         layer = Layer(hidden_size, intermediate_size, num_attention_heads, rms_norm_eps, input_layernorm, qk_norm)
         self.layers = nn.ModuleList([layer])
-        width = hidden_size // num_attention_heads
-        # Built where it is used: a module that is made on "meta", to be filled from a file, could not fill a buffer.
-        self._make_table = lambda: (
-            row_table(max_position_embeddings, width, rope_theta)
-            if grid_size is None
-            else grid_table(grid_size, prefix, width, rope_theta, "zero")
-        )
+        self._grid_size, self._slots, self._theta = grid_size, max_position_embeddings, rope_theta
         self._rotate = rotate_halves if grid_size is None else rotate
         self._table: tuple[Tensor, Tensor] | None = None
 
@@ -133,6 +134,13 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
     @property
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
+
+    @property
+    def layer(self) -> Layer:
+        """The only one."""
+        layer = self.layers[0]
+        assert isinstance(layer, Layer)
+        return layer
 
     def init_weights(self, std: float = 0.02) -> None:
         """Random weights to train from. The guess starts as what `fc` makes of the feature: itself."""
@@ -149,8 +157,12 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         if self._table is None or self._table[0].device != self.device:
             # It outlives this call, which may be one without gradients, and then serves one with them.
             with torch.inference_mode(False):
-                cos, sin = self._make_table()
-                self._table = cos.to(self.device), sin.to(self.device)
+                width = self.hidden_size // self.heads
+                if self._grid_size is None:
+                    table = row_table(self._slots, width, self._theta)
+                else:
+                    table = grid_table(self._grid_size, self.prefix, width, self._theta, "zero")
+                self._table = table[0].to(self.device), table[1].to(self.device)
         cos, sin = self._table
         slots = slots.clamp(max=len(cos) - 1)
         return cos[slots][:, None], sin[slots][:, None]
@@ -165,13 +177,13 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         - `slots`: int64 [R, W], where they sit.
         """
         x = self.fc(torch.cat([self.embed_tokens(tokens), features.to(self.dtype)], dim=-1))
-        q, k, v = self.layers[0].project(x)
+        q, k, v = self.layer.project(x)
         cos, sin = self.turns(slots)
         return x, self._rotate(q, cos, sin).to(v.dtype), (self._rotate(k, cos, sin).to(v.dtype), v)
 
     def finish(self, x: Tensor, q: Tensor, seen: KeysValues, bias: Tensor | None) -> Tensor:
         """The features foretold behind each token, [R, W, D]; `bias` is added to the scores, where something hides."""
-        return self.layers[0].finish(x, F.scaled_dot_product_attention(q, *seen, attn_mask=bias))
+        return self.layer.finish(x, F.scaled_dot_product_attention(q, *seen, attn_mask=bias))
 
     def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
         """What it foretells at each depth of a draft begun at every slot, `depth` tensors [R, S, D].
@@ -201,7 +213,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
             mixed = weights[..., :size] @ v
             for i, (_, v) in enumerate(read[1:], start=1):
                 mixed = mixed + weights[..., size + i - 1 : size + i] * shift(v, d - i)
-            guesses.append(self.layers[0].finish(x, mixed))
+            guesses.append(self.layer.finish(x, mixed))
             features = shift(guesses[-1], 1)
         return guesses
 

@@ -106,3 +106,21 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], head: Head) -> No
     problems = [f"{name}: {', '.join(keys)}" for name, keys in named if keys]
     if problems:
         raise ModelError(f"drafter {str(folder)!r} is not what its config.json says; {'; '.join(problems)}")
+
+
+def save_heads(heads: Mapping[str, Head], folder: Path) -> None:
+    """Writes the heads of a pipeline into its folder, `drafters/KIND` each."""
+    for kind, head in heads.items():
+        head.save_pretrained(folder / "drafters" / kind)
+
+
+def load_heads(folder: Path) -> dict[str, Head]:
+    """The heads in a pipeline's folder. **Raises:** `ModelError`."""
+    found = [load_head(file.parent) for file in sorted(folder.glob("drafters/*/config.json"))]
+    return {head.kind: head for head in found}
+
+
+def refuse_stranger(folder: str | Path, what: str, found: int, wanted: int) -> None:
+    """**Raises:** `ModelError` when a drafter is for another model."""
+    if found != wanted:
+        raise ModelError(f"drafter {str(folder)!r} has {what} {found}, the model {wanted}; they do not belong together")

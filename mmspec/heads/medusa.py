@@ -21,6 +21,8 @@ class MedusaHeads(nn.Module, PyTorchModelHubMixin):
     - `medusa_num_heads`: how many; head i foretells the token i + 1 places behind the one the feature itself is for.
     """
 
+    kind = "medusa"
+
     def __init__(self, vocab_size: int, hidden_size: int, medusa_num_heads: int = 4) -> None:
         super().__init__()
         self.vocab_size = vocab_size

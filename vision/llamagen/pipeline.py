@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +14,15 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
 from mmspec.engine import Aids, run
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.heads.load import Head, load_head, load_heads, read_config, refuse_stranger, save_heads
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
+from mmspec.training.prepared import Prepared
 from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
 from mmspec.vision.llamagen.condition import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
@@ -40,6 +44,9 @@ class LlamaGenPipeline(DiffusionPipeline):
     - `draft_transformer`: a smaller LlamaGen with the same conditions, for the recipe `draft`; optional.
     - `table`: n-gram table, for the recipe `table` and start tokens; optional.
     - `temperature`, `top_k`, `top_p`, `guidance_scale`, `recipe`: the defaults of a call.
+
+    Drafters that start from the transformer's features are no components: `add_drafter` takes them, and they are saved
+    and loaded with the rest.
 
     **Raises:** `ArgumentError` when tokenizer and transformer do not have the same number of codes.
     """
@@ -83,6 +90,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             temperature=temperature, top_k=top_k, top_p=top_p, guidance_scale=guidance_scale, recipe=recipe
         )
         self.image_processor = VaeImageProcessor()
+        self.heads: dict[str, Head] = {}
 
     @torch.no_grad()
     def __call__(
@@ -144,33 +152,17 @@ class LlamaGenPipeline(DiffusionPipeline):
             guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
         )
         condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
-        condition = condition.repeat(num_images_per_prompt).to(self.transformer.device)
-        rows = len(condition.features)
+        ready = self._ready(condition.repeat(num_images_per_prompt), sampling, recipe.window)
+        rows = len(ready.samplings)
         seeds = row_seeds(seed, rows, generator)
-
-        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget:
-            uncond = gpt.unconditional(rows) if guided else None
-            return LlamaGenTarget(gpt, condition.features, uncond, condition.mask, slack=recipe.window)
-
-        draft = self.draft_transformer
-        aids = Aids(
-            table=self.table.ngrams() if self.table is not None else None,
-            # The draft sees the prompt but no guidance: q is whatever it was drawn from.
-            draft_model=partial(target, draft, False) if draft is not None else None,
-            draft_sampling=[Sampling(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
-            codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
-            paces=paces_of(self.transformer),
-        )
-        grid = self.transformer.config.grid_size
-        layout = Layout(length=grid**2, width=grid)
-        with memory_for(rows), self.progress_bar(total=rows * layout.length) as bar:
+        with memory_for(rows), self.progress_bar(total=rows * ready.layout.length) as bar:
             decoded = run(
-                target(self.transformer, sampling.guidance_scale != 1),
+                ready.make(),
                 recipe,
-                layout,
-                [sampling] * rows,
+                ready.layout,
+                ready.samplings,
                 seeds,
-                aids,
+                ready.aids,
                 observer(self, bar, on_step, callback_on_step_end),
                 measure_entropy,
             )
@@ -179,6 +171,99 @@ class LlamaGenPipeline(DiffusionPipeline):
         if not return_dict:
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, decoded.tokens, seeds, decoded.stats)
+
+    def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
+        """Prompts, or class labels as text, ready to be decoded with the defaults; see `mmspec.training.prepared.Pipe`.
+
+        **Raises:** `PromptError` for what the model cannot read.
+        """
+        c = self.config
+        sampling = Sampling(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        if self.transformer.config.model_type == "t2i":
+            return self._ready(self._condition(list(prompts), None, None, None), sampling, slack)
+        if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
+            raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model draws classes: give numbers")
+        return self._ready(self._condition(None, [int(prompt) for prompt in prompts], None, None), sampling, slack)
+
+    def new_small(self) -> LlamaGenGPT:
+        """The draft transformer, or a new one: one layer, half as wide as the transformer."""
+        if self.draft_transformer is not None:
+            return copy.deepcopy(self.draft_transformer)
+        c = dict(self.transformer.config)
+        heads = max(c["n_head"] // 2, 1)
+        dim = c["dim"] // c["n_head"] * heads
+        small = LlamaGenGPT.from_config(c | {"dim": dim, "n_head": heads, "n_layer": 1, "ffn_dim": None})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            small.init_weights()
+        return small.to(self.transformer.device)
+
+    def add_drafter(self, folder: str | Path) -> None:
+        """Takes a drafter in place of the one of its kind, if there is one.
+
+        **Arguments:**
+
+        - `folder`: of `mmspec train-drafter`, of a LANTERN drafter, or with a smaller LlamaGen.
+
+        **Raises:** `ModelError` when it is none of them, or for another model.
+        """
+        folder = Path(folder)
+        if read_config(folder).get("_class_name") == LlamaGenGPT.__name__:
+            small = LlamaGenGPT.from_pretrained(folder, low_cpu_mem_usage=False)
+            refuse_stranger(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
+            self.register_modules(draft_transformer=small.to(self.transformer.device, self.transformer.dtype))
+            return
+        head = load_head(folder)
+        refuse_stranger(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
+        refuse_stranger(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
+        self.heads[head.kind] = head
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        super().save_pretrained(save_directory, *args, **kwargs)
+        save_heads(self.heads, Path(save_directory))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> LlamaGenPipeline:
+        pipe: LlamaGenPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        pipe.heads = load_heads(Path(pretrained_model_name_or_path))
+        return pipe
+
+    def _ready(self, condition: Condition, sampling: Sampling, slack: int) -> Prepared:
+        """A batch of conditions that are all drawn in one way; windows may reach `slack` tokens past the end."""
+        condition = condition.to(self.transformer.device)
+        rows = len(condition.features)
+
+        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget:
+            uncond = gpt.unconditional(rows) if guided else None
+            return LlamaGenTarget(gpt, condition.features, uncond, condition.mask, slack)
+
+        def small(gpt: Any, tokens: Tensor) -> Tensor:
+            mask = condition.mask
+            return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
+
+        def small_target(gpt: Any) -> LlamaGenTarget:
+            return target(gpt, False)
+
+        gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
+        aids = Aids(
+            table=self.table.ngrams() if self.table is not None else None,
+            # The draft sees the prompt, and no guidance unless the recipe says so: q is whatever it was drawn from.
+            draft_model=partial(target, draft, False) if draft is not None else None,
+            guided_draft_model=partial(target, draft, True) if draft is not None else None,
+            draft_sampling=[Sampling(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
+            codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
+            paces=paces_of(gpt),
+            heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
+        )
+        return Prepared(
+            partial(target, gpt, sampling.guidance_scale != 1),
+            Layout(length=grid**2, width=grid),
+            [sampling] * rows,
+            aids,
+            gpt.tok_embeddings.weight.detach(),
+            small,
+            small_target,
+        )
 
     def _condition(
         self,
