@@ -60,7 +60,8 @@ def verify_drafts(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, r
         rho = smallest_rho(law, q, count)
         chance = ((law / rho).gather(1, x) / q.gather(1, x)).clamp(max=1.0)
         if rule is not ratio:
-            more = [at_depth(rule, law, q, x[:, [i]], depth) for i in range(drafts)]
+            below = [_entry(depth + 1, torch.full_like(last, i), drafts) for i in range(drafts)]
+            more = [at_depth(rule, law, q, x[:, [i]], depth, below[i]) for i in range(drafts)]
             exact = (law.gather(1, x) / q.gather(1, x)).clamp(max=1.0)
             gap = torch.stack(more, dim=1).clamp(max=1.0) - exact
             chance = (chance + gap).clamp(0.0, 1.0)

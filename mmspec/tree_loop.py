@@ -13,6 +13,7 @@ from mmspec.loop import OnStep, keep_all
 from mmspec.noise import ACCEPT, REDRAW
 from mmspec.rows import Rows
 from mmspec.rules import Accept
+from mmspec.rules.looking import look
 from mmspec.stats import Meter
 from mmspec.tree import TreeDraft, TreeTarget
 from mmspec.tree_verify import TreeVerdict, verify_tree
@@ -94,7 +95,7 @@ def decode_tree(
         p = law(logits, rows.length[:, None] + tree.depth)
         accept_u = tree.uniforms(rows, meter.nfe)[ACCEPT]
         redraw_u = rows.noise.uniforms(rows.positions(tree.height + 1), meter.nfe)[REDRAW]
-        verdict = test(p, draft, rule, accept_u, redraw_u)
+        verdict = test(p, draft, look(rule, target, len(rows.ids)), accept_u, redraw_u)
         meter.clock.lap("rule")
         target.settle(at, verdict.path)
         meter.clock.lap("target")

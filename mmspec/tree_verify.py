@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.rules import Accept
+from mmspec.rules.looking import Looking
 from mmspec.tree import TreeDraft
 from mmspec.verify import ratio, residual, sample
 
@@ -74,11 +75,11 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, red
             siblings.append(draft.tokens[rows, child - 1])
             x, q = siblings[-1][:, None], draft.siblings.law(here, torch.stack(siblings, dim=1))
             real = waiting & (child > 0) & (q.gather(1, x)[:, 0] > 0)
-            chance = at_depth(rule, law, q, x, depth)
+            chance = at_depth(rule, law, q, x, depth, child)
             kept = real & (accept_u[rows, child - 1] < chance)
             failed = real & ~kept
             if rule is not ratio:
-                gap = (chance.clamp(max=1.0) - at_depth(ratio, law, q, x, 0).clamp(max=1.0)).abs()
+                gap = (chance.clamp(max=1.0) - at_depth(ratio, law, q, x, 0, child).clamp(max=1.0)).abs()
                 excess[:, depth] += torch.where(real, gap, 0.0)
             left = torch.where(failed[:, None], residual(law, q), left)
             # A residual can only vanish by rounding; then the law stays what it was.
@@ -112,8 +113,10 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, red
     )
 
 
-def at_depth(rule: Accept, p: Tensor, q: Tensor, x: Tensor, depth: int) -> Tensor:
-    """The acceptance probability float32 [B] of tokens int64 [B, 1] in slot `depth` of a rule's window."""
+def at_depth(rule: Accept, p: Tensor, q: Tensor, x: Tensor, depth: int, entry: Tensor) -> Tensor:
+    """The acceptance probability float32 [B] of tokens int64 [B, 1], entries int64 [B], in slot `depth` of a window."""
     slots = depth + 1
+    if isinstance(rule, Looking):
+        rule = rule.entry(entry)
     chance = rule(p[:, None].expand(-1, slots, -1), q[:, None].expand(-1, slots, -1), x.expand(-1, slots))
     return chance[:, -1]

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from mmspec.conformance import FEATURES
 
 GUIDE = Path(__file__).parents[1] / "docs" / "adding-a-rule.md"
 
@@ -20,6 +23,9 @@ def site(tmp_path: Path) -> Path:
     (module,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (section, line) = re.findall(r'\[project.entry-points."(.*?)"\]\n(.*?)\n```', GUIDE.read_text(), re.DOTALL)[0]
     (tmp_path / "judge_rule.py").write_text(module)
+    # Drafts are good behind which the first symbol is likely: the features of the toy are its next logits.
+    weight = torch.zeros(1, FEATURES).index_fill_(1, torch.tensor([0]), 2.0)
+    torch.save({"weight": weight, "bias": torch.zeros(1)}, tmp_path / "judge.pt")
     installed = tmp_path / "judge_rule-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: judge-rule\nVersion: 1.0\n")

@@ -16,15 +16,17 @@ from torch import Tensor
 import mmspec.neighbours
 import mmspec.rules.lantern
 import mmspec.verify
-from mmspec.conformance import ToyTarget, check
+from mmspec.conformance import FEATURES, ToyTarget, check
 from mmspec.drafters.start import NGramTable
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.law import Sampling
 from mmspec.neighbours import Codebook, nearest, similar
 from mmspec.recipes import parse
-from mmspec.rules import RULES
+from mmspec.rules import RULES, Rule
+from mmspec.rules.looking import Looking, look
 from mmspec.target import Layout
+from mmspec.verify import ratio
 
 V = 12
 CODEBOOK = Codebook(torch.randn(V, 3, generator=torch.Generator().manual_seed(0)))
@@ -168,6 +170,38 @@ def test_zeroed_neighbourhood_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mmspec.verify, "residual", zeroed)
     tv, allowed = measure()
     assert tv > allowed
+
+
+@pytest.mark.parametrize("drafting", ["draft:window=3", "tree:branch=2/2", "spectr:drafts=2,length=2"])
+def test_a_rule_that_looks_sees_what_the_target_made_of_each_draft(drafting: str) -> None:
+    """The features of the toy are its next logits: where a draft was kept they foretell the law behind it."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def accept(p: Tensor, q: Tensor, x: Tensor, h: Tensor) -> Tensor:
+        assert h.shape == (*x.shape, FEATURES)
+        seen.append((p, h[..., :V].softmax(-1)))
+        return torch.ones_like(x, dtype=torch.float32)
+
+    rule = Rule("looks", "", takes_features=True)
+    aids = Aids(draft_model=lambda: ToyTarget(2, V, 4, 6), draft_sampling=[Sampling()] * 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "build", lambda *_: Looking(accept))
+        run(ToyTarget(2, V, 4, 5), parse(drafting), Layout(4), [Sampling()] * 2, [0, 1], aids)
+    if drafting.startswith("draft"):
+        (p, h) = seen[0]
+        assert torch.allclose(p[:, 1], h[:, 0], atol=1e-6) and not torch.allclose(p[:, 0], h[:, 0], atol=1e-2)
+    else:
+        # The first sibling is kept; a draft of the next depth is tested under the law behind it.
+        last = {"tree": 1, "spectr": 2}[drafting.partition(":")[0]]
+        assert torch.allclose(seen[last][0][:, -1], seen[0][1][:, -1], atol=1e-6)
+    with pytest.raises(ArgumentError, match="looks at features, and Blind shows none"):
+        look(Looking(accept), Blind(), 1)
+    assert look(ratio, Blind(), 1) is ratio
+    assert rule.takes_features
+
+
+class Blind:
+    """A target that shows no features."""
 
 
 @pytest.mark.parametrize(

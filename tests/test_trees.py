@@ -251,10 +251,10 @@ def original_p_and_q(patch: pytest.MonkeyPatch) -> None:
         first["new"] = tokens.shape[1] == 1
         return law(self, entry, tokens[:, :1])
 
-    def original_p(rule: Accept, p: Tensor, q: Tensor, x: Tensor, depth: int) -> Tensor:
+    def original_p(rule: Accept, p: Tensor, q: Tensor, x: Tensor, depth: int, entry: Tensor) -> Tensor:
         if first["new"]:
             first["p"] = p
-        return at_depth(rule, first["p"], q, x, depth)
+        return at_depth(rule, first["p"], q, x, depth, entry)
 
     patch.setattr(WithoutReplacement, "law", original_q)
     patch.setattr(mmspec.tree_verify, "at_depth", original_p)

@@ -35,6 +35,8 @@ class Rule:
     - `exact`: whether the outcome follows the target's law.
     - `knobs`: its settings; the value 0 of the first one gives the exact rule.
     - `takes_codebook`: whether it asks which tokens are alike.
+    - `takes_features`: whether it looks at the target's features; its acceptance function then has a fourth argument,
+      float [B, m, D], what the target has where it has read each draft (`mmspec.rules.looking`).
     - `continuous`: whether it is for tokens that are vectors; what `make` names then makes a
       `mmspec.continuous.law.LatentRule`.
     """
@@ -44,6 +46,7 @@ class Rule:
     exact: bool = False
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     takes_codebook: bool = False
+    takes_features: bool = False
     continuous: bool = False
 
     def build(self, knobs: Mapping[str, Value], codebook: Codebook | None) -> Accept:
@@ -51,7 +54,12 @@ class Rule:
         module, _, name = self.make.partition(":")
         make: Callable[..., Accept] = getattr(import_module(module), name)
         own = {knob: knobs[knob] for knob in self.knobs}
-        return make(codebook=codebook, **own) if self.takes_codebook else make(**own)
+        accept = make(codebook=codebook, **own) if self.takes_codebook else make(**own)
+        if not self.takes_features:
+            return accept
+        from mmspec.rules.looking import Looking
+
+        return Looking(accept)
 
 
 def _nearest(default: int) -> Knob:
