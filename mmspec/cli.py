@@ -17,6 +17,7 @@ from mmspec.commands.env import env
 from mmspec.commands.eval import evaluate
 from mmspec.commands.image import image
 from mmspec.commands.ls import ls
+from mmspec.commands.measure import measure
 from mmspec.commands.report import report
 from mmspec.commands.train_drafter import train_drafter
 from mmspec.errors import MMSpecError
@@ -34,6 +35,7 @@ app.command("image")(image)
 app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("report")(report)
+app.command("measure")(measure)
 app.command("train-drafter")(train_drafter)
 app.command("convert")(convert)
 app.command("ls")(ls)

@@ -91,16 +91,21 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [f"{speed['tokens_per_call']['value']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
         bound = "-" if row["exact"] else f"{speed['tv_bound']:.3f}"
         lines.append([row["recipe"], law(row), *cells, bound, *(short(row["quality"][name]) for name in names)])
+    return aligned(lines, 2)
+
+
+def aligned(lines: Sequence[Sequence[str]], texts: int) -> str:
+    """Cells as a table in Markdown, a rule under the first line; all columns but the first `texts` to the right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    rule = ["-" * width if i < 2 else f"{'-' * (width - 1)}:" for i, width in enumerate(widths)]
-    aligned = [
+    rule = ["-" * width if i < texts else f"{'-' * (width - 1)}:" for i, width in enumerate(widths)]
+    cells = [
         [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
+            cell.ljust(width) if i < texts else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         for line in [lines[0], rule, *lines[1:]]
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in aligned)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def law(row: Mapping[str, Any]) -> str:

@@ -32,7 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RUNS)
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the parts and of the index")
+    parser.add_argument("--guidance", type=float, default=GUIDANCE, help="the pipeline's default")
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="likewise")
     args = parser.parse_args()
+    draft = args.weights / "draft_transformer"
     gpt = LlamaGenGPT.from_pretrained(args.weights / "transformer")
     table = count_table(load_codes(args.out).tokens, gpt)
     export(table, args.weights / "table")
@@ -40,10 +43,10 @@ def main() -> None:
         gpt,
         ShapesTokenizer.from_pretrained(args.weights / "vqvae"),
         ShapesTextEncoder.from_pretrained(args.weights / "text_encoder"),
-        draft_transformer=LlamaGenGPT.from_pretrained(args.weights / "draft_transformer"),
+        draft_transformer=LlamaGenGPT.from_pretrained(draft) if draft.is_dir() else None,
         table=table,
-        temperature=TEMPERATURE,
-        guidance_scale=GUIDANCE,
+        temperature=args.temperature,
+        guidance_scale=args.guidance,
     )
     pipe.save_config(args.weights)
 
