@@ -207,8 +207,8 @@ class LatentLaw:
         law = Gaussian.unpack(p, self.head.dim)
         return torch.cat([self.rule.draw(law, normal), law.marks], dim=-1)
 
-    def sample(self, p: Tensor, draws: Draws) -> Tensor:
-        return self.draw(p, normals(draws, REDRAW, self.head.dim))
+    def sample(self, p: Tensor, draws: Draws, stream: int = REDRAW) -> Tensor:
+        return self.draw(p, normals(draws, stream, self.head.dim))
 
     def steady(self, positions: NDArray[np.int64]) -> Tensor:
         """Numbers for `draw` that stay the same in every iteration."""
