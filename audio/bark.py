@@ -85,7 +85,7 @@ class Hidden:
 
 
 class Decoder:
-    """The layers of a Bark model with an attention mask given; its own attention knows one causal order for all rows."""
+    """The layers of a Bark model with an attention mask given; its own attention has one causal order for all rows."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -71,7 +71,7 @@ class Graft:
     """The parts that make codes.
 
     - `decoder`: a `LlamaModel`, a `Qwen2Model` or the like; `embed`: V vectors of codes; `head`: to V logits.
-    - `places`: learned places of codes [places, D], or None. Place 0 is the prompt's, whose last vector is a start mark.
+    - `places`: learned places of codes [places, D], or None. Place 0 is the start mark's, which ends a prompt.
     """
 
     decoder: Any

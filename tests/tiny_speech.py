@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import tiny_codecs
+import torch
 from tiny_models import scatter
 from transformers import (
     BarkConfig,
     BarkModel,
+    CsmConfig,
+    CsmForConditionalGeneration,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -89,4 +93,46 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
         codebook_size=8,
         sample_rate=1000,
     )
+    return model
+
+
+def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spread: float = 0.3) -> Any:
+    """A CSM; a frame of zeros ends it."""
+    sizes = {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "max_position_embeddings": 64,
+    }
+    config = CsmConfig(
+        num_codebooks=codebooks,
+        vocab_size=codes,
+        codebook_size=codes,
+        text_vocab_size=20,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        codebook_pad_token_id=codes - 1,
+        codebook_eos_token_id=0,
+        audio_token_id=18,
+        audio_eos_token_id=19,
+        num_hidden_layers=layers,
+        depth_decoder_config={
+            **sizes,
+            "num_codebooks": codebooks,
+            "vocab_size": codes,
+            "backbone_hidden_size": 24,
+            "num_hidden_layers": 2,
+        },
+        codec_config=tiny_codecs.mimi(codebooks, 8).config,
+        **sizes,
+    )
+    model = scatter(CsmForConditionalGeneration(config), seed, spread)
+    generator = torch.Generator().manual_seed(seed + 100)
+    head = model.depth_decoder.codebooks_head.weight
+    head.data = torch.randn(head.shape, generator=generator) * spread
+    tiny_codecs.filled(model.codec_model)
+    model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
     return model

@@ -21,6 +21,7 @@ FAMILIES = {
     "MusicgenMelodyForConditionalGeneration": "mmspec.audio.musicgen",
     "DiaForConditionalGeneration": "mmspec.audio.dia",
     "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.higgs",
+    "CsmForConditionalGeneration": "mmspec.audio.csm",
     "LlamaForCausalLM": "mmspec.audio.flat",
     "Qwen2ForCausalLM": "mmspec.audio.flat",
     "Qwen3ForCausalLM": "mmspec.audio.flat",

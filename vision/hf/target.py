@@ -93,7 +93,7 @@ class CausalTarget:
         return self._logits(self._read(embeds, np.zeros(self._rows, dtype=np.int64)), 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
-        embeds = self._backbone.embed(tokens.repeat(self._sides_of(part), 1))
+        embeds = self._backbone.embed(torch.cat([tokens] * self._sides_of(part)))
         return self._logits(self._read(embeds, self._prompt + at, part), part=part)
 
     def forward_tree(
