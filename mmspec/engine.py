@@ -34,7 +34,7 @@ from mmspec.law import Law, Sampling
 from mmspec.loop import Drafter, OnStep, TokenLaw, decode, decode_plain
 from mmspec.neighbours import Codebook
 from mmspec.pace import Pace, Paces, decode_auto
-from mmspec.recipes import READERS, Recipe
+from mmspec.recipes import LARGEST, READERS, Recipe
 from mmspec.rows import Rows
 from mmspec.rules import Accept
 from mmspec.stats import Meter, Stats
@@ -116,13 +116,20 @@ def run(
         else:
             rule = build_rule(recipe, aids)
             if recipe.auto:
-                known = str(recipe), len(seeds), any(s.guidance_scale != 1 for s in samplings)
-                decode_auto(target, drafter, rule, law, rows, aids.paces.setdefault(known, Pace()), meter, on_step)
+                decode_auto(target, drafter, rule, law, rows, find_pace(recipe, samplings, aids), meter, on_step)
             else:
                 decode(target, drafter, rule, law, rows, recipe.window, meter, on_step)
             calls = drafter.calls
     meter.clock.lap("other")
     return Decoded(rows.result().clone(), meter.stats(calls))
+
+
+def find_pace(recipe: Recipe, samplings: Sequence[Sampling], aids: Aids) -> Pace:
+    """What earlier runs like this one have taught about windows."""
+    head = aids.heads.get(recipe.info.reader)
+    largest = LARGEST if head is None or isinstance(head, EagleHead) else min(LARGEST, head.count + 1)
+    known = str(recipe), len(samplings), any(s.guidance_scale != 1 for s in samplings)
+    return aids.paces.setdefault(known, Pace(largest))
 
 
 def build_rule(recipe: Recipe, aids: Aids) -> Accept:
@@ -216,7 +223,7 @@ def build_reader(
         )
     if isinstance(head, EagleHead):
         return EagleReader(head, target, law(samplings), layout.length, recipe.window)
-    if recipe.depth > head.count:
+    if recipe.depth > head.count and not recipe.auto:
         raise ArgumentError(f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, and there are {head.count} heads")
     return MedusaReader(head, target, law(samplings))
 

@@ -16,7 +16,7 @@ from mmspec.pace import Pace, paces_of
 from mmspec.recipes import LARGEST, parse
 from mmspec.target import Layout
 
-AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:window=auto"]
+AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:window=auto", "medusa:window=auto"]
 
 
 class Adversary(Pace):
