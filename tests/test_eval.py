@@ -201,6 +201,7 @@ def test_a_file_has_the_keys_of_the_flags(pipe: Pipe, tmp_path: Path, capsys: py
         ("limit: 0", "limit must be 1 or more"),
         ("batch: true", "batch must be a whole number, not True"),
         ("strict: 1", "strict must be true or false, not 1"),
+        ("strict: 'no'", "strict must be true or false, not 'no'"),
         ("model: [x]", "model must be a text"),
         ("a: [", "cannot read"),
     ]:

@@ -72,13 +72,13 @@ class Config:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
-_TEXTS, _WHOLE, _NUMBER, _TEXT = "a text or a list", "a whole number", "a number", "a text"
+_TEXTS, _WHOLE, _NUMBER, _TEXT, _TRUTH = "a text or a list", "a whole number", "a number", "a text", "true or false"
 _KINDS: Mapping[str, str] = {
     **{field.name: _TEXT for field in fields(Config)},
     **dict.fromkeys(("prompts", "recipes", "metrics", "seeds"), _TEXTS),
     **dict.fromkeys(("top_k", "batch", "limit"), _WHOLE),
     **dict.fromkeys(("temperature", "top_p", "guidance_scale"), _NUMBER),
-    "strict": "true or false",
+    "strict": _TRUTH,
 }
 
 
@@ -108,13 +108,13 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "true or false"
+    if isinstance(value, bool) or kind == _TRUTH:
+        return isinstance(value, bool) and kind == _TRUTH
     if kind == _TEXTS:  # seeds may be numbers, and so may prompts
         return isinstance(value, (str, int)) or (
             isinstance(value, list) and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in value)
         )
-    return isinstance(value, {_WHOLE: int, _NUMBER: (int, float), _TEXT: str}.get(kind, bool))
+    return isinstance(value, int) if kind == _WHOLE else isinstance(value, (int, float) if kind == _NUMBER else str)
 
 
 def check_folder(folder: Path, config: Config) -> None:

@@ -23,7 +23,8 @@ Record = Mapping[str, Any]
 def samples(config: Record, folder: Path) -> str:
     """The first prompts under the first seed; "" when no file of theirs is there."""
     recipes, seed = config["recipes"], config["seeds"][0]
-    lines, size = [], 0
+    lines: list[str] = []
+    size = 0
     for prompt in config["prompts"][:PROMPTS]:
         paths = [_find(folder, recipe, prompt, seed) for recipe in recipes]
         size += sum(path.stat().st_size for path in paths if path is not None and path.suffix == ".wav")

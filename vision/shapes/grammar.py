@@ -13,8 +13,8 @@ GRAMMAR = (
     "[on [plain|striped|checkered|speckled] [white|black|gray|pink|teal] background]"
 )
 _ARTICLES = ("a", "an", "the")
-_RELATION_WORDS = tuple(word for relation in RELATIONS for word in relation.split() if word != "of")
-_WORDS = (*SIZES, *COLOURS, *SHAPES, *_RELATION_WORDS, "of", "on", *STYLES, *BACKGROUNDS, "background")
+RELATION_WORDS = tuple(word for relation in RELATIONS for word in relation.split() if word != "of")
+WORDS = (*SIZES, *COLOURS, *SHAPES, *RELATION_WORDS, "of", "on", *STYLES, *BACKGROUNDS, "background")
 
 
 class _Reader:
@@ -42,14 +42,14 @@ def parse(prompt: str) -> Caption:
     words = [word for word in re.findall(r"[^\s,.;!?]+", prompt.lower()) if word not in _ARTICLES]
     if not words:
         raise PromptError("the prompt is empty; try 'a red circle above a blue square'")
-    unknown = [word for word in dict.fromkeys(words) if word not in _WORDS]
+    unknown = [word for word in dict.fromkeys(words) if word not in WORDS]
     if unknown:
-        named = ", ".join(f"{word!r}{did_you_mean(word, _WORDS)}" for word in unknown)
+        named = ", ".join(f"{word!r}{did_you_mean(word, WORDS)}" for word in unknown)
         raise PromptError(f"the shapes model does not know {named}; prompts are: {GRAMMAR}")
     reader = _Reader(" ".join(prompt.split()), words)
     size1, colour1, shape1 = _object(reader)
     relation, size2, colour2, shape2 = NONE, NONE, NONE, NONE
-    relation_word = reader.take(_RELATION_WORDS)
+    relation_word = reader.take(RELATION_WORDS)
     if relation_word is not None:
         relation = relation_word
         if relation_word in ("left", "right"):
