@@ -168,13 +168,12 @@ def plan(model: Any, request: Request) -> ColumnPlan:
         )
         history = ColumnHistory(request.columns, length + window)
         law = None if repetition is None else Law([settings] * rows, None, embeds.device)
-        return HiggsTarget(inner, history, law, repetition, forced, config)
+        return HiggsTarget(inner, history, law, repetition, config)
 
-    forced = ForcedCells(beginning(model, request))
     layout = Layout(
         length,
         cell=(codebooks,),
-        forced=forced,
+        forced=ForcedCells(beginning(model, request)),
         pad=int(config.audio_stream_eos_id),
         ends=ending(model),
     )
@@ -189,7 +188,6 @@ class HiggsTarget:
 
     - `inner`: the model; `history`: the columns it is handed.
     - `law`: how the first draw is made, and `repetition`: when there is a second; None for neither.
-    - `forced`: cells in which sound has not begun.
     - `config`: the model's.
     """
 
@@ -199,7 +197,6 @@ class HiggsTarget:
         history: ColumnHistory,
         law: Law | None,
         repetition: Repetition | None,
-        forced: ForcedCells,
         config: Any,
     ) -> None:
         self.vocab_size = inner.vocab_size
@@ -210,7 +207,6 @@ class HiggsTarget:
         self._repetition = repetition
         self._begin, self._end = int(config.audio_stream_bos_id), int(config.audio_stream_eos_id)
         self._codebooks = int(config.num_codebooks)
-        self._forced = forced
 
     def prefill(self) -> Logits:
         logits = self._inner.prefill()
@@ -223,7 +219,6 @@ class HiggsTarget:
     def keep(self, rows: list[int]) -> None:
         self._history.keep(rows)
         self._inner.keep(rows)
-        self._forced = self._forced.keep(rows)
         if self._law is not None:
             self._law.keep(torch.tensor(rows, device=self.device))
 
@@ -239,14 +234,12 @@ class HiggsTarget:
         width = z.shape[1]
         places = positions.repeat(self._codebooks, axis=1)
         p = self._law(Logits(z.flatten(1, 2), None), places).unflatten(1, (width, self._codebooks))
-        again = self._repetitive(positions) & ~ends[..., None]
-        if (found := self._forced.at(positions)) is not None:
-            again &= torch.from_numpy(found < 0).to(again.device)[..., None]
+        again = self._repetitive(positions)
         p = p.masked_fill(again, 0.0) + (p * again).sum(-1, keepdim=True) * raw.softmax(-1)
         return Logits(p.log(), None)
 
     def _repetitive(self, positions: NDArray[np.int64]) -> Tensor:
-        """Which codes have come up too often, bool [B, W, K, V]."""
+        """Which codes have come up too often, bool [B, W, K, V]; marks never do."""
         assert self._repetition is not None
         latest = self._history.latest(self._repetition.window, positions).transpose(2, 3)  # [B, W, K, window]
         counts = (latest >= 0) & (latest != self._begin) & (latest != self._end)

@@ -28,7 +28,9 @@ Make = Callable[[int, int], Target]
 MOST_SEQUENCES = 4096
 
 
-def check_windows(make: Make, length: int, window: int = 4, rows: int = 3, seed: int = 0) -> float:
+def check_windows(
+    make: Make, length: int, window: int = 4, rows: int = 3, seed: int = 0, cell: tuple[int, ...] = ()
+) -> float:
     """The largest difference between logits read in windows and those read one token at a time.
 
     The windows overlap, start at another place in each row, and have windows of other tokens read before them, as after
@@ -37,13 +39,14 @@ def check_windows(make: Make, length: int, window: int = 4, rows: int = 3, seed:
 
     **Arguments:**
 
-    - `make`: makes the target; `length`: positions per row, N, at least `window` + 2.
+    - `make`: makes the target; `length`: positions per row, N, at least `window` + 2; `cell`: the shape of a token.
 
     **Raises:** `ArgumentError` when logits are not numbers, or not there.
     """
     rng = np.random.default_rng(seed)
     steps, target = make(rows, window), make(rows, window)
-    tokens, junk = torch.from_numpy(rng.integers(0, steps.vocab_size, (2, rows, length + window))).to(steps.device)
+    shape = (2, rows, length + window, *cell)
+    tokens, junk = torch.from_numpy(rng.integers(0, steps.vocab_size, shape)).to(steps.device)
     with torch.inference_mode():
         single = [steps.prefill()]
         single += [steps.forward(tokens[:, n : n + 1], np.full(rows, n)) for n in range(length - 1)]
