@@ -22,12 +22,13 @@ AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:wind
 class Adversary(Pace):
     """Lets the window hang on what the last call accepted, as strongly as a policy can."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, largest: int) -> None:
+        super().__init__(largest)
         self.last = 1.0
 
     def choose(self) -> int:
-        return {1.0: 1}.get(self.last, 2 + int(4 * self.last) % 3) if self._calls % 3 else 4
+        width = {1.0: 1}.get(self.last, 2 + int(4 * self.last) % 3) if self._calls % 3 else 4
+        return min(width, self.widths[-1])
 
     def steps(self) -> int:
         return 1
@@ -36,6 +37,7 @@ class Adversary(Pace):
         self._calls, self.last = self._calls + 1, gained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", AUTO)
 def test_distribution_under_an_adversary(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch 1, where the choice hangs on that one row's own luck; power as for `test_exactness`'s batch of one."""
