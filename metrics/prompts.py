@@ -1,7 +1,8 @@
-"""Prompts that a benchmark uses when it is given none; every text-to-image model can draw them, `shapes` included."""
+"""Prompts that a benchmark uses when it is given none; any text-to-image model can draw them, `shapes` included."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
@@ -26,18 +27,40 @@ BUILTIN = (
 )
 
 
-def read_prompts(source: str, limit: int | None = None) -> list[str]:
-    """The prompts of a text file, one per line (blank lines and lines that start with # are skipped), or `BUILTIN`.
+# Texts for a voice, `spoken` included.
+SPEECH = (
+    "please turn on the red light in the kitchen",
+    "the train to the airport leaves from platform nine at seven forty five",
+    "call extension four zero seven two",
+    "it is half past three",
+    "set the temperature in the bedroom to twenty one degrees",
+    "good morning, clara, welcome to the museum",
+    "you have twelve new messages from henry",
+    "turn left after three hundred meters",
+    "the weather tomorrow will be sunny",
+    "your number is B K seven one nine",
+    "what is the temperature in the garden?",
+    "minus eight point five",
+    "flight A three six one is forty minutes late",
+    "lock the office door",
+    "today is friday, sixteen degrees and windy",
+    "thank you, anna, goodbye",
+)
+
+
+def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] = BUILTIN) -> list[str]:
+    """The prompts of a text file, one per line (blank lines and lines that start with # are skipped), or `builtin`.
 
     **Arguments:**
 
     - `source`: a path, or the word `builtin`.
     - `limit`: keep the first so many; None keeps all.
+    - `builtin`: what that word stands for.
 
     Raises `ArgumentError` when the file cannot be read or holds no prompt.
     """
     if source == "builtin":
-        return list(BUILTIN[:limit])
+        return list(builtin[:limit])
     try:
         lines = Path(source).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from mmspec.commands.bench import bench_image
+from mmspec.commands.bench import bench_image, bench_speak
 from mmspec.commands.check import check
 from mmspec.commands.convert import convert
 from mmspec.commands.env import env
@@ -19,6 +19,7 @@ from mmspec.commands.image import image
 from mmspec.commands.ls import ls
 from mmspec.commands.measure import measure
 from mmspec.commands.report import report
+from mmspec.commands.speak import speak
 from mmspec.commands.train_drafter import train_drafter
 from mmspec.errors import MMSpecError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 app.command("image")(image)
+app.command("speak")(speak)
 app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("report")(report)
@@ -41,6 +43,7 @@ app.command("convert")(convert)
 app.command("ls")(ls)
 app.command("env")(env)
 bench.command("image")(bench_image)
+bench.command("speak")(bench_speak)
 
 USAGE, INTERRUPTED = 2, 130
 

@@ -15,7 +15,7 @@ from mmspec.drafters.continued import Continued
 from mmspec.drafters.eagle import EagleReader
 from mmspec.drafters.first_layers import FirstLayers, Part
 from mmspec.drafters.guesses import Guesses
-from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.jacobi import Extender, Jacobi
 from mmspec.drafters.medusa import MedusaReader
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.reader import Reader
@@ -57,6 +57,7 @@ class Aids:
     - `paces`: what earlier runs have taught about windows, for `window=auto`; see `mmspec.pace.paces_of`.
     - `heads`: networks on the target's features, by the name of the recipe that drafts with them.
     - `guided_draft_model`: makes the draft model with guidance, where it has any.
+    - `guesses`: makes guesses of its own kind, for wherever a table would guess; they may know more than neighbours.
     """
 
     table: Table | None = None
@@ -66,6 +67,7 @@ class Aids:
     heads: Mapping[str, Head] = field(default_factory=dict)
     paces: Paces = field(default_factory=dict)
     guided_draft_model: Callable[[], Target] | None = None
+    guesses: Callable[[], Extender] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,16 +161,24 @@ def build_drafter(
         reader = build_reader(recipe.info.reader, recipe, layout, target, samplings, aids)
         return ChainDrafter(reader, target.device)
     if kind in ("table", "recycle"):
-        return Jacobi(Guesses(find_start(kind, recipe, layout, target, len(samplings), aids)), None, target.vocab_size)
+        return Jacobi(build_guesses(kind, recipe, layout, target, samplings, aids), None, target.vocab_size)
     carry = CARRIES[str(recipe.knobs.get("coupling", "fresh"))]
     start = str(recipe.knobs["start"])
     if start in READERS:
         reader = build_reader(start, recipe, layout, target, samplings, aids)
         return Jacobi(Continued(reader, target.device), carry, target.vocab_size)
     if start == "auto":
-        start = "table" if aids.table is not None else "up" if layout.width else "left"
-    guess = find_start(start, recipe, layout, target, len(samplings), aids)
-    return Jacobi(Guesses(guess), carry, target.vocab_size)
+        start = "table" if (aids.table or aids.guesses) is not None else "up" if layout.width else "left"
+    return Jacobi(build_guesses(start, recipe, layout, target, samplings, aids), carry, target.vocab_size)
+
+
+def build_guesses(
+    start: str, recipe: Recipe, layout: Layout, target: Target, samplings: Sequence[Sampling], aids: Aids
+) -> Extender:
+    """The guesses of that name."""
+    if start == "table" and aids.guesses is not None:
+        return aids.guesses()
+    return Guesses(find_start(start, recipe, layout, target, len(samplings), aids))
 
 
 def build_tree_drafter(

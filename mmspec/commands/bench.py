@@ -1,4 +1,4 @@
-"""`mmspec bench image`: recipes side by side in one run."""
+"""`mmspec bench image` and `mmspec bench speak`: recipes side by side in one run."""
 
 from __future__ import annotations
 
@@ -8,64 +8,147 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmspec.commands.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
-from mmspec.commands.pipes import load_silent
+from mmspec.commands.pipes import load_silent, load_speaker
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing
 from mmspec.recipes import Recipe, parse
 
+if TYPE_CHECKING:
+    from mmspec.metrics.bench import Overrides, Report
+
 SCHEMA_VERSION = 1
+
+
+Recipes = Annotated[str, typer.Option(help="Separated by commas; a piece like a=b is a knob of the recipe before it.")]
+Batch = Annotated[str, typer.Option(help="Rows per call, separated by commas.")]
+Prompts = Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")]
+Repeats = Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")]
+Threads = Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
+]
 
 
 def bench_image(
     model: Model = "shapes",
-    recipes: Annotated[
-        str, typer.Option(help="Separated by commas; a piece like a=b is a knob of the recipe before it.")
-    ] = "plain,draft,table,sjd,scd",
-    batch: Annotated[str, typer.Option(help="Rows per call, separated by commas.")] = "1,8",
-    prompts: Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")] = "builtin",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")] = 3,
+    recipes: Recipes = "plain,draft,table,sjd,scd",
+    batch: Batch = "1,8",
+    prompts: Prompts = "builtin",
+    limit: Limit = None,
+    repeats: Repeats = 3,
     seed: Seed = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
-    threads: Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")] = None,
+    threads: Threads = None,
     drafter: Drafter = None,
     device: Device = "cpu",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
-    ] = None,
+    output: Output = None,
     as_json: Json = False,
 ) -> None:
     """Time recipes against plain decoding of the same prompts and seeds, and print a table.
 
     A recipe that claims to be exact gets a speed-up only after it has passed the exactness check.
     """
+    chosen, sizes = _plan(recipes, batch, output)
+
+    from mmspec.metrics.bench import Overrides
+    from mmspec.metrics.prompts import read_prompts
+
+    texts = read_prompts(prompts, limit)
+    _set_threads(threads)
+    pipe = load_silent(model, device, drafter)
+    score = attribute_score() if model == "shapes" else None
+    overrides = Overrides(temperature, top_k, top_p, guidance_scale)
+    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
+    record["settings"] |= {"device": device, "drafter": drafter}
+    _tell(report, record, output, as_json)
+
+
+def bench_speak(
+    model: Model = "spoken",
+    recipes: Recipes = "plain,table,draft,recycle,scd,table+lantern",
+    batch: Batch = "1,8",
+    prompts: Prompts = "builtin",
+    limit: Limit = None,
+    repeats: Repeats = 3,
+    seed: Seed = 0,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Time recipes against plain decoding of the same texts and seeds, and print two tables.
+
+    The second has the time until the first sound of a stream. Quality is the share of words heard right; of another
+    model than `spoken` there is none. A recipe that claims to be exact gets a speed-up only after it has passed the
+    exactness check.
+    """
+    chosen, sizes = _plan(recipes, batch, output)
+
+    from mmspec.metrics.bench import Overrides
+    from mmspec.metrics.latency import first_sounds, latency_table
+    from mmspec.metrics.prompts import SPEECH, read_prompts
+
+    texts = read_prompts(prompts, limit, SPEECH)
+    _set_threads(threads)
+    pipe = load_speaker(model, device)
+    score = heard_score() if model == "spoken" else None
+    overrides = Overrides(temperature, top_k, top_p, None)
+    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    waits = first_sounds(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=sampling)
+    record["settings"] |= {"device": device}
+    record["first_sound"] = [asdict(wait) for wait in waits]
+    _tell(report, record, output, as_json)
+    if not as_json:
+        print(f"\n{latency_table(waits)}")
+
+
+def _plan(recipes: str, batch: str, output: Path | None) -> tuple[list[Recipe], list[int]]:
+    """The recipes and batch sizes that are named. Raises before any work is done."""
     chosen = [parse(text) for text in split_recipes(recipes)]
     sizes = read_sizes(batch)
     if output is not None:
         check_writable(output, "-o/--output")
+    return chosen, sizes
 
+
+def _set_threads(threads: int | None) -> None:
     import torch
 
-    from mmspec.conformance import check
-    from mmspec.metrics.bench import Overrides, bench, generations
-    from mmspec.metrics.bench_table import table
-    from mmspec.metrics.environment import environment
-    from mmspec.metrics.prompts import read_prompts
-
-    texts = read_prompts(prompts, limit)
-    overrides = Overrides(temperature, top_k, top_p, guidance_scale)
     if threads is not None:
         torch.set_num_threads(threads)
-    pipe = load_silent(model, device, drafter)
-    with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet=as_json) as on_run:
+
+
+def _measure(
+    pipe: Any,
+    model: str,
+    texts: list[str],
+    chosen: list[Recipe],
+    sizes: list[int],
+    repeats: int,
+    seed: int,
+    overrides: Overrides,
+    score: Callable[[Any, Sequence[str]], float] | None,
+    quiet: bool,
+) -> tuple[Report, dict[str, Any]]:
+    """Runs the benchmark; returns everything it found, and what it was told."""
+    from mmspec.conformance import check
+    from mmspec.metrics.bench import bench, generations
+    from mmspec.metrics.environment import environment
+
+    with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet) as on_run:
         report = bench(
             pipe,
             texts,
@@ -75,37 +158,35 @@ def bench_image(
             repeats=repeats,
             seed=seed,
             overrides=overrides,
-            score=attribute_score() if model == "shapes" else None,
+            score=score,
             on_run=on_run,
         )
-
+    settings = {"model": model, "recipes": [str(recipe) for recipe in chosen], "batch": sizes, "prompts": texts}
     sampling = {key: pipe.config[key] if value is None else value for key, value in asdict(overrides).items()}
-    facts = environment()
-    record: dict[str, Any] = {
+    return report, {
         "schema_version": SCHEMA_VERSION,
-        "settings": {
-            "model": model,
-            "recipes": [str(recipe) for recipe in chosen],
-            "batch": sizes,
-            "prompts": texts,
-            "repeats": repeats,
-            "seed": seed,
-            "device": device,
-            "drafter": drafter,
-            **sampling,
-        },
-        "environment": facts,
+        "settings": {**settings, "repeats": repeats, "seed": seed, **sampling},
+        "environment": environment(),
         **asdict(report),
     }
+
+
+def _tell(report: Report, record: dict[str, Any], output: Path | None, as_json: bool) -> None:
+    """Writes the record where it is wanted, and prints it, or the rows as a table."""
+    from mmspec.metrics.bench_table import table
+
     if output is not None:
         with replacing(output) as partial:
             partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print(json.dumps(record))
         return
+    settings = record["settings"]
     print(table(report.rows))
-    used = {"prompts": len(texts), "repeats": repeats, "threads": facts["threads"], **sampling}
-    print(f"\n{model} on {facts['device']}: {', '.join(f'{key} {value}' for key, value in used.items())}")
+    used = {"prompts": len(settings["prompts"]), "threads": record["environment"]["threads"]}
+    used |= {key: settings[key] for key in ("repeats", "temperature", "top_k", "top_p", "guidance_scale")}
+    told = ", ".join(f"{key} {value}" for key, value in used.items())
+    print(f"\n{settings['model']} on {record['environment']['device']}: {told}")
 
 
 def attribute_score() -> Callable[[Any, Sequence[str]], float]:
@@ -119,6 +200,20 @@ def attribute_score() -> Callable[[Any, Sequence[str]], float]:
     def score(out: Any, prompts: Sequence[str]) -> float:
         pictures = np.stack([np.asarray(image) for image in out.images])
         return float(attribute_scores(pictures, prompts, classifier)[0].mean())
+
+    return score
+
+
+def heard_score() -> Callable[[Any, Sequence[str]], float]:
+    """The share of words that the recogniser of `spoken` hears right, at least 0."""
+    from mmspec.audio.spoken.recogniser import embedded_recogniser, heard_alike
+    from mmspec.metrics.sound.words import word_error_rate
+
+    recogniser = embedded_recogniser()
+
+    def score(out: Any, texts: Sequence[str]) -> float:
+        heard = [recogniser.hear(sound.audio[0], sound.sampling_rate) for sound in out]
+        return max(1 - word_error_rate(heard, [heard_alike(text) for text in texts]), 0.0)
 
     return score
 

@@ -1,38 +1,39 @@
-"""Where the pictures of a run go."""
+"""Where the pictures or sounds of a run go."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable
 
-SUFFIX = ".png"
 OPTION = "-o/--output"
 
 
-def plan(out: Path, count: int) -> list[Path]:
-    """The path of each of `count` pictures; nothing is created.
+def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Path]:
+    """The path of each of `count` files; nothing is created.
 
-    `x.png` is the picture itself when there is one, else `x-0.png`, `x-1.png`, ... in the same folder.
-    Anything else is a folder, which need not exist yet: `x/0.png`, `x/1.png`, ...
+    `x.png` is the file itself when there is one, else `x-0.png`, `x-1.png`, ... in the same folder.
+    Anything else is a folder, which need not exist yet: `x/0.png`, `x/1.png`, ..., with the first of `suffixes`.
     Numbers have as many digits as the last one, so that names sort in order.
 
     Raises `ArgumentError` when one of them could not be written.
     """
     digits = len(str(count - 1))
     numbers = [str(i).zfill(digits) for i in range(count)]
-    if out.name in ("", SUFFIX) and not _is_folder(out):
-        raise ArgumentError(f"{OPTION}: '{out}' names no file; give a name ending in {SUFFIX}, or a folder")
+    endings = " or ".join(suffixes)
+    if out.name in ("", *suffixes) and not _is_folder(out):
+        raise ArgumentError(f"{OPTION}: '{out}' names no file; give a name ending in {endings}, or a folder")
     if _is_folder(out):
-        paths = [out / f"{number}{SUFFIX}" for number in numbers]
-    elif out.suffix.lower() == SUFFIX:
+        paths = [out / f"{number}{suffixes[0]}" for number in numbers]
+    elif out.suffix.lower() in suffixes:
         paths = [out] if count == 1 else [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in numbers]
     elif out.suffix or out.exists():
-        raise ArgumentError(f"{OPTION}: '{out}' must end in {SUFFIX} or be a folder")
+        raise ArgumentError(f"{OPTION}: '{out}' must end in {endings} or be a folder")
     else:
         check_writable(out, OPTION)  # the folder that is to be made
-        return [out / f"{number}{SUFFIX}" for number in numbers]
+        return [out / f"{number}{suffixes[0]}" for number in numbers]
     for path in paths:
         check_writable(path, OPTION)
     return paths

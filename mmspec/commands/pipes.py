@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from mmspec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mmspec.audio.pipeline import SpeechPipeline
 
 
 def load_silent(model: str, device: str, drafter: str | None = None) -> Any:
@@ -17,7 +22,21 @@ def load_silent(model: str, device: str, drafter: str | None = None) -> Any:
     pipe = mmspec.load(model, device=device)
     if drafter is not None:
         add_drafter(pipe, drafter)
+    if not hasattr(pipe, "set_progress_bar_config"):
+        raise ArgumentError(f"model {model!r} draws no pictures; see `mmspec speak`")
     pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def load_speaker(model: str, device: str) -> SpeechPipeline:
+    """The same of a model that speaks. Raises `ArgumentError` also for a model that does not."""
+    import mmspec
+    from mmspec.audio.pipeline import SpeechPipeline
+
+    silence_loading()
+    pipe = mmspec.load(model, device=device)
+    if not isinstance(pipe, SpeechPipeline):
+        raise ArgumentError(f"model {model!r} does not speak; see `mmspec image`")
     return pipe
 
 

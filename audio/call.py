@@ -1,0 +1,58 @@
+"""What a call of a speech or music pipeline gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+from mmspec.stats import Stats
+
+
+@dataclass
+class Sound(ModelOutput):
+    """One text as sound, by key or by attribute, as the pipelines of transformers give it.
+
+    - `audio`: float32 [channels, samples] in -1..1.
+    - `sampling_rate`: samples per second.
+    - `tokens`: int64 [n] of each part that was decoded apart, such as a sentence.
+    - `seed`: of the text.
+    - `notes`: what the caller may want to know, such as words that were spelled.
+    - `stats`: what the whole call cost, all its texts together.
+    """
+
+    audio: NDArray[np.float32] | None = None
+    sampling_rate: int | None = None
+    tokens: list[Tensor] | None = None
+    seed: int | None = None
+    notes: list[str] | None = None
+    stats: Stats | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it sounds."""
+        assert self.audio is not None and self.sampling_rate is not None
+        return self.audio.shape[-1] / self.sampling_rate
+
+
+class Sounds(list[Sound]):
+    """Several texts as sound, and what they cost together.
+
+    **Arguments:**
+
+    - `sounds`: one per text.
+    - `stats`: of the call.
+    """
+
+    def __init__(self, sounds: list[Sound], stats: Stats) -> None:
+        super().__init__(sounds)
+        self.stats = stats
+
+    @property
+    def audio(self) -> list[Any]:
+        """The sound of each text, float32 [channels, samples]."""
+        return [sound.audio for sound in self]

@@ -1,0 +1,83 @@
+"""What is kept of sound: the energy of 36 bands and the pitch, every 10 ms."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE
+
+SIZE = 512  # of transforms
+WINDOW = 400
+FLOOR = 1e-4  # amplitude below which a band counts as silent
+_PITCH_WINDOW = 640
+
+Floats = NDArray[np.float32]
+
+
+def _edges() -> NDArray[np.float64]:
+    """Every 100 Hz at first, wide enough that no band falls between two harmonics; then a constant share wider."""
+    return np.concatenate([np.arange(0, 1500, 100.0), np.geomspace(1500, 8000, 23)])
+
+
+BANDS = len(_edges()) - 2
+
+
+def band_filters() -> Floats:
+    """Triangles [SIZE // 2 + 1, BANDS], each with its peak at 1."""
+    edges = _edges()
+    bins = np.linspace(0, SAMPLING_RATE / 2, SIZE // 2 + 1)[:, None]
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    return np.maximum(np.minimum(rising, falling), 0.0).astype(np.float32)
+
+
+def spread_filters() -> Floats:
+    """Triangles [BANDS, SIZE // 2 + 1] that sum to 1 at every frequency: values of bands become values of bins."""
+    centres = _edges()[1:-1]
+    bins = np.linspace(0, SAMPLING_RATE / 2, SIZE // 2 + 1)
+    return np.stack([np.interp(bins, centres, row) for row in np.eye(BANDS)]).astype(np.float32)
+
+
+def frames(sound: Floats, window: int) -> Floats:
+    """Windows [n, window] around the middle of each `FRAME` samples; zeros are beyond the ends."""
+    side = (window - FRAME) // 2
+    padded = np.pad(sound, (side, side + FRAME))
+    return np.lib.stride_tricks.sliding_window_view(padded, window)[::FRAME][: len(sound) // FRAME]
+
+
+def log_bands(sound: Floats) -> Floats:
+    """Natural logarithms [n, BANDS] of amplitudes, from log(FLOOR) up."""
+    taper = (0.5 - 0.5 * np.cos(2 * np.pi * (np.arange(WINDOW) + 0.5) / WINDOW)).astype(np.float32)
+    power = np.abs(np.fft.rfft(frames(sound, WINDOW) * taper, SIZE)) ** 2 / taper.sum() ** 2
+    filters = band_filters()
+    return 0.5 * np.log(np.maximum(power.astype(np.float32) @ (filters / filters.sum(0)), FLOOR**2))
+
+
+def pitch(sound: Floats, low: float, high: float) -> tuple[Floats, NDArray[np.bool_]]:
+    """Fundamental frequency [n] in Hz, by normalised autocorrelation between `low` and `high`, and where there is one.
+
+    Where there is none it goes straight from the last to the next.
+    """
+    pieces = frames(sound, _PITCH_WINDOW)
+    pieces = pieces - pieces.mean(1, keepdims=True)
+    length = 2 * _PITCH_WINDOW
+    correlation = np.fft.irfft(np.abs(np.fft.rfft(pieces, length)) ** 2, length)[:, :_PITCH_WINDOW]
+    squares = np.cumsum(pieces**2, axis=1)
+    whole = squares[:, -1:]
+    lags = np.arange(_PITCH_WINDOW)
+    head = squares[:, ::-1]  # energy of the part before the lag
+    tail = np.concatenate([whole, whole - squares[:, :-1]], axis=1)
+    normal = correlation / np.sqrt(np.maximum(head * tail, 1e-12))
+    first, last = int(SAMPLING_RATE / high), int(SAMPLING_RATE / low)
+    inside = normal[:, first : last + 1] - 1e-4 * lags[first : last + 1]  # of two periods the shorter
+    best = inside.argmax(1) + first
+    rows = np.arange(len(best))
+    left, middle, right = normal[rows, best - 1], normal[rows, best], normal[rows, best + 1]
+    curve = left - 2 * middle + right
+    shift = np.where(curve < -1e-6, 0.5 * (left - right) / np.where(curve < -1e-6, curve, 1.0), 0.0).clip(-0.5, 0.5)
+    voiced = (middle > 0.6) & (whole[:, 0] > 1e-3 * max(float(whole.max()), 1e-6))
+    hertz = SAMPLING_RATE / (best + shift)
+    if not voiced.any():
+        return np.full(len(best), (low * high) ** 0.5, dtype=np.float32), voiced
+    return np.interp(rows, rows[voiced], hertz[voiced]).astype(np.float32), voiced

@@ -1,0 +1,109 @@
+"""The codec of the spoken voice: one code per 20 ms, from 36 bands and the pitch and back to sound."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmspec.audio.spoken.analysis import BANDS
+from mmspec.audio.spoken.config import CODES, FRAMES_PER_TOKEN, HOP, SAMPLING_RATE
+from mmspec.audio.spoken.vocoder import Vocoder
+
+FEATURES = FRAMES_PER_TOKEN * (BANDS + 2)
+_MIDDLE = 140.0  # Hz
+
+
+class Around(nn.Module):
+    """A residual block that sees one step to each side and starts as the identity. [B, C, n] in and out."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 3, padding=1)
+        self.mix = nn.Conv1d(channels, channels, 1)
+        nn.init.zeros_(self.mix.weight)
+        nn.init.zeros_(self.mix.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(F.silu(self.conv(F.silu(x))))
+
+
+class SpokenCodec(nn.Module):
+    """Codes to sound; see `mmspec.audio.codec.Codec`.
+
+    **Arguments:**
+
+    - `channels`, `depth`: width of the layers; blocks at each of the two rates, each sees one step to each side.
+    """
+
+    book: Tensor
+
+    def __init__(self, channels: int = 160, depth: int = 2) -> None:
+        super().__init__()
+        self.config = {"channels": channels, "depth": depth}
+        self.sampling_rate = SAMPLING_RATE
+        self.channels = 1
+        self.hop = HOP
+        self.codebooks = 1
+        self.codebook_size = CODES
+        self.reach = depth + -(-depth // FRAMES_PER_TOKEN)  # tokens to each side that a frame depends on
+        self.register_buffer("book", torch.zeros(CODES, FEATURES))
+        self.enter = nn.Conv1d(FEATURES, channels, 1)
+        self.slow = nn.Sequential(*[Around(channels) for _ in range(depth)])
+        self.widen = nn.Conv1d(channels, channels * FRAMES_PER_TOKEN, 1)
+        self.fast = nn.Sequential(*[Around(channels) for _ in range(depth)])
+        self.leave = nn.Conv1d(channels, 1 + 2 * BANDS, 1)
+
+    def parameters_of(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Pitch [B, n] in Hz and the logarithms of the gains of pulses and noise [B, n, BANDS], of n = 2 T frames."""
+        x = self.slow(self.enter(self.book[codes].mT))
+        x = self.widen(x).unflatten(1, (-1, FRAMES_PER_TOKEN)).mT.flatten(2)
+        x = self.leave(self.fast(x)).mT
+        hertz, pulses, noise = x.split([1, BANDS, BANDS], dim=-1)
+        return _MIDDLE * hertz[..., 0].clamp(-1.5, 1.5).exp(), pulses - 4, noise - 6
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, 1, T] to sound float32 [B, 1, T * HOP]."""
+        stream = self.stream()
+        return torch.cat([stream.push(codes), stream.finish()], dim=-1)
+
+    def stream(self) -> SpokenStream:
+        return SpokenStream(self)
+
+    def tables(self) -> list[Tensor]:
+        return [self.book]
+
+
+class SpokenStream:
+    """Decodes codes that arrive bit by bit; see `mmspec.audio.codec.CodecStream`."""
+
+    def __init__(self, codec: SpokenCodec) -> None:
+        self._codec = codec
+        self._vocoder = Vocoder(codec.book.device)
+        self._codes: Tensor | None = None
+        self._given = 0
+
+    @torch.inference_mode()
+    def push(self, codes: Tensor) -> Tensor:
+        codes = codes[:, 0]
+        self._codes = codes if self._codes is None else torch.cat([self._codes, codes], dim=1)
+        return self._vocode(self._codes.shape[1] - self._codec.reach)[:, None]
+
+    @torch.inference_mode()
+    def finish(self) -> Tensor:
+        if self._codes is None:
+            return torch.empty(0, 1, 0, device=self._codec.book.device)
+        rest = self._vocode(self._codes.shape[1])
+        return torch.cat([rest, self._vocoder.finish()], dim=1)[:, None].clamp(-1, 1)
+
+    def _vocode(self, until: int) -> Tensor:
+        codes, first, reach = self._codes, self._given, self._codec.reach
+        assert codes is not None
+        if until <= first:
+            return torch.empty(len(codes), 0, device=codes.device)
+        span = slice(first * FRAMES_PER_TOKEN, until * FRAMES_PER_TOKEN)
+        frames = [part[:, span] for part in self._codec.parameters_of(codes)]
+        passed = max(until - reach, 0)
+        self._codes, self._given = codes[:, passed:], until - passed
+        return self._vocoder.push(*frames).clamp(-1, 1)

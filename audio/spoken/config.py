@@ -1,0 +1,69 @@
+"""Every number of the spoken voice and its training, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+WEIGHTS = Path(__file__).parent / "weights"  # what the package ships
+RUNS = Path("runs/spoken")  # data, checkpoints and logs, outside the package
+
+SEED_TRAIN = 1
+SEED_EVAL = 20_000_000  # sentences that the voice is measured on
+
+SAMPLING_RATE = 16_000
+FRAME = 160  # samples between frames of the analysis
+FRAMES_PER_TOKEN = 2
+HOP = FRAME * FRAMES_PER_TOKEN  # samples per token: 50 tokens per second
+CODES = 1024
+
+VOICES = {"low": ("en-us", (60.0, 160.0)), "high": ("en-us+f3", (110.0, 320.0))}  # espeak's name, range of pitch in Hz
+SPEEDS = (155, 160, 165)  # words per minute; each sentence is read at one of them
+PITCHES = (46, 50, 54)
+LEAD = 0.04  # seconds of silence before the first word and behind the last
+TAIL = 0.08
+
+
+@dataclass(frozen=True)
+class CodecTraining:
+    steps: int = 1100
+    batch: int = 8
+    crop: int = 40  # tokens
+    lr: float = 2e-3
+    decay_from: float = 0.4
+    pitch_weight: float = 2.0
+
+
+@dataclass(frozen=True)
+class TransformerTraining:
+    dim: int
+    layers: int
+    heads: int
+    hidden: int
+    minutes: float  # of one core
+    batch: int = 20  # sentences
+    muon_lr: float = 0.02
+    adamw_lr: float = 4e-3
+    weight_decay: float = 0.01
+    warmup: int = 50
+    decay_from: float = 0.4
+    final_lr: float = 0.02  # share of the peak
+    ema: float = 0.99
+    checkpoint_minutes: float = 4.0
+
+
+TRANSFORMERS = {
+    "target": TransformerTraining(dim=192, layers=5, heads=4, hidden=448, minutes=22),
+    "draft": TransformerTraining(dim=64, layers=1, heads=2, hidden=192, minutes=4),
+}
+
+
+@dataclass(frozen=True)
+class RecogniserTraining:
+    sentences: int = 2500
+    steps: int = 1200
+    batch: int = 12
+    lr: float = 2e-3
+
+
+TEMPERATURE, TOP_K, RECIPE = 0.7, 25, "table"  # default decoding settings

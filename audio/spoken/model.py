@@ -1,0 +1,95 @@
+"""The embedded voice as a speaker, from the weights that ship with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmspec.audio.pipeline import Reading, SpeechPipeline, Task
+from mmspec.audio.spoken.codec import SpokenCodec
+from mmspec.audio.spoken.config import CODES, RECIPE, TEMPERATURE, TOP_K, VOICES, WEIGHTS
+from mmspec.audio.spoken.guesses import TextGuesses, TextTable
+from mmspec.audio.spoken.net import STOP, SpokenTransformer
+from mmspec.audio.spoken.script import Script
+from mmspec.audio.spoken.target import SpokenTarget
+from mmspec.audio.spoken.text import alphabet, read, script
+from mmspec.audio.spoken.weights import load as load_net
+from mmspec.engine import Aids
+from mmspec.law import Sampling
+from mmspec.neighbours import Codebook
+from mmspec.pace import Paces
+from mmspec.recipes import Recipe
+from mmspec.target import Layout
+
+_TOKENS_PER_PHONE = 9  # twice what phones take on average; a sentence is cut behind so many
+
+
+class SpokenSpeaker:
+    """The embedded voice; see `mmspec.audio.pipeline.Speaker`.
+
+    **Arguments:**
+
+    - `net`, `draft`: the transformer and its small drafter, on one device.
+    - `codec`: on the same.
+    - `table`: the guesses of the recipe `table`.
+    """
+
+    guided = False
+    voices = tuple(VOICES)
+    recipe = RECIPE
+    sampling = Sampling(TEMPERATURE, TOP_K)
+
+    def __init__(self, net: SpokenTransformer, draft: SpokenTransformer, codec: SpokenCodec, table: TextTable) -> None:
+        self.net = net
+        self.draft = draft
+        self.codec = codec
+        self.table = table
+        self._paces: Paces = {}
+
+    def read(self, text: str, voice: str | None) -> Reading:
+        reading = read(text)
+        number = self.voices.index(voice) if voice is not None else 0
+        notes = [f"spelled, since the voice has not learnt it: {word}" for word in reading.spelled]
+        return Reading([script(sentence, number) for sentence in reading.sentences], notes)
+
+    def task(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[Sampling]) -> Task:
+        features = [alphabet().features(part) for part in parts]
+        length = _TOKENS_PER_PHONE * max(map(len, parts)) + 20
+        target = SpokenTarget(self.net, features, length, slack=recipe.window)
+        aids = Aids(
+            draft_model=partial(SpokenTarget, self.draft, features, length, slack=recipe.window),
+            draft_sampling=samplings,
+            codebook=self.codebook,
+            guesses=lambda: TextGuesses(self.table, target, features),
+            paces=self._paces,
+        )
+        return Task(target, Layout(length, eos=frozenset({STOP}), pad=STOP), aids)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        said = tokens[tokens != STOP]
+        return (said % CODES)[None]
+
+    def codebook(self) -> Codebook:
+        """What tokens stand for; those that end a phone lie far from all that do not."""
+        book = self.codec.book.float()
+        far = torch.full((CODES, 1), 1e3, device=book.device)
+        vectors = torch.cat([torch.cat([book, -far], dim=1), torch.cat([book, far], dim=1)])
+        return Codebook(vectors, vocab_size=self.net.vocab_size)
+
+
+def load_table(folder: Path) -> TextTable:
+    state = load_file(folder / "model.safetensors")
+    return TextTable(state["keys"].numpy().astype(np.int64) + 2**31, state["tokens"].numpy())
+
+
+def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32) -> SpeechPipeline:
+    """The embedded voice on `device`, its transformers in `dtype`."""
+    net, draft = (load_net(SpokenTransformer, WEIGHTS / name).to(device, dtype) for name in ("target", "draft"))
+    codec = load_net(SpokenCodec, WEIGHTS / "codec").to(device)
+    return SpeechPipeline(SpokenSpeaker(net, draft, codec, load_table(WEIGHTS / "table")))

@@ -1,0 +1,205 @@
+"""Train the transformer of the spoken voice, or its small draft, and export the averaged weights as it goes.
+
+Command: python -m mmspec.audio.spoken.train --config target        (about 22 core-minutes, after prepare)
+Draft:   the same with --config draft                               (about 4 core-minutes)
+
+A restarted command goes on from the checkpoint in the work folder. The schedule is a budget of one core's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmspec.audio.spoken.config import RUNS, TRANSFORMERS, WEIGHTS, TransformerTraining
+from mmspec.audio.spoken.net import ENDS, STOP, SpokenTransformer
+from mmspec.audio.spoken.prepare import Row, load_read
+from mmspec.audio.spoken.script import Alphabet
+from mmspec.audio.spoken.text import alphabet
+from mmspec.audio.spoken.weights import export
+
+HELD_OUT = 128  # of the encoded sentences, the first; the rest is trained on
+
+
+@dataclass
+class Example:
+    """A sentence to learn: `tokens`, `phone_at` and `age` int64 [T], `features` int64 [J, columns]."""
+
+    tokens: Tensor
+    phone_at: Tensor
+    age: Tensor
+    features: Tensor
+
+
+def example(row: Row, letters: Alphabet) -> Example:
+    codes, phone_at, script = row[0].long(), row[1].long(), row[2]
+    changes = phone_at.diff() > 0
+    ends = F.pad(changes, (0, 1), value=True)
+    tokens = codes + ENDS * ends
+    tokens[-1] = STOP
+    index = torch.arange(len(codes))
+    first = torch.where(F.pad(changes, (1, 0), value=True), index, 0).cummax(0).values
+    return Example(tokens, phone_at, index - first, torch.from_numpy(letters.features(script)))
+
+
+def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [B, T] (-100 behind the ends), features [B, T, columns] and ages [B, T]."""
+    length = max(len(e.tokens) for e in examples)
+
+    def stack(rows: list[Tensor], value: int) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)[:, :length]
+
+    return (
+        stack([e.tokens for e in examples], -100),
+        stack([e.features[e.phone_at] for e in examples], 0),
+        stack([e.age for e in examples], 0),
+    )
+
+
+def batches(examples: list[Example], size: int, seed: int) -> list[list[Example]]:
+    """All examples in random order, those of one batch of like length."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(examples))
+    found = []
+    for first in range(0, len(order), size * 32):
+        part = sorted(order[first : first + size * 32], key=lambda i: len(examples[i].tokens))
+        found += [[examples[i] for i in part[k : k + size]] for k in range(0, len(part), size)]
+    return [found[i] for i in rng.permutation(len(found))]
+
+
+def loss_of(net: SpokenTransformer, group: list[Example], reduction: str = "mean") -> Tensor:
+    tokens, features, age = collate(group)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = net(tokens.clamp(min=0), features, age)
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction=reduction)
+
+
+@torch.no_grad()
+def bits_per_token(net: SpokenTransformer, examples: list[Example]) -> float:
+    """Mean negative log-likelihood of held-out tokens, bits."""
+    total = sum(float(loss_of(net, group, "sum")) for group in batches(examples, 16, 0))
+    return total / sum(len(e.tokens) for e in examples) / math.log(2)
+
+
+@dataclass
+class Part:
+    """Rows of a fused matrix as a parameter of its own: `view` shares the memory of rows `at` of `whole`."""
+
+    view: torch.nn.Parameter
+    whole: torch.nn.Parameter
+    at: slice
+
+
+def hidden_matrices(net: SpokenTransformer) -> list[Part]:
+    """The matrices of the blocks, which Muon trains; fused ones go apart, so that none drowns the others' gradient."""
+    parts = []
+    for name, p in net.named_parameters():
+        if p.ndim == 2 and name.startswith("blocks."):
+            rows = len(p) // (3 if "qkv" in name else 2 if "up" in name else 1)
+            for first in range(0, len(p), rows):
+                at = slice(first, first + rows)
+                parts.append(Part(torch.nn.Parameter(p.data[at]), p, at))
+    return parts
+
+
+def rate(step: int, done: float, config: TransformerTraining) -> float:
+    """Share of the peak learning rate after `step` steps and a share `done` of the budget."""
+    decay = (1 - done) / (1 - config.decay_from)
+    return min((step + 1) / config.warmup, 1.0, config.final_lr + (1 - config.final_lr) * max(decay, 0.0))
+
+
+def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> None:
+    torch.manual_seed(0)
+    letters = alphabet()
+    examples = [example(row, letters) for row in load_read(out)]
+    net = SpokenTransformer(config.dim, config.layers, config.heads, config.hidden, list(letters.sizes))
+    net.init_weights()
+    average = copy.deepcopy(net)
+    parts = hidden_matrices(net)
+    hidden = {id(part.whole) for part in parts}
+    rest = [p for p in net.parameters() if id(p) not in hidden]
+    updaters: list[torch.optim.Optimizer] = [
+        torch.optim.Muon([p.view for p in parts], lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay),
+        torch.optim.AdamW(rest, lr=config.adamw_lr, betas=(0.9, 0.97), weight_decay=config.weight_decay),
+    ]
+    peaks = [config.muon_lr, config.adamw_lr]
+    step, epoch, spent = 0, 0, 0.0
+    checkpoint = out / f"{name}.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint)
+        net.load_state_dict(state["net"])
+        average.load_state_dict(state["average"])
+        for updater, saved in zip(updaters, state["updaters"], strict=True):
+            updater.load_state_dict(saved)
+        step, epoch, spent = state["step"], state["epoch"] + 1, state["spent"]
+
+    def save() -> None:
+        state = {"net": net.state_dict(), "average": average.state_dict(), "step": step, "epoch": epoch, "spent": spent}
+        torch.save(state | {"updaters": [u.state_dict() for u in updaters]}, checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").rename(checkpoint)
+        export(average, weights / name)
+        found = bits_per_token(average, examples[:HELD_OUT])
+        print(f"step {step}, {spent / 60:.1f} min: held out {found:.4f} bits/token", file=sys.stderr, flush=True)
+
+    last, last_save, recent = time.process_time(), spent, 0.0
+    while (done := spent / (60 * config.minutes)) < 1:
+        if epoch < 4:
+            examples = [example(row, letters) for row in load_read(out)]  # more may have been written by now
+        for group in batches(examples[HELD_OUT:], config.batch, epoch):
+            loss = loss_of(net, group)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            for part in parts:
+                assert part.whole.grad is not None
+                part.view.grad = part.whole.grad[part.at]
+            for updater, peak in zip(updaters, peaks, strict=True):
+                for settings in updater.param_groups:
+                    settings["lr"] = peak * rate(step, done, config)
+                updater.step()
+                updater.zero_grad()
+            net.zero_grad()
+            keep = min(config.ema, (step + 1) / (step + 10))
+            with torch.no_grad():
+                for mean, p in zip(average.parameters(), net.parameters(), strict=True):
+                    mean.lerp_(p, 1 - keep)
+            recent = 0.98 * recent + 0.02 * loss.item() if recent else loss.item()
+            step += 1
+            now = time.process_time()
+            spent, last = spent + now - last, now
+            done = spent / (60 * config.minutes)
+            if step % 50 == 0:
+                left = config.minutes - spent / 60
+                line = f"step {step} epoch {epoch} loss {recent / math.log(2):.4f} bits/token, {left:.1f} min left"
+                print(line, file=sys.stderr, flush=True)
+            if spent - last_save > 60 * config.checkpoint_minutes:
+                save()
+                last_save = spent
+            if done >= 1:
+                break
+        epoch += 1
+    save()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", choices=sorted(TRANSFORMERS), default="target")
+    parser.add_argument("--out", type=Path, default=RUNS)
+    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--minutes", type=float, help="budget of one core's time that the learning rate decays over")
+    args = parser.parse_args()
+    config = TRANSFORMERS[args.config]
+    train(replace(config, minutes=args.minutes or config.minutes), args.config, args.out, args.weights)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Sound files: WAV and FLAC, written whole, or growing while sound arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmspec.errors import ArgumentError
+from mmspec.files import replacing
+
+FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16")}
+
+
+def write_sound(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:
+    """Writes [channels, samples] in -1..1 as 16 bits, the whole file or none.
+
+    **Raises:** `ArgumentError` for another ending than .wav or .flac, a shape that is no sound, or a file that cannot
+    be written.
+    """
+    write_stream([audio], sampling_rate, path, len(audio) if audio.ndim == 2 else 0, whole=True)
+
+
+def write_stream(
+    chunks: Iterable[NDArray[np.float32]], sampling_rate: int, path: Path, channels: int = 1, whole: bool = False
+) -> int:
+    """Writes chunks [channels, n] as they come; returns how many samples there were.
+
+    When the chunks end in an exception, what was written by then is a valid file that stays, unless it must be `whole`.
+
+    **Raises:** `ArgumentError` as `write_sound`.
+    """
+    import soundfile
+
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise ArgumentError(f"'{path}' must end in {' or '.join(FORMATS)}")
+    if channels not in (1, 2):
+        raise ArgumentError(f"audio must be [channels, samples] with 1 or 2 channels; it has {channels} channels")
+    samples = 0
+    failure: BaseException | None = None
+    with replacing(path) as partial:
+        try:
+            with soundfile.SoundFile(partial, "w", sampling_rate, channels, kind[1], format=kind[0]) as file:
+                try:
+                    for chunk in chunks:
+                        if chunk.ndim != 2 or len(chunk) != channels:
+                            raise ArgumentError(
+                                f"audio has shape {list(chunk.shape)}; it must be [{channels}, samples]"
+                            )
+                        file.write(chunk.T)
+                        samples += chunk.shape[1]
+                except BaseException as error:
+                    if whole or not samples:
+                        raise
+                    failure = error
+        except soundfile.LibsndfileError as error:
+            raise ArgumentError(f"cannot write '{path}': {error}") from error
+    if failure is not None:
+        raise failure
+    return samples
+
+
+def write_raw(chunks: Iterable[NDArray[np.float32]], stream: BinaryIO) -> int:
+    """Writes chunks [channels, n] as little-endian 16-bit samples, channels interleaved; returns how many there were."""
+    samples = 0
+    for chunk in chunks:
+        stream.write((chunk.T * 32767).round().astype("<i2").tobytes())
+        stream.flush()
+        samples += chunk.shape[1]
+    return samples
