@@ -1,0 +1,192 @@
+"""Kernel 5: columns of K cells accepted as a whole, and redrawn by thinning, as in `mmspec.columns`.
+
+A column is kept with probability min(1, prod_k p_k / q_k). One that is not is drawn again from norm((p - q)+) of the
+products: draw y ~ p, keep it with probability (1 - q(y) / p(y))+, else draw again. One program per sequence does both,
+with the numbers of `mmspec.noise` made on the spot: how many it will need nobody knows before.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmspec.kernels.draw import GROUP, aim, draw_reference, mass, seek
+from mmspec.kernels.launch import chosen, launchable, warps
+from mmspec.kernels.philox import UNIFORMS, block, words
+from mmspec.kernels.slots import Slots, probabilities
+
+CHUNK = 8192
+
+
+def columns(
+    p: Slots, q: Slots, drafts: Tensor, free: Tensor, seeds: Tensor, positions: Tensor, iteration: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
+    """Tests the m drafted columns of each row from left to right, and draws the one that takes over.
+
+    **Arguments:**
+
+    - `p`: the laws of the cells of m + 1 columns, [B, (m + 1) * K]; `q`: of m columns, [B, m * K].
+    - `drafts`: int64 [B, m, K].
+    - `free`: bool [B, m + 1, K]; forced cells count in no product, and come back as 0.
+    - `seeds`: int64 [B]; `positions`: int64 [B, m + 1]; `iteration`: int64 [B, m + 1].
+    - `most`: draws of one column after which the residual counts as empty.
+
+    **Returns:** int64 [B], how many columns are accepted; int64 [B, K], the column behind them, -1 in cells whose p is
+    not a law.
+    """
+    return joint(*p.source(), *q.source(), drafts, free, seeds, positions, iteration, most)
+
+
+def columns_reference(
+    p: Slots, q: Slots, drafts: Tensor, free: Tensor, seeds: Tensor, positions: Tensor, iteration: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
+    """What `columns` gives, in torch and float64, one sequence and one draw at a time."""
+    batch, m, cells = drafts.shape
+    law = p.dense(torch.float64).unflatten(1, (m + 1, cells))
+    own = q.dense(torch.float64).unflatten(1, (m, cells))
+    accepted = torch.zeros(batch, dtype=torch.int64)
+    redrawn = torch.zeros(batch, cells, dtype=torch.int64)
+
+    def number(row: int, slot: int, stream: int, place: int) -> Tensor:
+        counter = (int(positions[row, slot]), int(iteration[row, slot]), UNIFORMS, place)
+        return (block(seeds[row].cpu(), counter)[stream] >> 8).double() * 2.0**-24
+
+    for row in range(batch):
+        for slot in range(m):
+            x = drafts[row, slot, :, None]
+            ratios = (law[row, slot].gather(-1, x) / own[row, slot].gather(-1, x))[:, 0]
+            if not number(row, slot, 0, 0) < torch.where(free[row, slot], ratios, 1.0).prod():
+                break
+            accepted[row] += 1
+        slot = int(accepted[row])
+        for i in range(most):
+            u = torch.stack([number(row, slot, 1, i * cells + k) for k in range(cells)])
+            y = draw_reference(law[row, slot], u.to(law.device))
+            if slot == m or bool((y < 0).logical_and(free[row, slot]).any()):
+                break
+            index = y[:, None]
+            shares = (own[row, slot].gather(-1, index) / law[row, slot].gather(-1, index))[:, 0]
+            if number(row, slot, 0, 1 + i) < 1 - torch.where(free[row, slot], shares, 1.0).prod():
+                break
+        redrawn[row] = torch.where(free[row, slot], y, 0)
+    return accepted.to(drafts.device), redrawn.to(drafts.device)
+
+
+@triton.jit
+def _columns(
+    cond, uncond, allowed, reals, wholes, q_cond, q_uncond, q_allowed, q_reals, q_wholes,
+    drafts, free, seeds, positions, iterations, accepted, redrawn, m, cells, most, vocab,
+    slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
+    Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
+    CELLS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    source = (cond, uncond, allowed, reals, wholes, slots, vocab, stride_row, stride_slot, stride_column)
+    taken = (
+        q_cond, q_uncond, q_allowed, q_reals, q_wholes, q_slots, vocab, q_stride_row, q_stride_slot, q_stride_column
+    )  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    one = tl.zeros((1,), tl.int64)
+    seed = tl.load(seeds + row)
+    nothing = seed * 0
+    i, going = 0, 1
+    while (i < m) & (going != 0):
+        chance = tl.full((), 1.0, tl.float64)
+        for k in range(0, cells):
+            if tl.load(free + (row * (m + 1) + i) * cells + k) != 0:
+                x = tl.load(drafts + (row * m + i) * cells + k) + one
+                p_x = probabilities(source, (row * (m + 1) + i) * cells + k, x, GUIDED, MASKED, UNIT)
+                q_x = probabilities(taken, (row * m + i) * cells + k, x, Q_GUIDED, Q_MASKED, Q_UNIT)
+                chance *= tl.sum(tl.div_rn(p_x, q_x).to(tl.float64), 0)
+        at = row * (m + 1) + i
+        zero, _, _, _ = words(seed, tl.load(positions + at), tl.load(iterations + at), nothing, nothing)
+        u = (zero >> 8).to(tl.float32) * 5.9604644775390625e-08
+        going = (u < chance).to(tl.int32)
+        i += going
+    tl.store(accepted + row, i)
+
+    at = row * (m + 1) + i
+    position, iteration = tl.load(positions + at), tl.load(iterations + at)
+    ids, lanes = tl.arange(0, CELLS), tl.arange(0, BLOCK)
+    column = tl.zeros((CELLS,), tl.int32)
+    tries, done = 0, 0
+    while done == 0:
+        covered = tl.full((), 1.0, tl.float64)
+        wrong = 0
+        for k in range(0, cells):
+            if tl.load(free + at * cells + k) != 0:
+                slot = at * cells + k
+                total = tl.zeros((), tl.float64)
+                for start in range(0, vocab, BLOCK):
+                    p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
+                    total += mass(p, BLOCK, GROUP)
+                _, word, _, _ = words(seed, position, iteration, nothing, nothing + tries * cells + k)
+                goal = aim((word >> 8).to(tl.float32) * 5.9604644775390625e-08, total)
+                token = tl.full((), -1, tl.int32)
+                if total > 0:
+                    below = tl.zeros((), tl.float64)
+                    for start in range(0, vocab, BLOCK):
+                        p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
+                        found = seek(p, goal - below, BLOCK, GROUP)
+                        token = tl.where((token < 0) & (found < BLOCK), start + found, token)
+                        below += mass(p, BLOCK, GROUP)
+                column = tl.where(ids == k, token, column)
+                wrong += (token < 0).to(tl.int32)
+                if (i < m) & (token >= 0):
+                    p_y = probabilities(source, slot, token + one, GUIDED, MASKED, UNIT)
+                    q_y = probabilities(taken, (row * m + i) * cells + k, token + one, Q_GUIDED, Q_MASKED, Q_UNIT)
+                    covered *= tl.sum(tl.div_rn(q_y, p_y).to(tl.float64), 0)
+        tries += 1
+        zero, _, _, _ = words(seed, position, iteration, nothing, nothing + tries)
+        u = (zero >> 8).to(tl.float32) * 5.9604644775390625e-08
+        done = ((i == m) | (wrong > 0) | (u < 1 - covered) | (tries >= most)).to(tl.int32)
+    is_free = tl.load(free + at * cells + ids, mask=ids < cells, other=0) != 0
+    tl.store(redrawn + row * cells + ids, tl.where(is_free, column, 0).to(tl.int64), mask=ids < cells)
+
+
+@torch.library.custom_op("mmspec::joint", mutates_args=())
+def joint(
+    cond: Tensor,
+    uncond: Tensor | None,
+    allowed: Tensor | None,
+    reals: Tensor,
+    wholes: Tensor,
+    q_cond: Tensor,
+    q_uncond: Tensor | None,
+    q_allowed: Tensor | None,
+    q_reals: Tensor,
+    q_wholes: Tensor,
+    drafts: Tensor,
+    free: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    iteration: Tensor,
+    most: int,
+) -> tuple[Tensor, Tensor]:
+    """`columns`, from and to plain tensors; the first five are p, the next five q."""
+    p, q = (cond, uncond, allowed, reals, wholes), (q_cond, q_uncond, q_allowed, q_reals, q_wholes)
+    numbers = (drafts, free, seeds, positions, iteration)
+    if chosen(cond) == "torch":
+        return columns_reference(Slots(*p), Slots(*q), *numbers, most)
+    batch, m, cells = drafts.shape
+    vocab = cond.shape[-1]
+    accepted, redrawn = drafts.new_empty((batch,)), drafts.new_empty((batch, cells))
+    block = min(max(GROUP, triton.next_power_of_2(vocab)), CHUNK)
+    with launchable(cond):
+        _columns[(batch,)](
+            *p, *q, *(t.contiguous() for t in numbers), accepted, redrawn, m, cells, most, vocab,
+            cond.shape[1], *cond.stride(), q_cond.shape[1], *q_cond.stride(),
+            GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
+            Q_GUIDED=q_uncond is not None, Q_MASKED=q_allowed is not None, Q_UNIT=q_cond.stride(2) == 1,
+            CELLS=triton.next_power_of_2(cells), BLOCK=block, GROUP=GROUP, num_warps=warps(block),
+        )  # fmt: skip
+    return accepted, redrawn
+
+
+@joint.register_fake
+def _(*arguments: Tensor | int) -> tuple[Tensor, Tensor]:
+    drafts = arguments[10]
+    assert isinstance(drafts, Tensor)
+    return drafts.new_empty(drafts.shape[:1]), drafts.new_empty((drafts.shape[0], drafts.shape[2]))

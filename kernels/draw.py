@@ -1,0 +1,52 @@
+"""A draw by inverting the CDF of unnormalised weights: the first token whose running sum exceeds u * total.
+
+Sums over groups of 128 neighbours are float32, sums of those float64. A running float32 sum over 16384 tokens is off by
+up to 1e-6 of the total, and two ways to add it up would disagree about one draw in 200; this one about one in 10**5.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 128
+
+
+def draw_reference(weights: Tensor, u: Tensor) -> Tensor:
+    """The reference, int64 [...]: of weights [..., V] at u [...] in [0, 1]; -1 where there is no mass, or no number."""
+    cdf = weights.double().cumsum(-1)
+    total = cdf[..., -1:]
+    token = (cdf <= u[..., None].double().clamp(max=1 - 2.0**-24) * total).sum(-1)
+    return torch.where((total > 0)[..., 0] & (total < torch.inf)[..., 0], token, -1)
+
+
+@triton.jit
+def aim(u, total):
+    """Where in a total mass (float64) the draw at u lies, short of its end even for a u of 1."""
+    return tl.minimum(u.to(tl.float64), 1 - 5.9604644775390625e-08) * total
+
+
+@triton.jit
+def mass(weights, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The sum of a tile of BLOCK weights, float64."""
+    return tl.sum(tl.sum(tl.reshape(weights, (BLOCK // GROUP, GROUP)), 1).to(tl.float64), 0)
+
+
+@triton.jit
+def seek(weights, goal, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The place in a tile of the first token whose running sum exceeds `goal` (float64); BLOCK when none does."""
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    goal = tl.maximum(goal, 0.0)
+    table = tl.reshape(weights, (GROUPS, GROUP))
+    ids, lanes = tl.arange(0, GROUPS), tl.arange(0, GROUP)
+    below = tl.cumsum(tl.sum(table, 1).to(tl.float64), 0)
+    group = tl.sum((below <= goal).to(tl.int32), 0)
+    base = tl.max(tl.where(ids < group, below, 0.0), 0)
+    inner = tl.sum(tl.where(ids[:, None] == group, table, 0.0), 0)
+    running = base + tl.cumsum(inner.to(tl.float64), 0)
+    lane = tl.sum((running <= goal).to(tl.int32), 0)
+    # Rounding may leave the group's own sum a little short of what the sum over the table said.
+    lane = tl.where(lane < GROUP, lane, tl.max(tl.where(inner > 0, lanes, 0), 0))
+    return tl.where(group < GROUPS, group * GROUP + lane, BLOCK)

@@ -1,0 +1,119 @@
+"""Philox4x32-10 (Salmon et al. 2011) on a device: the numbers of `mmspec.noise`, bit for bit.
+
+A block of four 32-bit words belongs to the key `seed` (two words) and the counter (position, iteration, block, index).
+Block 0 gives a window's uniform numbers, one word per stream; block 1 gives Gumbel noise, word `v % 4` of index
+`v // 4` belonging to token `v`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmspec.kernels.launch import chosen, launchable
+
+UNIFORMS, GUMBELS = 0, 1
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def block(seeds: Tensor, counter: tuple[Tensor | int, ...]) -> list[Tensor]:
+    """The reference: the four words of every block, int64 below 2**32, in the broadcast shape of the arguments.
+
+    **Arguments:**
+
+    - `seeds`: int64; negative ones stand for themselves modulo 2**64.
+    - `counter`: four words, integers below 2**32.
+    """
+    words = [torch.as_tensor(word, device=seeds.device) + torch.zeros_like(seeds) for word in counter]
+    keys = [seeds & _LOW, (seeds >> 32) & _LOW]
+    for _ in range(10):
+        # The product of two words wraps in int64, which leaves all its 64 bits as they should be.
+        first, second = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
+        words = [
+            ((second >> 32) & _LOW) ^ words[1] ^ keys[0],
+            second & _LOW,
+            ((first >> 32) & _LOW) ^ words[3] ^ keys[1],
+            first & _LOW,
+        ]
+        keys = [(key + step) & _LOW for key, step in zip(keys, _WEYL, strict=True)]
+    return words
+
+
+def uniforms_reference(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
+    """What `uniforms` gives, in torch."""
+    shape = torch.broadcast_shapes(seeds.shape, positions.shape)
+    words = block(seeds.expand(shape), (positions, iterations, UNIFORMS, places))
+    return torch.stack([(word >> 8).float() * 2.0**-24 for word in words])
+
+
+def gumbel_reference(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise float32 [..., vocab_size] of seeds and positions int64 [...]."""
+    index = torch.arange(-(-vocab_size // 4), device=seeds.device)
+    shape = (*torch.broadcast_shapes(seeds.shape, positions.shape), len(index))
+    words = block(seeds[..., None].expand(shape), (positions[..., None], 0, GUMBELS, index))
+    bits = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size]
+    return (((bits >> 9).float() + 0.5) * 2.0**-23).log_().neg_().log_().neg_()
+
+
+@triton.jit
+def words(seed, position, iteration, kind, index):
+    """The four words of a block, as `block` has them, uint32."""
+    zero, one = position.to(tl.uint32), iteration.to(tl.uint32)
+    two, three = kind.to(tl.uint32), index.to(tl.uint32)
+    low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return tl.philox_impl(zero, one, two, three, low, high)
+
+
+@triton.jit
+def gumbels(seed, position, columns):
+    """Standard Gumbel noise of the tokens `columns`."""
+    nothing = columns * 0
+    zero, one, two, three = words(seed + nothing, position + nothing, nothing, nothing + 1, columns // 4)
+    which = columns % 4
+    bits = tl.where(which < 2, tl.where(which == 0, zero, one), tl.where(which == 2, two, three))
+    uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _uniforms(out, seeds, positions, iterations, places, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    seed = tl.load(seeds + at, mask=inside, other=0)
+    position = tl.load(positions + at, mask=inside, other=0)
+    iteration = tl.load(iterations + at, mask=inside, other=0)
+    place = tl.load(places + at, mask=inside, other=0)
+    zero, one, two, three = words(seed, position, iteration, place * 0, place)
+    tl.store(out + at, (zero >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+    tl.store(out + count + at, (one >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+    tl.store(out + 2 * count + at, (two >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+    tl.store(out + 3 * count + at, (three >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+
+
+@torch.library.custom_op("mmspec::uniforms", mutates_args=())
+def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
+    """Numbers in [0, 1), multiples of 2**-24, float32 [4, ...]: a row per stream of `mmspec.noise`.
+
+    **Arguments:** all int64 [...] of shapes that broadcast against that of `positions`.
+
+    - `seeds`: of each row.
+    - `positions`, `iterations`, `places`: what the numbers belong to, from 0 to 2**32 - 1.
+    """
+    if chosen(positions) == "torch":
+        return uniforms_reference(seeds, positions, iterations, places)
+    shape, count = positions.shape, positions.numel()
+    flat = [t.expand(shape).contiguous() for t in (seeds, positions, iterations, places)]
+    out = torch.empty((4, *shape), dtype=torch.float32, device=positions.device)
+    with launchable(out):
+        _uniforms[(triton.cdiv(count, 256),)](out, *flat, count, BLOCK=256)
+    return out
+
+
+@uniforms.register_fake
+def _(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
+    return torch.empty((4, *positions.shape), dtype=torch.float32, device=positions.device)

@@ -1,0 +1,160 @@
+"""Laws that nobody writes out: a few numbers per slot from which, with the logits, any probability follows.
+
+A slot is one position of one row's window. Its law is that of `mmspec.law.Law`: guidance, forbidden tokens,
+temperature, top-k, top-p, softmax. Once `mmspec.kernels.rows` has looked through a slot's logits, the probability of
+token v is
+
+    z(v) = lerp(uncond(v), cond(v), scale) / heat               -inf where v is forbidden
+    p(v) = exp(z(v) - peak) / total                             if z(v) > floor, or z(v) = floor and v <= last; else 0
+
+or, where `point` is not -1, 1 for that token and 0 for all others: greedy rows, and drafts that were not drawn at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SCALE, HEAT, FLOOR, PEAK, TOTAL = range(5)
+LINE, KIND, LAST, POINT, BEST = range(5)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The laws of some slots.
+
+    - `cond`: [R, S, V], logits of any float type and any strides; `uncond` the same, or None without guidance.
+    - `allowed`: bool [kinds, V], or None where every token is allowed.
+    - `reals`: float32 [B, W, 5], of each slot: guidance scale, temperature, floor, peak and total.
+    - `wholes`: int32 [B, W, 5]: the line `r * S + s` of its logits, its kind, the last token at the floor, the point,
+      and the likeliest token.
+    """
+
+    cond: Tensor
+    uncond: Tensor | None
+    allowed: Tensor | None
+    reals: Tensor
+    wholes: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, W, V)."""
+        return torch.Size([*self.wholes.shape[:-1], self.cond.shape[-1]])
+
+    @property
+    def device(self) -> torch.device:
+        return self.cond.device
+
+    def __getitem__(self, index: Any) -> Slots:
+        """The laws of some of the slots; `index` is of the axes B and W."""
+        return replace(self, reals=self.reals[index], wholes=self.wholes[index])
+
+    def lse(self) -> Tensor:
+        """Log-sum-exp of the kept logits, float32 [B, W]."""
+        return self.reals[..., PEAK] + self.reals[..., TOTAL].log()
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The reference: all probabilities, [B, W, V] of a float type."""
+        line = self.wholes[..., LINE].long()
+        row, slot = line // self.cond.shape[1], line % self.cond.shape[1]
+        scale, heat, floor, peak, total = self.reals[..., None].unbind(-2)
+        uncond = None if self.uncond is None else self.uncond[row, slot]
+        z = mix(self.cond[row, slot], uncond, self.allowed, scale, heat, self.wholes[..., KIND])
+        columns = torch.arange(z.shape[-1], device=z.device)
+        kept = (z > floor) | ((z == floor) & (columns <= self.wholes[..., LAST, None]))
+        p = torch.where(kept, (z.to(dtype) - peak).exp() / total, 0.0)
+        point = self.wholes[..., POINT, None]
+        return torch.where(point >= 0, (columns == point).to(dtype), p)
+
+    def source(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
+        """As kernels take it: both sides with the same strides, the rest contiguous."""
+        cond, uncond = self.cond, self.uncond
+        if uncond is not None and uncond.stride() != cond.stride():
+            cond, uncond = cond.contiguous(), uncond.contiguous()
+        return cond, uncond, self.allowed, self.reals.contiguous(), self.wholes.contiguous()
+
+
+def pinned(like: Slots, tokens: Tensor) -> Slots:
+    """The laws of tokens int64 [B, W] that were not drawn: all mass on them."""
+    reals = torch.ones(*tokens.shape, 5, device=tokens.device)
+    wholes = torch.zeros(*tokens.shape, 5, dtype=torch.int32, device=tokens.device)
+    wholes[..., POINT] = tokens
+    return replace(like, reals=reals, wholes=wholes)
+
+
+def written(p: Tensor) -> Slots:
+    """Laws that are written out already, float [B, W, V], as such slots."""
+    batch, width, _ = p.shape
+    reals = torch.tensor([1.0, 1.0, -torch.inf, 0.0, 1.0], device=p.device).repeat(batch, width, 1)
+    wholes = torch.zeros(batch, width, 5, dtype=torch.int32, device=p.device)
+    wholes[..., LINE] = torch.arange(batch * width, device=p.device).view(batch, width)
+    wholes[..., LAST], wholes[..., POINT] = p.shape[-1], -1
+    return Slots(p.log(), None, None, reals, wholes)
+
+
+def mix(
+    cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, scale: Tensor, heat: Tensor, kind: Tensor
+) -> Tensor:
+    """z, float32 [B, W, V]; `scale` and `heat` [B, W, 1], `kind` [B, W]."""
+    z = cond.float()
+    if uncond is not None:
+        z = torch.lerp(uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
+    if allowed is not None:
+        z = z.masked_fill(~allowed[kind.long()], -torch.inf)
+    return z / heat
+
+
+@triton.jit
+def logits(
+    source, line, kind, scale, heat, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
+    """z of the tokens `columns` of one line, as `mix` has it; -inf for columns outside.
+
+    A `source` is (cond, uncond, allowed, reals, wholes, slots, vocab, strides of row, slot and token).
+    """
+    cond, uncond, allowed, _, _, slots, vocab, stride_row, stride_slot, stride_column = source
+    inside = (columns >= 0) & (columns < vocab)
+    base = (line // slots).to(tl.int64) * stride_row + (line % slots).to(tl.int64) * stride_slot
+    # A whole row's offsets in int64 would take as many registers again as its logits.
+    at = columns if UNIT else columns.to(tl.int64) * stride_column
+    z = tl.load(cond + base + at, mask=inside, other=float("-inf")).to(tl.float32)
+    if GUIDED:
+        free = tl.load(uncond + base + at, mask=inside, other=0.0).to(tl.float32)
+        # Where the model itself forbids a token both sides are -inf, and their difference would be NaN.
+        never = z == float("-inf")
+        gap = tl.where(never, 0.0, z) - tl.where(never, 0.0, free)
+        # Fused explicitly: every kernel must come to the same bits, or a threshold found by one would miss in another.
+        scale += tl.zeros_like(gap)
+        mixed = tl.where(tl.abs(scale) < 0.5, tl.fma(scale, gap, free), tl.fma(scale - 1, gap, z))
+        z = tl.where(never, z, mixed)
+    if MASKED:
+        ok = tl.load(allowed + kind.to(tl.int64) * vocab + columns, mask=inside, other=0)
+        z = tl.where(ok != 0, z, float("-inf"))
+    return tl.div_rn(z, heat + tl.zeros_like(z))
+
+
+@triton.jit
+def weights(z, columns, floor, last, peak):
+    """Unnormalised probabilities of logits z."""
+    kept = (z > floor) | ((z == floor) & (columns <= last))
+    return tl.where(kept, tl.exp(z - peak), 0.0)
+
+
+@triton.jit
+def probabilities(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr):
+    """p of the tokens `columns` of the flat slot `slot`, float32."""
+    _, _, _, reals, wholes, _, vocab, _, _, _ = source
+    scale, heat = tl.load(reals + slot * 5), tl.load(reals + slot * 5 + 1)
+    floor, peak, total = tl.load(reals + slot * 5 + 2), tl.load(reals + slot * 5 + 3), tl.load(reals + slot * 5 + 4)
+    line, kind = tl.load(wholes + slot * 5), tl.load(wholes + slot * 5 + 1)
+    last, point = tl.load(wholes + slot * 5 + 2), tl.load(wholes + slot * 5 + 3)
+    # A point needs no logits; its line may be another's.
+    asked = tl.where((point < 0) & (columns < vocab), columns, -1)
+    z = logits(source, line, kind, scale, heat, asked, GUIDED, MASKED, UNIT)
+    drawn = tl.div_rn(weights(z, columns, floor, last, peak), total + tl.zeros_like(z))
+    return tl.where(point < 0, drawn, tl.where(columns == point, 1.0, 0.0))
