@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,13 +167,9 @@ def generate(
             f"input_ids has shape {list(input_ids.shape)}; give ids of text [B, T], sound as input_values"
         )
     length, _ = read_length([c for c in stopping_criteria if isinstance(c, MaxLengthCriteria)], input_ids.shape[1])
-    config = model.config
-
-    def ends(frames: Tensor) -> Tensor:
-        return (frames[:, :-1] == config.codebook_eos_token_id).all(-1)
-
+    pad = int(model.config.codebook_pad_token_id)
     first = read_sampling(found, bool(generation_config.do_sample))
-    wanted = Frames(length, ends, int(config.codebook_pad_token_id), first, depth_sampling(model))
+    wanted = Frames(length, frame_ends(model), pad, first, depth_sampling(model))
     rows = len(input_ids)
     smaller = None
     if draft_model is not None:
@@ -184,6 +180,11 @@ def generate(
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
     return made.frames
+
+
+def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
+    """Tells which frames int64 [..., codebooks] end a row, bool [...]."""
+    return lambda frames: (frames[..., :-1] == model.config.codebook_eos_token_id).all(-1)
 
 
 def frames_of(model: Any, input_ids: Tensor, length: int, inputs: dict[str, Any]) -> CsmFrames:

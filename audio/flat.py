@@ -71,12 +71,8 @@ class Stream:
         **Raises:** `ModelError` for an id that its slot does not allow, as a model that is not held to its slots may
         give.
         """
-        if self.end is not None and len(stop := (ids == self.end).nonzero()):
-            ids = ids[: int(stop[0])]
-        count = len(self.slots)
-        frames = ids[: len(ids) // count * count].view(-1, count)
-        low = self.first + torch.arange(count, device=ids.device) * (self.codes if self.offset else 0)
-        codes = frames - low
+        ids, count = self.until_end(ids), len(self.slots)
+        codes = ids[: len(ids) // count * count].view(-1, count) - self.lowest().to(ids.device)
         if bool(((codes < 0) | (codes >= self.codes)).any()):
             raise ModelError(
                 "ids that are not of their slot are no sound; hold the model to its slots (`Stream.after`)"
@@ -90,8 +86,17 @@ class Stream:
         """The ids int64 [n] of codes as `read` gives them; without an end."""
         parts = [list(book.view(-1, n).unbind(1)) for book, n in zip(books, self.codebooks, strict=True)]
         columns = [parts[book].pop(0) for book in self.slots]
-        low = self.first + torch.arange(len(self.slots)) * (self.codes if self.offset else 0)
-        return (torch.stack(columns, dim=1) + low.to(columns[0].device)).flatten()
+        return (torch.stack(columns, dim=1) + self.lowest().to(columns[0].device)).flatten()
+
+    def lowest(self) -> Tensor:
+        """The id of entry 0 in each slot, int64 [slots]."""
+        return self.first + torch.arange(len(self.slots)) * (self.codes if self.offset else 0)
+
+    def until_end(self, ids: Tensor) -> Tensor:
+        """Ids int64 [n] up to the end of the stream, without it."""
+        if self.end is not None and len(stop := (ids == self.end).nonzero()):
+            return ids[: int(stop[0])]
+        return ids
 
 
 class Spelling:

@@ -30,7 +30,9 @@ class Info:
 
 _MODELS = {
     "shapes": Info("64x64 pictures of coloured shapes; ships with mmspec", True, "mmspec.vision.shapes.model:load"),
-    "spoken": Info("speech from a small vocabulary, two voices; ships with mmspec", True, "mmspec.audio.spoken.model:load"),
+    "spoken": Info(
+        "speech from a small vocabulary, two voices; ships with mmspec", True, "mmspec.audio.spoken.model:load"
+    ),
 }
 _DRAFTERS = {
     "model": Info("a smaller model of the same vocabulary", True, "mmspec.drafters.model:ModelDrafter"),
@@ -102,9 +104,11 @@ def load(
     - `processor`: for a model of transformers, its processor, or a folder or Hub id with it; None takes the one beside
       the model.
     - `tokenizer`: the file or Hub id of what makes pixels of tokens, where the model comes without: for an original
-      checkpoint its tokenizer, for Chameleon its VQGAN; without one a call gives tokens only.
+      checkpoint its tokenizer, for Chameleon its VQGAN; without one a call gives tokens only. For a flat speech model
+      its codec.
     - `config`: what the files cannot tell: for an original checkpoint, under the original argument names; for Chameleon
-      the `layout`, "anole" or "lumina".
+      the `layout`, "anole" or "lumina"; for a flat speech model its `style`, "llasa" or "orpheus"; for all that speak a
+      `draft_model` of the family, a folder, a Hub id or "pair".
     - `drafter`: a folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
     - `device`: where to put what is loaded; None is the CPU. A model that is loaded already stays where it is.
     - `dtype`: a `torch.dtype`; None is float32.
@@ -120,11 +124,14 @@ def load(
         add_drafter(pipe, drafter)
         return pipe
     if isinstance(model, torch.nn.Module):
+        from mmspec.audio import load as audio
         from mmspec.vision.hf.load import from_model
 
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
                 raise ArgumentError(f"{name} was given with a model that is loaded already; move the model")
+        if audio.speaks(type(model).__name__):
+            return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
     device = "cpu" if device is None else device
     try:
@@ -141,8 +148,11 @@ def load(
             raise unknown_name("model", model, known)
         path = fetched
     if model not in known:
+        from mmspec.audio import load as audio
         from mmspec.vision.hf.load import architecture, from_folder, is_stage
 
+        if audio.speaks(architecture(path)):
+            return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         if is_stage(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         from mmspec.vision.mar import load as mar

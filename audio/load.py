@@ -1,0 +1,141 @@
+"""Speech pipelines from what transformers saves, and from models that are loaded already."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from mmspec import hub
+from mmspec.audio.codec import Codec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.vision.hf.load import architecture, read_processor
+
+# Class of transformers -> what makes a speaker of a model, its processor, a codec or None, options and a draft model.
+SPEAKERS = {
+    "LlamaForCausalLM": "mmspec.audio.speakers.flat:make",
+    "MistralForCausalLM": "mmspec.audio.speakers.flat:make",
+    "Qwen2ForCausalLM": "mmspec.audio.speakers.flat:make",
+    "Qwen3ForCausalLM": "mmspec.audio.speakers.flat:make",
+    "BarkModel": "mmspec.audio.speakers.bark:make",
+    "MusicgenForConditionalGeneration": "mmspec.audio.speakers.musicgen:make",
+    "MusicgenMelodyForConditionalGeneration": "mmspec.audio.speakers.musicgen:make",
+    "DiaForConditionalGeneration": "mmspec.audio.speakers.dia:make",
+    "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.speakers.higgs:make",
+    "CsmForConditionalGeneration": "mmspec.audio.speakers.csm:make",
+}
+PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+# Hub ids of a family: who drafts for whom.
+PAIRS = {
+    "HKUSTAudio/Llasa-3B": "HKUSTAudio/Llasa-1B",
+    "HKUSTAudio/Llasa-8B": "HKUSTAudio/Llasa-1B",
+    "suno/bark": "suno/bark-small",
+    "facebook/musicgen-medium": "facebook/musicgen-small",
+    "facebook/musicgen-large": "facebook/musicgen-small",
+    "facebook/musicgen-melody-large": "facebook/musicgen-melody",
+    "facebook/musicgen-stereo-medium": "facebook/musicgen-stereo-small",
+    "facebook/musicgen-stereo-large": "facebook/musicgen-stereo-small",
+    "facebook/musicgen-stereo-melody-large": "facebook/musicgen-stereo-melody",
+}
+
+
+def speaks(name: str | None) -> bool:
+    """Whether a class of transformers, by name, is loaded as a speech pipeline."""
+    return name in SPEAKERS
+
+
+def from_folder(
+    folder: Path,
+    processor: Any = None,
+    codec: Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> SpeechPipeline:
+    """A pipeline from a folder with a model of transformers, its processor or tokenizer beside it; see `mmspec.load`.
+
+    **Arguments:**
+
+    - `config`: for a flat model its `style`; for all, `draft_model`: a folder or Hub id of a smaller model of the
+      family, or "pair" for the one that goes with this model by name.
+
+    **Raises:** `ArgumentError` for options that are missing or unknown, `ModelError` for files that are not what they
+    claim to be.
+    """
+    options = dict(config or {})
+    model = read_model(folder, device, dtype)
+    if processor is None and any((folder / file).exists() for file in PROCESSORS):
+        processor = folder
+    if isinstance(processor, (str, Path)):
+        processor = read_processor(processor, type(model).__name__)
+    draft = options.pop("draft_model", None)
+    if draft == "pair":
+        draft = smaller(folder)
+    if isinstance(draft, (str, Path)):
+        draft = read_model(found(draft), device, dtype)
+    return from_model(model, processor, codec, {**options, "draft_model": draft})
+
+
+def from_model(
+    model: Any, processor: Any = None, codec: Path | None = None, config: Mapping[str, Any] | None = None
+) -> SpeechPipeline:
+    """A pipeline around a model where it is; see `from_folder`.
+
+    **Raises:** as that.
+    """
+    options = dict(config or {})
+    draft_model = options.pop("draft_model", None)
+    given = options.pop("codec", None)
+    if codec is not None:
+        given = codec_of(read_model(codec, str(model.device), torch.float32))
+    module, _, name = SPEAKERS[type(model).__name__].partition(":")
+    make: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    if processor is None:
+        raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
+    voice: Codec | None = given
+    return SpeechPipeline(make(model, processor, voice, options, draft_model))
+
+
+def read_model(folder: Path, device: str, dtype: torch.dtype) -> Any:
+    """**Raises:** `ModelError` when it cannot be loaded, or parts of it are missing."""
+    name = architecture(folder)
+    if name is None:
+        raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
+    try:
+        model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
+    if missing := sorted(report["missing_keys"]):
+        # transformers fills them with random numbers, and says so in its log only.
+        rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
+    return model.to(device).eval()
+
+
+def smaller(folder: Path) -> str:
+    """The Hub id of the model that drafts for the one in a folder of the Hub's cache.
+
+    **Raises:** `ArgumentError` when none is known.
+    """
+    names = [part.removeprefix("models--").replace("--", "/") for part in folder.resolve().parts]
+    for name in names:
+        if name in PAIRS:
+            return PAIRS[name]
+    known = ", ".join(f"{big} ({small})" for big, small in PAIRS.items())
+    raise ArgumentError(f"draft_model='pair' is not possible for {str(folder)!r}; known are {known}: name a folder")
+
+
+def found(draft: str | Path) -> Path:
+    """A folder, fetched from the Hub where it is none. **Raises:** `ArgumentError` when it is neither."""
+    path: Path | None = Path(draft) if Path(draft).is_dir() else hub.fetch(str(draft))
+    if path is None:
+        raise ArgumentError(f"draft_model={str(draft)!r} is no folder and no Hub id")
+    return path

@@ -1,0 +1,1 @@
+"""Models of transformers that speak, behind `mmspec.audio.pipeline.Speaker`."""

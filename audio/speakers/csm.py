@@ -1,0 +1,114 @@
+"""CSM with what surrounds it: text by speaker, frames, Mimi."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.audio.codec import Codec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.csm import CsmFrames, check_draft, depth_sampling, frame_ends
+from mmspec.audio.frames import Frames, decode_frames
+from mmspec.audio.pipeline import Reading
+from mmspec.audio.speakers.flat import pieces
+from mmspec.engine import Decoded
+from mmspec.errors import ArgumentError
+from mmspec.law import Sampling
+from mmspec.loop import OnStep
+from mmspec.recipes import Recipe
+
+FRAMES = 375  # half a minute, at most, of a piece of text
+LETTERS = 300
+
+
+class CsmSpeaker:
+    """A `mmspec.audio.pipeline.Speaker`.
+
+    A call's sampling is that of all codebooks. Unless it differs from the default, the depth decoder keeps its own.
+
+    **Arguments:**
+
+    - `model`: a `CsmForConditionalGeneration`; `processor`: a `CsmProcessor`, or its tokenizer.
+    - `draft_model`: a smaller one of the family, which drafts the depth, or None.
+    - `frames`: at most, of a piece of text.
+    """
+
+    recipe = "scd:window=8"
+    guided = False
+    voices = ("0", "1")
+
+    def __init__(self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = FRAMES) -> None:
+        self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
+        self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
+        config = model.generation_config
+        self.sampling = Sampling(
+            float(config.temperature or 1.0) if config.do_sample else 0.0, int(config.top_k or 0), config.top_p or 1.0
+        )
+
+    def read(self, text: str, voice: str | None) -> Reading:
+        spoken = [f"[{voice or self.voices[0]}]{piece}" for piece in pieces(text, LETTERS)]
+        return Reading([list(torch.as_tensor(self.processor(line)["input_ids"]).flatten().tolist()) for line in spoken])
+
+    def task(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[Sampling]) -> FrameWork:
+        longest = max(len(part) for part in parts)
+        ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=self.model.device)
+        lengths = torch.tensor([[len(part)] for part in parts], device=ids.device)
+        mask = torch.arange(longest, device=ids.device) >= longest - lengths
+        return FrameWork(self, ids, mask)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ends = frame_ends(self.model)(tokens).nonzero()
+        return tokens[: int(ends[0])].T if len(ends) else tokens.T
+
+
+@dataclass(frozen=True)
+class FrameWork:
+    """A batch of texts, ids int64 [B, T] padded on the left."""
+
+    speaker: CsmSpeaker
+    ids: Tensor
+    mask: Tensor
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        speaker, first = self.speaker, samplings[0]
+        if measure_entropy:
+            raise ArgumentError("measure_entropy is not possible for CSM, whose tokens have two models")
+        rest = depth_sampling(speaker.model) if first == speaker.sampling else first
+        pad = int(speaker.model.config.codebook_eos_token_id)
+        frames = Frames(speaker.frames, frame_ends(speaker.model), pad, first, rest)
+        draft = None if speaker.draft_model is None or recipe.info.drafter != "model" else speaker.draft_model
+        made = decode_frames(
+            self._prompted(speaker.model),
+            recipe,
+            frames,
+            seeds,
+            None if draft is None else self._prompted(draft),
+            on_step,
+        )
+        return Decoded(made.frames, made.stats)
+
+    def _prompted(self, model: Any) -> CsmFrames:
+        return CsmFrames(model, model.embed_text_tokens(self.ids), self.mask, self.speaker.frames)
+
+
+def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> CsmSpeaker:
+    """**Raises:** `ArgumentError` for options it does not have."""
+    options = dict(config)
+    frames = options.pop("frames", FRAMES)
+    if options:
+        wrong = sorted(options)[0]
+        raise ArgumentError(f"config has {wrong!r}, which CSM does not have; it may have 'draft_model' and 'frames'")
+    if not isinstance(frames, int) or frames < 1:
+        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
+    return CsmSpeaker(model, processor, codec or codec_of(model.codec_model), draft_model, frames)

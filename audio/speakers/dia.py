@@ -1,0 +1,100 @@
+"""Dia with what surrounds it: text by its processor, DAC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.audio.codec import Codec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.delayed import ColumnWork, same_class
+from mmspec.audio.dia import Guidance, Request, plan
+from mmspec.audio.interleave import triangles, undelay
+from mmspec.audio.pipeline import Reading
+from mmspec.audio.speakers.flat import pieces
+from mmspec.errors import ArgumentError
+from mmspec.law import Sampling
+from mmspec.recipes import Recipe
+
+FRAMES = 2048  # 24 seconds of the published model
+LETTERS = 400
+
+
+class DiaSpeaker:
+    """A `mmspec.audio.pipeline.Speaker`. Text has the marks of its speakers in it: `[S1] Hello. [S2] Hello.`
+
+    Its guidance is its own, see `mmspec.audio.dia.Guidance`; `top_k` is a part of it.
+
+    **Arguments:**
+
+    - `model`: a `DiaForConditionalGeneration`; `processor`: a `DiaProcessor`, or its tokenizer.
+    - `codec`: of its codes.
+    - `draft_model`: a smaller one of the family, or None.
+    - `frames`: at most, of a part.
+    """
+
+    recipe = "scd:window=4"
+    guided = True
+    voices = ()
+
+    def __init__(self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = FRAMES) -> None:
+        self.model, self.processor, self.codec = model.eval(), processor, codec
+        self.draft_model = None if draft_model is None else same_class(model, draft_model).eval()
+        config, late = model.generation_config, max(model.config.delay_pattern)
+        self.frames = min(frames, model.config.decoder_config.max_position_embeddings - 1 - late)
+        self._end = int(model.config.decoder_config.eos_token_id)
+        self.sampling = Sampling(
+            # Below 1 the model's own generate takes 1.
+            max(float(config.temperature or 1.0), 1.0) if config.do_sample else 0.0,
+            int(config.top_k or 0),
+            float(config.top_p or 1.0),
+            float(config.guidance_scale or 1.0),
+        )
+
+    def read(self, text: str, voice: str | None) -> Reading:
+        return Reading(pieces(text, LETTERS))
+
+    def task(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[Sampling]) -> ColumnWork:
+        s, model = samplings[0], self.model
+        draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
+        return ColumnWork(model, plan(model, self._request(model, parts, s)), draft)
+
+    def _request(self, model: Any, parts: Sequence[str], sampling: Sampling) -> Request:
+        """Texts to a request; with guidance, zeros stand for the text of the unconditional side."""
+        config, delays = model.config.decoder_config, model.config.delay_pattern
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        words = tokenizer(list(parts), padding=True, return_tensors="pt").to(model.device)
+        ids, mask = words["input_ids"], words["attention_mask"]
+        guidance = None
+        if sampling.guidance_scale != 1:
+            guidance = Guidance(sampling.guidance_scale, sampling.top_k or None)
+            ids, mask = torch.cat([ids, torch.zeros_like(ids)]), mask.repeat(2, 1)
+        begin = torch.full((len(parts), 1, len(delays)), int(config.bos_token_id), device=model.device)
+        known = triangles(self.frames + max(delays), delays, int(config.bos_token_id), None)
+        return Request(
+            begin,
+            torch.ones(begin.shape[:2], dtype=torch.bool, device=model.device),
+            np.repeat(known[None], len(parts), axis=0),
+            guidance,
+            Sampling(sampling.temperature, sampling.top_k, sampling.top_p),
+            {"encoder_outputs": model.model.encoder(input_ids=ids, attention_mask=mask), "attention_mask": mask},
+        )
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        frames = undelay(tokens[None], self.model.config.delay_pattern)[0]
+        ends = (frames[:, 0] >= self._end).nonzero()
+        return frames[: int(ends[0])].T if len(ends) else frames.T
+
+
+def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> DiaSpeaker:
+    """**Raises:** `ArgumentError` for options it does not have, and when there is nothing to make sound with."""
+    if config:
+        raise ArgumentError(f"config has {sorted(config)[0]!r}, which Dia does not have; it may have 'draft_model'")
+    own = getattr(processor, "audio_tokenizer", None)
+    if codec is None and own is None:
+        raise ArgumentError("Dia comes without a codec; pass its processor, or a DAC's folder or Hub id as tokenizer=")
+    return DiaSpeaker(model, processor, codec or codec_of(own), draft_model)

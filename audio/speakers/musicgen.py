@@ -1,0 +1,99 @@
+"""MusicGen with what surrounds it: text by its processor, a length in seconds, EnCodec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.audio.codec import Codec
+from mmspec.audio.delayed import ColumnWork, same_class
+from mmspec.audio.interleave import undelay
+from mmspec.audio.musicgen import Request, delays_of, plan, sound_of
+from mmspec.audio.pipeline import Reading
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.law import Sampling
+from mmspec.recipes import Recipe
+
+SECONDS = 10.0
+TOP_K = 50  # what transformers takes where a model says nothing
+
+
+class MusicgenPlayer:
+    """A `mmspec.audio.pipeline.Timed` speaker, of music.
+
+    **Arguments:**
+
+    - `model`: a MusicGen or a MusicGen-melody; `processor`: its processor or tokenizer.
+    - `codec`: of its codes.
+    - `draft_model`: a smaller one of the family, or None.
+    - `seconds`: of sound.
+    """
+
+    recipe = "scd:window=4"
+    guided = True
+    voices = ()
+
+    def __init__(
+        self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, seconds: float = SECONDS
+    ) -> None:
+        codes = model.decoder.config.vocab_size
+        if codec.codebooks < model.decoder.num_codebooks or codec.codebook_size < codes:
+            raise ModelError(
+                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model "
+                f"{model.decoder.num_codebooks} of {codes}"
+            )
+        self.model, self.processor, self.codec = model.eval(), processor, codec
+        self.draft_model = None if draft_model is None else same_class(model, draft_model).eval()
+        self.seconds = seconds
+        config = model.generation_config
+        settings = (config.temperature or 1.0, TOP_K if config.top_k is None else config.top_k, config.top_p or 1.0)
+        self.sampling = Sampling(
+            float(settings[0]) if config.do_sample else 0.0,
+            int(settings[1]),
+            float(settings[2]),
+            max(float(config.guidance_scale or 1), 1.0),
+        )
+
+    def lasting(self, seconds: float) -> MusicgenPlayer:
+        rate, late = self.codec.sampling_rate / self.codec.hop, max(delays_of(self.model))
+        # Its table of positions grows with what is asked of it; what it was trained for does not.
+        most = (self.model.decoder.config.max_position_embeddings - 1 - late) / rate
+        if not 1 / rate <= seconds <= most:
+            raise ArgumentError(
+                f"seconds={seconds:g} is not allowed; this model makes {1 / rate:g} to {most:g} seconds"
+            )
+        return MusicgenPlayer(self.model, self.processor, self.codec, self.draft_model, seconds)
+
+    def read(self, text: str, voice: str | None) -> Reading:
+        return Reading([text])
+
+    def task(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[Sampling]) -> ColumnWork:
+        model, device = self.model, self.model.device
+        words = self.processor(text=list(parts), padding=True, return_tensors="pt").to(device)
+        states = model.text_encoder(input_ids=words["input_ids"], attention_mask=words["attention_mask"])
+        frames = round(self.seconds * self.codec.sampling_rate / self.codec.hop)
+        request = Request(
+            torch.empty(len(parts), 0, model.decoder.num_codebooks, dtype=torch.int64, device=device),
+            max(frames, 1) + max(delays_of(model)),
+            samplings[0],
+            {"encoder_outputs": states, "attention_mask": words["attention_mask"]},
+        )
+        draft = None if self.draft_model is None else plan(self.draft_model, request)
+        return ColumnWork(model, plan(model, request), draft)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        return undelay(tokens[None], delays_of(self.model))[0].T
+
+
+def make(
+    model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any
+) -> MusicgenPlayer:
+    """**Raises:** `ArgumentError` for options it does not have."""
+    if config:
+        raise ArgumentError(
+            f"config has {sorted(config)[0]!r}, which MusicGen does not have; it may have 'draft_model'"
+        )
+    return MusicgenPlayer(model, processor, codec or sound_of(model), draft_model)
