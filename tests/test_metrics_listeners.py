@@ -16,10 +16,12 @@ from tiny_listeners import save_clap, save_wavlm, save_whisper
 
 import mmspec
 from mmspec import conformance
+from mmspec.audio.spoken.recogniser import SpokenRecogniser
 from mmspec.cli import main
 from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation import quality
 from mmspec.metrics.evaluation.media import read_sound
+from mmspec.metrics.extractors import spoken
 from mmspec.metrics.extractors.clap import ClapExtractor
 from mmspec.metrics.extractors.sound import Sound, resample
 from mmspec.metrics.extractors.wavlm import WavLMExtractor
@@ -195,11 +197,35 @@ def test_a_reference_of_one_voice(
     assert "holds pictures and recordings" in capsys.readouterr().err
 
 
+def test_the_embedded_recogniser_needs_no_weights(
+    voice: Voice, tmp_path: Path, networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    recogniser = SpokenRecogniser(channels=8, depth=1)
+    monkeypatch.setattr(spoken, "embedded_recogniser", lambda: recogniser)
+
+    def hear(sound: Any, rate: int) -> str:
+        return "four two" if len(sound) == rate // 2 == 8000 else ""
+
+    monkeypatch.setattr(recogniser, "hear", hear)
+    (tmp_path / "prompts.txt").write_text("four\n42\n\nfive two\n")
+    more = ["--metrics", "wer@spoken,fd@spoken", "--prompts", str(tmp_path / "prompts.txt")]
+    assert main(arguments(tmp_path / "out", networks, *more)) == 0
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["quality"]
+    assert row["wer@spoken"]["extractor"].startswith("spoken-")
+    assert row["fd@spoken"]["extractor"] == row["wer@spoken"]["extractor"]
+    assert 0 < row["wer@spoken"]["value"] < 1
+
+
 def test_metrics_of_pictures_do_not_listen(
     voice: Voice, tmp_path: Path, networks: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(tmp_path, networks, "--metrics", "attributes")) == 2
     assert "metric 'attributes' is of pictures, and" in capsys.readouterr().err
+    assert main(arguments(tmp_path, networks, "--metrics", "wer@clap")) == 2
+    assert "unknown extractor 'clap'; known: spoken, whisper" in capsys.readouterr().err
+    assert main(arguments(tmp_path, networks, "--metrics", "wer@spoken,cer")) == 2
+    assert "error rates by spoken and whisper do not go together" in capsys.readouterr().err
 
 
 def test_a_broken_recording_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torchmetrics.image.fid import _compute_fid
+from torchmetrics.image.inception import InceptionScore
+from torchmetrics.image.kid import poly_mmd
 
 from mmspec.errors import ArgumentError
 from mmspec.metrics.clip_score import clip_scores
@@ -96,6 +98,9 @@ def test_kid_equals_the_sum_over_pairs() -> None:
     found = kid(x, y)
     assert found.value == pytest.approx(xx + yy - 2 * xy, abs=1e-10)
     assert (found.subsets, found.spread, found.subset_size) == (1, 0.0, 9)
+    same = normal(9, 5, 2)  # torchmetrics takes as many of both
+    theirs = poly_mmd(torch.from_numpy(same), torch.from_numpy(y))
+    assert kid(same, y).value == pytest.approx(float(theirs), abs=1e-10)
 
 
 def test_kid_of_subsets_averages_to_that_of_all_and_repeats_itself() -> None:
@@ -107,13 +112,17 @@ def test_kid_of_subsets_averages_to_that_of_all_and_repeats_itself() -> None:
     assert found.value != kid(x, y, subsets=400, subset_size=20, seed=1).value
 
 
-def test_inception_score_equals_the_definition() -> None:
+@pytest.mark.filterwarnings("ignore:Metric `InceptionScore` will save all extracted features", r"ignore:std\(\)")
+def test_inception_score_equals_the_definition_and_torchmetrics() -> None:
     logits = normal(23, 6, 0) * 3
     scores = []
     for first, last in ((0, 6), (6, 12), (12, 18), (18, 23)):
         p = [[math.exp(z) / sum(map(math.exp, row)) for z in row] for row in logits[first:last]]
         q = [sum(column) / len(p) for column in zip(*p, strict=True)]
         scores.append(math.exp(sum(a * math.log(a / b) for row in p for a, b in zip(row, q, strict=True)) / len(p)))
+    whole = InceptionScore(torch.nn.Identity(), splits=1)  # of one split: with more, it shuffles first
+    whole.update(torch.from_numpy(logits))
+    assert inception_score(logits, splits=1)[0] == pytest.approx(float(whole.compute()[0]), abs=1e-6)
     mean, spread = inception_score(logits, splits=4)
     assert mean == pytest.approx(sum(scores) / 4, abs=1e-10)
     assert spread == pytest.approx(np.std(scores), abs=1e-10)

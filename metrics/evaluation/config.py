@@ -55,7 +55,7 @@ class Config:
     @property
     def weights(self) -> dict[str, str]:
         """By extractor, where those weights lie that were named."""
-        return {name: where for name in NAMES if (where := getattr(self, name))}
+        return {name: where for name in NAMES if (where := getattr(self, name, None))}
 
     @property
     def entropy(self) -> bool:

@@ -6,7 +6,7 @@
 | `clip` | pictures | CLIP score, needs weights of CLIP |
 | `cmmd` | pictures | CMMD to the reference, needs weights of CLIP |
 | `fid`, `kid`, `is` | pictures | as everybody defines them, need weights of Inception |
-| `wer`, `cer` | speech | word and character error rate, heard by Whisper |
+| `wer`, `cer` | speech | word and character error rate, heard by Whisper; `wer@spoken` by the embedded recogniser |
 | `speaker` | speech | cosine of voices by WavLM, with the reference's recording of the same prompt, or its only one |
 | `clap` | sound | CLAP score, needs weights of CLAP |
 | `logmel` | sound | Frechet distance of log-mel frames to the reference; needs no weights |
@@ -26,7 +26,7 @@ import numpy as np
 
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.cmmd import cmmd
-from mmspec.metrics.extractors.names import NAMES, SOUNDS, check_extractor
+from mmspec.metrics.extractors.names import LISTENERS, NAMES, SOUNDS, check_extractor
 from mmspec.metrics.features import Features
 from mmspec.metrics.frechet import frechet_distance, rooted
 from mmspec.metrics.inception_score import inception_score
@@ -40,9 +40,10 @@ from mmspec.metrics.sound.speaker import speaker_similarity
 SET_RESAMPLES = 200  # of quantities that take long for each
 MEANS = {"attributes": "shapes", "captions": "shapes", "clip": "clip", "clap": "clap"}  # and their extractors
 LIKELIHOODS = ("entropy", "nll")
-RATES = {"wer": "whisper", "cer": "whisper"}  # of edits over what was wanted, all samples together
+RATES = ("wer", "cer")  # of edits over what was wanted, all samples together
 ALIASES = {
     "fid": "fd@inception", "kid": "kd@inception", "is": "is@inception", "cmmd": "cmmd@clip", "speaker": "speaker@wavlm",
+    "wer": "wer@whisper", "cer": "cer@whisper",
 }  # fmt: skip
 FAMILIES = ("fd", "kd", "precision", "recall")
 HIGHER_IS_BETTER = ("attributes", "captions", "clip", "clap", "is", "precision", "recall", "speaker")
@@ -106,13 +107,14 @@ class Quality:
 def read_metric(name: str) -> Metric:
     """The metric of that name. **Raises:** `UnknownNameError`."""
     family, at, extractor = ALIASES.get(name, name).partition("@")
-    plain = {**MEANS, **RATES, **dict.fromkeys((*LIKELIHOODS, "logmel"), "")}
+    plain = {**MEANS, **dict.fromkeys((*LIKELIHOODS, "logmel"), "")}
     if name in plain:
         extractor = plain[name]
-    elif name not in ALIASES and (family not in FAMILIES or not at):
+    elif name not in ALIASES and (family not in (*FAMILIES, *RATES) or not at):
         raise unknown_name("metric", name, [*plain, *ALIASES, *(f"{one}@EXTRACTOR" for one in FAMILIES)])
-    if extractor and extractor not in NAMES:
-        raise unknown_name("extractor", extractor, NAMES)
+    known = LISTENERS if family in RATES else NAMES
+    if extractor and extractor not in known:
+        raise unknown_name("extractor", extractor, known)
     return Metric(name, family, extractor)
 
 
@@ -127,6 +129,9 @@ def read_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -
         if metric.extractor:
             check_extractor(metric.extractor, weights)
         check_count(metric, count)
+    heard = {metric.extractor for metric in found if metric.family in RATES}
+    if len(heard) > 1:
+        raise ArgumentError(f"error rates by {' and '.join(sorted(heard))} do not go together; ask for one of them")
     kinds = {metric.of_sound: metric.name for metric in found if metric.of_sound is not None}
     if len(kinds) > 1:
         raise ArgumentError(f"metric {kinds[True]!r} is of sound and {kinds[False]!r} of pictures; ask for one kind")

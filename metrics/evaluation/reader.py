@@ -11,15 +11,14 @@ from mmspec.errors import ArgumentError
 from mmspec.metrics.attributes import attribute_scores
 from mmspec.metrics.clip_score import clip_scores
 from mmspec.metrics.evaluation.media import is_sound, read_picture, read_sound
-from mmspec.metrics.evaluation.quality import Metric
+from mmspec.metrics.evaluation.quality import RATES, Metric
 from mmspec.metrics.extractors.clap import ClapExtractor
 from mmspec.metrics.extractors.clip import ClipExtractor
 from mmspec.metrics.extractors.extractor import Extractor, extract, identity
 from mmspec.metrics.extractors.inception import InceptionExtractor
-from mmspec.metrics.extractors.names import SOUNDS, make_extractor, make_sound_extractor
+from mmspec.metrics.extractors.names import SOUNDS, make_extractor, make_listener, make_sound_extractor
 from mmspec.metrics.extractors.shapes import ShapesExtractor
-from mmspec.metrics.extractors.sound import SoundExtractor
-from mmspec.metrics.extractors.whisper import WhisperExtractor
+from mmspec.metrics.extractors.sound import Listener, SoundExtractor
 from mmspec.metrics.features import Features
 from mmspec.metrics.sound.log_mel_distance import moments
 from mmspec.metrics.sound.words import edits, normalise
@@ -43,17 +42,19 @@ class Reader:
     def __init__(self, metrics: Sequence[Metric], weights: Mapping[str, str], device: str = "cpu") -> None:
         self.metrics = metrics
         self.columns = {metric.column for metric in metrics}
-        names = sorted({metric.extractor for metric in metrics if metric.extractor})
+        names = sorted({metric.extractor for metric in metrics if metric.extractor and metric.family not in RATES})
         self.pictures: dict[str, Extractor] = {
             name: make_extractor(name, weights, device) for name in names if name not in SOUNDS
         }
         self.sounds: dict[str, SoundExtractor] = {
             name: make_sound_extractor(name, weights, device) for name in names if name in SOUNDS
         }
+        heard = {metric.extractor for metric in metrics if metric.family in RATES}
+        self.listener: Listener | None = make_listener(heard.pop(), weights, device) if heard else None
 
     def identity(self, metric: Metric) -> str:
         """Name and fingerprint of the metric's extractor, "" for none."""
-        found = {**self.pictures, **self.sounds}.get(metric.extractor)
+        found = {**self.pictures, **self.sounds}.get(metric.extractor) if metric.family not in RATES else self.listener
         return identity(found) if found is not None else ""
 
     def check_kind(self, path: Path) -> None:
@@ -112,12 +113,12 @@ class Reader:
             yield "logmel", np.stack([moments(sound.at(_LOG_MEL_RATE), _LOG_MEL_RATE) for sound in sounds])
         if prompts is None:
             return
-        clap, whisper = self.sounds.get("clap"), self.sounds.get("whisper")
+        clap = self.sounds.get("clap")
         if "clap of samples" in self.columns and isinstance(clap, ClapExtractor):
             yield "clap of samples", clip_scores(clap(sounds), clap.texts(prompts))
-        if {"wer of samples", "cer of samples"} & self.columns and isinstance(whisper, WhisperExtractor):
-            heard = [normalise(text) for text in whisper.transcribe(sounds)]
-            wanted = [normalise(text) for text in prompts]
+        if self.listener is not None:
+            heard = [normalise(text) for text in self.listener.transcribe(sounds)]
+            wanted = [normalise(self.listener.wanted(text)) for text in prompts]
             words = [(edits(a.split(), b.split()), len(b.split())) for a, b in zip(heard, wanted, strict=True)]
             yield "wer of samples", np.array(words, dtype=np.float64)
             yield "cer of samples", np.array([(edits(a, b), len(b)) for a, b in zip(heard, wanted, strict=True)], float)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.extractors.extractor import Extractor
-from mmspec.metrics.extractors.sound import SoundExtractor
+from mmspec.metrics.extractors.sound import Listener, SoundExtractor
 
 PICTURES = ("shapes", "inception", "clip", "dinov2")
-SOUNDS = ("clap", "wavlm", "whisper")
+LISTENERS = ("whisper", "spoken")
+SOUNDS = ("clap", "wavlm", *LISTENERS)
+EMBEDDED = ("shapes", "spoken")  # need no weights: they ship
 NAMES = (*PICTURES, *SOUNDS)
 
 
@@ -18,7 +20,7 @@ def check_extractor(name: str, weights: Mapping[str, str]) -> None:
     """**Raises:** `UnknownNameError`, or `ArgumentError` where `weights` does not say what a network is to load."""
     if name not in NAMES:
         raise unknown_name("extractor", name, NAMES)
-    if name != "shapes" and not weights.get(name):
+    if name not in EMBEDDED and not weights.get(name):
         kind = "the weights file" if name == "inception" else "a folder or Hub id"
         raise ArgumentError(f"extractor {name!r} needs weights; name {kind} with --{name}")
 
@@ -62,6 +64,16 @@ def make_sound_extractor(name: str, weights: Mapping[str, str], device: str = "c
         from mmspec.metrics.extractors.wavlm import WavLMExtractor
 
         return WavLMExtractor(weights[name], device)
+    return make_listener(name, weights, device)
+
+
+def make_listener(name: str, weights: Mapping[str, str], device: str = "cpu") -> Listener:
+    """The recogniser of that name. **Raises:** as `make_extractor`."""
+    check_extractor(name, weights)
+    if name == "spoken":
+        from mmspec.metrics.extractors.spoken import SpokenExtractor
+
+        return SpokenExtractor()
     from mmspec.metrics.extractors.whisper import WhisperExtractor
 
     return WhisperExtractor(weights[name], device)

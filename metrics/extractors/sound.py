@@ -36,6 +36,18 @@ class SoundExtractor(Named, Protocol):
         ...
 
 
+class Listener(SoundExtractor, Protocol):
+    """An extractor that hears words too."""
+
+    def transcribe(self, sounds: Sequence[Sound]) -> list[str]:
+        """The words of each recording."""
+        ...
+
+    def wanted(self, text: str) -> str:
+        """A text as `transcribe` would write it."""
+        ...
+
+
 def resample(wave: Features, rate: int, to: int) -> Features:
     """A wave [T] at `rate` as one [round(T * to / rate)] at `to`, by its spectrum; the ends are reflected outwards."""
     margin = min(len(wave) - 1, rate // 10)

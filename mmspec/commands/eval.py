@@ -27,6 +27,7 @@ from mmspec.commands.weights import (
 from mmspec.errors import ArgumentError
 
 _Text = str | None
+OWN_METRICS = {"shapes": "attributes,fd@shapes", "spoken": "wer@spoken,fd@spoken"}  # where none are named; else nll
 DEFAULTS: Mapping[str, Any] = {
     "model": "shapes",
     "prompts": "builtin",
@@ -59,10 +60,10 @@ def evaluate(
     metrics: Annotated[
         _Text,
         typer.Option(
-            show_default="attributes,fd@shapes for shapes, else nll",
+            show_default="those of the embedded models, else nll",
             help="Of pictures: attributes, captions, clip, cmmd, fid, kid, is. Of sound: wer, cer, speaker, clap, "
             "logmel. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is shapes, inception, "
-            "clip, dinov2, clap, wavlm or whisper.",
+            "clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken.",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")] = None,
@@ -146,15 +147,19 @@ def resolve(given: Mapping[str, Any]) -> Any:
     """
     from mmspec.metrics.evaluation.config import Config
     from mmspec.metrics.evaluation.sweep import expand_all, read_seeds
-    from mmspec.metrics.prompts import read_prompts
+    from mmspec.metrics.prompts import BUILTIN, SPEECH, read_prompts
 
     values = dict(given)
     limit = values.pop("limit", None)
     texts = values.pop("prompts")
-    texts = list(map(str, texts)) if isinstance(texts, list) else read_prompts(str(texts))
+    texts = (
+        list(map(str, texts))
+        if isinstance(texts, list)
+        else read_prompts(str(texts), builtin=SPEECH if values["model"] == "spoken" else BUILTIN)
+    )
     recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics", None), values.pop("seeds")
     if metrics is None:
-        metrics = "attributes,fd@shapes" if values["model"] == "shapes" else "nll"
+        metrics = OWN_METRICS.get(str(values["model"]), "nll")
     names = recipes if isinstance(recipes, list) else split_recipes(str(recipes))
     return Config(
         prompts=tuple(dict.fromkeys(texts[:limit])),
