@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ModelError
 from mmspec.rules import Accept
+
+_GROUP, _SMALL = 128, 4096  # tokens
 
 
 @dataclass
@@ -86,19 +89,44 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
 
 def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
     """n draws from each of the `weights` [..., V], at `u` [..., n]; see `sample`."""
-    cdf = weights.cumsum(-1)
+    cdf = _by_groups(weights)
     total = cdf[..., -1:]
     if fallback is not None:
         empty = total <= 0
         if bool(empty.any()):
             weights = torch.where(empty, fallback, weights)
-            cdf = weights.cumsum(-1)
+            cdf = _by_groups(weights)
             total = cdf[..., -1:]
     if not bool((total > 0).all()):
         raise ModelError("the model gave logits that are not numbers (NaN), or forbade every token of a position")
     # Strictly below the total, so that the token found always has mass.
     goal = torch.minimum(u * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cdf, goal, right=True)
+    group = torch.searchsorted(cdf, goal, right=True)
+    if cdf.shape == weights.shape:
+        return group
+    below = F.pad(cdf, (1, 0)).gather(-1, group)
+    lanes = torch.arange(_GROUP, device=weights.device)
+    index = group[..., None] * _GROUP + lanes
+    inside = weights.gather(-1, index.clamp(max=weights.shape[-1] - 1).flatten(-2)).view(index.shape)
+    inside = inside.masked_fill_(index >= weights.shape[-1], 0.0)
+    lane = (below[..., None] + inside.cumsum(-1, dtype=torch.float64) <= goal[..., None]).sum(-1)
+    # Rounding may leave a group's running sum a little short of its sum.
+    lane = torch.minimum(lane, ((inside > 0) * lanes).amax(-1))
+    return group * _GROUP + lane
+
+
+def _by_groups(weights: Tensor) -> Tensor:
+    """The running sum of `weights` [..., V] at the end of every group of neighbours, float64 [..., groups].
+
+    In a small vocabulary each token is a group. In a large one a running sum over all tokens is what a draw costs.
+    """
+    if weights.shape[-1] <= _SMALL:
+        return weights.cumsum(-1, dtype=torch.float64)
+    whole = weights.shape[-1] // _GROUP * _GROUP
+    sums = weights[..., :whole].unflatten(-1, (-1, _GROUP)).sum(-1)
+    if whole < weights.shape[-1]:
+        sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True)], dim=-1)
+    return sums.cumsum(-1, dtype=torch.float64)
 
 
 def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:

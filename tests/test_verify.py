@@ -76,3 +76,14 @@ def test_a_law_without_mass_is_an_error(bad: float) -> None:
         sample(weights, torch.zeros(3))
     with pytest.raises(ModelError, match="not numbers"):
         sample(weights, torch.zeros(3), fallback=torch.full((3, 4), bad))
+
+
+def test_a_large_vocabulary_is_drawn_from_group_by_group() -> None:
+    """Beside the definition, in float64, at numbers that fall on, before and behind the ends of groups."""
+    weights = torch.rand(3, 5000).pow(8)
+    weights[0, :2000], weights[1, 130:], weights[2, 4999] = 0.0, 0.0, 50.0
+    cdf = weights.double().cumsum(-1)
+    ends = (cdf / cdf[:, -1:])[:, 127::128].float()
+    u = torch.cat([ends - 1e-4, ends + 1e-4, torch.tensor([[0.0, LAST]] * 3)], dim=1).clamp(0, LAST)
+    tokens = sample(weights[:, None].expand(-1, u.shape[1], -1), u)
+    assert torch.equal(tokens, torch.searchsorted(cdf, u * cdf[:, -1:], right=True))
