@@ -116,7 +116,7 @@ def decode_frames(
             p = law(logits, here)
             first = law.sample(p, noise.window(here, 0))
             meter.count_plain(p, first, ids)
-            depth = Depth(model, draft, recipe, frames.rest, [mixed(seeds[i], t) for i in ids])
+            depth = Depth(model, draft, recipe, frames.rest, [mixed(seeds[i], t) for i in ids.tolist()])
             codes, calls = depth.decode(first, frame[:, 1:] if t else None, meter, ids)
             draft_calls += calls
             frame = torch.cat([first, codes], dim=1)

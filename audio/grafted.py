@@ -45,7 +45,7 @@ def chatterbox(
     return Manner(rules, Sampling(temperature, top_p=top_p), 1 + cfg_weight)
 
 
-class Places(nn.Module):
+class Places:
     """A decoder whose codes have learned places of their own, besides the positions of the decoder.
 
     **Arguments:**
@@ -55,15 +55,13 @@ class Places(nn.Module):
     """
 
     def __init__(self, decoder: Any, table: Tensor) -> None:
-        super().__init__()
-        self.decoder = decoder
-        self.register_buffer("table", torch.cat([table, torch.zeros_like(table[:1])]), persistent=False)
+        self._decoder = decoder
+        self._table = torch.cat([table, torch.zeros_like(table[:1])])
 
-    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **inputs: Any) -> Any:
+    def __call__(self, inputs_embeds: Tensor, position_ids: Tensor, **inputs: Any) -> Any:
         """`position_ids` is int64 [2, R, W]: positions, and places."""
         positions, places = position_ids
-        table: Tensor = self.table
-        return self.decoder(inputs_embeds=inputs_embeds + table[places], position_ids=positions, **inputs)
+        return self._decoder(inputs_embeds=inputs_embeds + self._table[places], position_ids=positions, **inputs)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MoshiConfig,
+    MoshiForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -135,4 +137,32 @@ def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spre
     head.data = torch.randn(head.shape, generator=generator) * spread
     tiny_codecs.filled(model.codec_model)
     model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
+    return model
+
+
+def moshi(seed: int = 0, codebooks: int = 4, codes: int = 8, spread: float = 0.3) -> Any:
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8, "ffn_dim": 32}
+    config = MoshiConfig(
+        vocab_size=12,
+        hidden_size=16,
+        max_position_embeddings=64,
+        audio_vocab_size=codes,
+        num_codebooks=codebooks,
+        audio_encoder_config={**tiny_codecs.mimi(codebooks, codes).config.to_dict(), "model_type": "mimi"},
+        depth_decoder_config={
+            **sizes,
+            "hidden_size": 16,
+            "input_size": 16,
+            "vocab_size": 12,
+            "audio_vocab_size": codes,
+            "num_codebooks": codebooks,
+        },
+        **sizes,
+    )
+    model = scatter(MoshiForConditionalGeneration(config), seed, spread)
+    generator = torch.Generator().manual_seed(seed + 100)
+    for p in model.depth_decoder.parameters():
+        if p.ndim == 3:
+            p.data = torch.randn(p.shape, generator=generator) * spread
+    tiny_codecs.filled(model.audio_encoder)
     return model

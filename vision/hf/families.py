@@ -22,6 +22,7 @@ FAMILIES = {
     "DiaForConditionalGeneration": "mmspec.audio.dia",
     "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.higgs",
     "CsmForConditionalGeneration": "mmspec.audio.csm",
+    "MoshiForConditionalGeneration": "mmspec.audio.moshi",
     "LlamaForCausalLM": "mmspec.audio.flat",
     "Qwen2ForCausalLM": "mmspec.audio.flat",
     "Qwen3ForCausalLM": "mmspec.audio.flat",
