@@ -50,7 +50,13 @@ class ColumnPlan:
     guided: bool
 
     def decode(
-        self, model: Any, recipe: Recipe, seeds: Sequence[int], draft: ColumnPlan | None, on_step: OnStep | None
+        self,
+        model: Any,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        draft: ColumnPlan | None,
+        on_step: OnStep | None,
+        measure_entropy: bool = False,
     ) -> Decoded:
         """Runs a recipe.
 
@@ -79,7 +85,31 @@ class ColumnPlan:
             )
         with torch.no_grad():
             target = self.target(recipe.window, self.guided)
-            return run(target, recipe, self.layout, [self.sampling] * len(seeds), seeds, aids, on_step)
+            samplings = [self.sampling] * len(seeds)
+            return run(target, recipe, self.layout, samplings, seeds, aids, on_step, measure_entropy)
+
+
+@dataclass(frozen=True)
+class ColumnWork:
+    """A batch of a pipeline's; see `mmspec.audio.pipeline.Work`.
+
+    - `model`, `plan`: what decodes, and how; `draft`: how a draft model does, or None.
+    """
+
+    model: Any
+    plan: ColumnPlan
+    draft: ColumnPlan | None
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        """Columns int64 [B, N, K]; the plan has the samplings in it."""
+        return self.plan.decode(self.model, recipe, seeds, self.draft, on_step, measure_entropy)
 
 
 def same_class(model: Any, draft_model: Any) -> Any:

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -101,6 +101,15 @@ class Speaker(Protocol):
         ...
 
 
+@runtime_checkable
+class Timed(Speaker, Protocol):
+    """A speaker, or player, that is told how long to sound."""
+
+    def lasting(self, seconds: float) -> Timed:
+        """The same for so many seconds. **Raises:** `ArgumentError` for more, or less, than it can make."""
+        ...
+
+
 class _Left(Exception):
     """Ends a decoding that nobody listens to any more."""
 
@@ -119,6 +128,15 @@ class SpeechPipeline:
     @property
     def sampling_rate(self) -> int:
         return self.speaker.codec.sampling_rate
+
+    def lasting(self, seconds: float) -> SpeechPipeline:
+        """The same pipeline, for sounds of so many seconds.
+
+        **Raises:** `ArgumentError` for a model that ends by itself, and for more than it can make.
+        """
+        if not isinstance(self.speaker, Timed):
+            raise ArgumentError(f"seconds={seconds:g} is not possible: how long this model sounds, its text decides")
+        return SpeechPipeline(self.speaker.lasting(seconds))
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from mmspec.commands.eval import evaluate
 from mmspec.commands.image import image
 from mmspec.commands.ls import ls
 from mmspec.commands.measure import measure
+from mmspec.commands.music import music
 from mmspec.commands.report import report
 from mmspec.commands.speak import speak
 from mmspec.commands.train_drafter import train_drafter
@@ -34,6 +35,7 @@ bench = typer.Typer(help="Measure recipes side by side in one run.", rich_markup
 app.add_typer(bench, name="bench")
 app.command("image")(image)
 app.command("speak")(speak)
+app.command("music")(music)
 app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("report")(report)

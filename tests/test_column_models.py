@@ -280,7 +280,7 @@ def test_musicgen_samples_follow_the_law(melody: bool, monkeypatch: pytest.Monke
 
 
 def test_dia_samples_follow_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two codebooks of two codes, one a column late; a stream ends where that is likeliest, at column 3 at last."""
+    """Two codebooks of two codes, one a column late; a stream ends where that is likeliest, at last at column 3."""
     end, pad, begin, delays, length = 2, 3, 4, (0, 1), 5
     model, draft = (tiny.dia(seed, 2, delays, spread=0.2) for seed in (76, 77))
     streams: list[list[tuple[int, int]]] = []

@@ -13,6 +13,7 @@ CODECS = {
     "EncodecModel": "mmspec.audio.codecs.encodec:EnCodec",
     "DacModel": "mmspec.audio.codecs.dac:Dac",
     "MimiModel": "mmspec.audio.codecs.mimi:Mimi",
+    "HiggsAudioV2TokenizerModel": "mmspec.audio.codecs.higgs:HiggsCodec",
     "Xcodec2Model": "mmspec.audio.codecs.xcodec2:XCodec2",
 }
 
