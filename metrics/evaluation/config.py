@@ -13,7 +13,18 @@ from mmspec.metrics.extractors.names import NAMES
 
 FILE = "config.yaml"
 # What a sample depends on, beside recipe, prompt and seed: results that differ in it cannot lie in one folder.
-IDENTITY = ("model", "fingerprint", "temperature", "top_k", "top_p", "guidance_scale", "device", "batch", "entropy")
+IDENTITY = (
+    "model",
+    "drafter",
+    "fingerprint",
+    "temperature",
+    "top_k",
+    "top_p",
+    "guidance_scale",
+    "device",
+    "batch",
+    "entropy",
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,7 @@ class Config:
     - `reference`: what distances are measured to: "plain" for plain decoding of the same prompts by other seeds, or a
       path: an .npz of statistics, or a folder of pictures or recordings.
     - `shapes` to `whisper`: weights of extractors; those of `shapes` ship with mmspec.
+    - `drafter`: a folder that `mmspec train-drafter` wrote, for recipes that draft with it.
     - `temperature`, `top_k`, `top_p`, `guidance_scale`: None is the model's own.
     - `batch`: samples per call.
     - `strict`: refuse files that cannot be read, instead of leaving them out.
@@ -43,6 +55,7 @@ class Config:
     clap: str | None = None
     wavlm: str | None = None
     whisper: str | None = None
+    drafter: str | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

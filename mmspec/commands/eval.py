@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.commands.bench import split_recipes
-from mmspec.commands.options import GuidanceScale, Json, Temperature, TopK, TopP
-from mmspec.commands.pipes import load_silent
+from mmspec.commands.options import Drafter, GuidanceScale, Json, Temperature, TopK, TopP
+from mmspec.commands.pipes import load_any
 from mmspec.commands.weights import (
     ClapWeights,
     ClipWeights,
@@ -81,6 +81,7 @@ def evaluate(
     clap: ClapWeights = None,
     wavlm: WavLMWeights = None,
     whisper: WhisperWeights = None,
+    drafter: Drafter = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -99,8 +100,9 @@ def evaluate(
     flags = {
         "model": model, "prompts": prompts, "recipes": recipes, "seeds": seeds, "metrics": metrics, "limit": limit,
         "reference": reference, "batch": batch, "shapes": shapes, "inception": inception, "clip": clip,
-        "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "temperature": temperature, "top_k": top_k,
-        "top_p": top_p, "guidance_scale": guidance_scale, "device": device, "strict": strict,
+        "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "drafter": drafter,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
+        "strict": strict,
     }  # fmt: skip
     from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
 
@@ -120,7 +122,7 @@ def evaluate(
     check(resolved)
     check_folder(output, resolved)
     with join() as processes:
-        pipe = load_silent(resolved.model, own_device(resolved.device))
+        pipe = load_any(resolved.model, own_device(resolved.device), resolved.drafter)
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
         if processes.rank == 0:
             open_folder(output, resolved)

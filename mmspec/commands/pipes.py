@@ -15,6 +15,14 @@ def load_silent(model: str, device: str, drafter: str | None = None) -> Any:
 
     Raises `ArgumentError` for a device or a drafter that is not there, `UnknownNameError` for a model that is not.
     """
+    pipe = load_any(model, device, drafter)
+    if not hasattr(pipe, "set_progress_bar_config"):
+        raise ArgumentError(f"model {model!r} draws no pictures; see `mmspec speak`")
+    return pipe
+
+
+def load_any(model: str, device: str, drafter: str | None = None) -> Any:
+    """The same, whether it draws or speaks."""
     import mmspec
     from mmspec.registry import add_drafter
 
@@ -22,9 +30,8 @@ def load_silent(model: str, device: str, drafter: str | None = None) -> Any:
     pipe = mmspec.load(model, device=device)
     if drafter is not None:
         add_drafter(pipe, drafter)
-    if not hasattr(pipe, "set_progress_bar_config"):
-        raise ArgumentError(f"model {model!r} draws no pictures; see `mmspec speak`")
-    pipe.set_progress_bar_config(disable=True)
+    if hasattr(pipe, "set_progress_bar_config"):
+        pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
