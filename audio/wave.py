@@ -65,7 +65,7 @@ def write_stream(
 
 
 def write_raw(chunks: Iterable[NDArray[np.float32]], stream: BinaryIO) -> int:
-    """Writes chunks [channels, n] as little-endian 16-bit samples, channels interleaved; returns how many there were."""
+    """Writes chunks [channels, n] as little-endian 16-bit samples, channels interleaved; returns their number."""
     samples = 0
     for chunk in chunks:
         stream.write((chunk.T * 32767).round().astype("<i2").tobytes())

@@ -12,6 +12,7 @@ from mmspec.audio.spoken.vocoder import Vocoder
 
 FEATURES = FRAMES_PER_TOKEN * (BANDS + 2)
 _MIDDLE = 140.0  # Hz
+BLOCK = 8  # tokens that the network sees at a time, and those around them
 
 
 class Around(nn.Module):
@@ -76,34 +77,47 @@ class SpokenCodec(nn.Module):
 
 
 class SpokenStream:
-    """Decodes codes that arrive bit by bit; see `mmspec.audio.codec.CodecStream`."""
+    """Decodes codes that arrive bit by bit; see `mmspec.audio.codec.CodecStream`.
+
+    The network always sees the same blocks of codes, however they arrive: rounding that depended on it would be added
+    up in the phase of the pulses.
+    """
 
     def __init__(self, codec: SpokenCodec) -> None:
         self._codec = codec
         self._vocoder = Vocoder(codec.book.device)
-        self._codes: Tensor | None = None
+        self._codes = torch.empty(1, 0, dtype=torch.int64, device=codec.book.device)  # from `_first` on
+        self._first = 0
         self._given = 0
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:
-        codes = codes[:, 0]
-        self._codes = codes if self._codes is None else torch.cat([self._codes, codes], dim=1)
-        return self._vocode(self._codes.shape[1] - self._codec.reach)[:, None]
+        self._codes = torch.cat([self._codes.expand(len(codes), -1), codes[:, 0]], dim=1)
+        return self._blocks(self._first + self._codes.shape[1] - self._codec.reach)
 
     @torch.inference_mode()
     def finish(self) -> Tensor:
-        if self._codes is None:
-            return torch.empty(0, 1, 0, device=self._codec.book.device)
-        rest = self._vocode(self._codes.shape[1])
-        return torch.cat([rest, self._vocoder.finish()], dim=1)[:, None].clamp(-1, 1)
+        end = self._first + self._codes.shape[1]
+        if end == 0:
+            return torch.empty(1, 1, 0, device=self._codes.device)
+        sound = torch.cat([self._blocks(end), self._block(end), self._vocoder.finish()[:, None]], dim=-1)
+        return sound.clamp(-1, 1)
 
-    def _vocode(self, until: int) -> Tensor:
-        codes, first, reach = self._codes, self._given, self._codec.reach
-        assert codes is not None
-        if until <= first:
-            return torch.empty(len(codes), 0, device=codes.device)
-        span = slice(first * FRAMES_PER_TOKEN, until * FRAMES_PER_TOKEN)
-        frames = [part[:, span] for part in self._codec.parameters_of(codes)]
-        passed = max(until - reach, 0)
-        self._codes, self._given = codes[:, passed:], until - passed
-        return self._vocoder.push(*frames).clamp(-1, 1)
+    def _blocks(self, until: int) -> Tensor:
+        """The sound of all whole blocks before token `until`."""
+        sounds = [self._codes.new_empty(len(self._codes), 1, 0, dtype=torch.float32)]
+        while self._given + BLOCK <= until:
+            sounds.append(self._block(self._given + BLOCK))
+        return torch.cat(sounds, dim=-1).clamp(-1, 1)
+
+    def _block(self, until: int) -> Tensor:
+        """The sound from what was given up to token `until`."""
+        if until <= self._given:
+            return self._codes.new_empty(len(self._codes), 1, 0, dtype=torch.float32)
+        reach, offset = self._codec.reach, self._first
+        low = max(self._given - reach, 0)
+        frames = self._codec.parameters_of(self._codes[:, low - offset : until + reach - offset])
+        span = slice((self._given - low) * FRAMES_PER_TOKEN, (until - low) * FRAMES_PER_TOKEN)
+        self._given = until
+        self._codes, self._first = self._codes[:, max(until - reach, 0) - offset :], max(until - reach, 0)
+        return self._vocoder.push(*(part[:, span] for part in frames))[:, None]

@@ -21,6 +21,7 @@ SPELLED = 40  # letters of one word
 LEXICON = Path(__file__).parent / "lexicon.json"
 VOWELS = frozenset("aeiouAEIOU0V3@")
 _SIGNS = {"%": "percent", "+": "plus", "=": "equals", "&": "and", "×": "times", "*": "times", "°": "degrees", "@": "at"}
+_SHORT = {"it's": "it is", "that's": "that is", "what's": "what is", "where's": "where is", "you're": "you are"}
 _TOKEN = re.compile(
     r"(?P<time>\b\d{1,2}:\d\d\b)|(?P<ordinal>\b\d{1,2}(?:st|nd|rd|th)\b)"
     r"|(?P<number>(?<![\w.])[-−]?\d{1,3}(?:,\d{3})+(?!\d)|(?<![\w.])[-−]?\d+|\d+)(?P<fraction>\.\d+)?"
@@ -98,6 +99,8 @@ def _say(match: re.Match[str], spelled: list[str], shown: str) -> list[str]:
         return [_SIGNS[match["sign"]]]
     word = match["word"].replace("’", "'")
     known = _known()
+    if word.lower() in _SHORT:
+        return _SHORT[word.lower()].split()
     if len(word) == 1 and word in LETTERS and word not in ("A", "I"):
         return [word]
     if word.lower() in known and not (word.isupper() and 1 < len(word) < 3 and word.lower() != "no"):
