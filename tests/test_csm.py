@@ -65,6 +65,24 @@ def test_a_perfect_draft_is_taken_whole() -> None:
     assert [step.nfe for step in steps] == [8, 16, 24, 32, 40]
 
 
+class Corrupted(CsmFrames):
+    """Wrong at every fifth place of the depth, the third among them."""
+
+    def depth(self, first: Tensor, start: int, window: int) -> Any:
+        return tiny.Corrupted(super().depth(first, start, window), start)
+
+
+def test_a_draft_of_known_quality_saves_what_it_should() -> None:
+    model = tiny.csm(codebooks=9)
+    embeds = model.embed_text_tokens(PROMPTS[1:]).detach()
+    prompted = [kind(model, embeds, PROMPTS[1:] > 0, 4) for kind in (CsmFrames, Corrupted, CsmFrames)]
+    wanted = Frames(4, None, 0, Sampling(0), Sampling(0))
+    made = decode_frames(prompted[0], parse("draft:window=4"), wanted, [0], prompted[1])
+    own = decode_frames(prompted[2], parse("plain"), wanted, [0])
+    assert torch.equal(made.frames, own.frames)
+    assert made.stats.nfe == 4 * (1 + tiny.calls_with_corrupted(8, 4)) < own.stats.nfe == 4 * 9
+
+
 def test_windows_are_single_tokens() -> None:
     decoder = tiny.csm(codebooks=8).depth_decoder
     hidden = torch.randn(1, 24, generator=torch.Generator().manual_seed(0))

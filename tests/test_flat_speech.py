@@ -83,6 +83,22 @@ def test_a_perfect_draft_is_taken_whole() -> None:
     assert 1 + 3 < bad.stats.nfe <= 16
 
 
+@pytest.mark.parametrize("window", [3, 5, 8])
+def test_a_draft_of_known_quality_saves_what_it_should(window: int) -> None:
+    model = tiny.flat()
+    job = job_of(model, PROMPTS[1:].expand(2, -1).contiguous(), 33, do_sample=False, repetition_penalty=1.5)
+    sampling = [job.sampling] * 2
+    aids = replace(
+        job.aids(model, window),
+        draft_model=lambda: tiny.Corrupted(job.target(job.plan, window)),
+        draft_sampling=sampling,
+    )
+    made = run(job.target(job.plan, window), parse(f"draft:window={window}"), job.layout, sampling, [0, 1], aids)
+    own = run(job.target(job.plan, 1), parse("plain"), job.layout, sampling, [0, 1])
+    assert torch.equal(made.tokens, own.tokens)
+    assert made.stats.nfe == tiny.calls_with_corrupted(33, window) < own.stats.nfe == 33
+
+
 GUIDED = {"guidance_scale": 1.7, "repetition_penalty": 1.5}
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tiny_codecs
 import torch
+from numpy.typing import NDArray
 from tiny_models import scatter
+from torch import Tensor
 from transformers import (
     BarkConfig,
     BarkModel,
@@ -22,6 +25,7 @@ from transformers import (
 )
 
 from mmspec.audio.flat import Stream
+from mmspec.law import Logits
 
 # Text in ids 1 to 9, then the end, then 2 slots of 5 codes of one codebook each.
 STREAM = Stream(codes=5, first=11, end=10, slots=(0, 1))
@@ -166,3 +170,31 @@ def moshi(seed: int = 0, codebooks: int = 4, codes: int = 8, spread: float = 0.3
             p.data = torch.randn(p.shape, generator=generator) * spread
     tiny_codecs.filled(model.audio_encoder)
     return model
+
+
+class Corrupted:
+    """A target that takes another token for the best at every fifth position, the third among them."""
+
+    def __init__(self, target: Any, start: int = 0) -> None:
+        self.vocab_size, self.device = target.vocab_size, target.device
+        self._target, self._start = target, start
+
+    def prefill(self) -> Logits:
+        return self._target.prefill()
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        logits = self._target.forward(tokens, at).cond
+        places = torch.from_numpy(at[:, None] - self._start + 1 + np.arange(tokens.shape[1])) % 5 == 3
+        return Logits(torch.where(places[..., None], logits.roll(1, -1), logits), None)
+
+    def keep(self, rows: list[int]) -> None:
+        self._target.keep(rows)
+
+
+def calls_with_corrupted(length: int, window: int) -> int:
+    """Target calls that greedy decoding takes when it is drafted so."""
+    done, calls = 1, 1
+    while done < length:
+        wrong = [n for n in range(done, done + window - 1) if n % 5 == 3]
+        done, calls = (wrong[0] + 1 if wrong else done + window), calls + 1
+    return calls
