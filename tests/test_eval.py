@@ -132,6 +132,10 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe, tmp_path: Path) -> Non
     for i, turn in enumerate(turns):
         assert [name for name, _, _ in turn] == recipes[i % 4 :] + recipes[: i % 4]
         assert len({unit[1:] for unit in turn}) == 1
+    assert len({seed for _, _, seed in timed}) == 6  # prompts under one seed do not share their random numbers
+    found = json.loads((tmp_path / "samples-0.jsonl").read_text().splitlines()[0])
+    with Image.open(tmp_path / found["file"]) as picture:
+        assert int(picture.text["seed"]) == found["drawn"] != found["seed"]
 
 
 def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
@@ -150,7 +154,8 @@ def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
     pipe.fail_at = None
     again = evaluate(tmp_path / "out")
     assert len(pipe.calls) == 5 * 15 - len(finished) + 1 + 4  # what was missing, the lost one, a warm-up of each
-    assert not {key for key in finished if key != lost.key} & set(pipe.calls[4:])
+    kept = {(s.recipe, s.prompt, s.drawn) for s in finished.values() if s.key != lost.key}
+    assert len(kept) == len(finished) - 1 and not kept & set(pipe.calls[4:])
     assert again["rows"] == whole["rows"]
     pipe.calls.clear()
     assert evaluate(tmp_path / "out")["rows"] == whole["rows"]
@@ -341,7 +346,7 @@ def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
 
 
 def test_a_journal_forgets_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    sample = Sample("plain", "a", 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
+    sample = Sample("plain", "a", 0, 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
     (tmp_path / "x.png").touch()
     journal = Journal(tmp_path)
     for left in (b"", b"{", b"x" * 200_000):

@@ -96,7 +96,7 @@ def test_bad_requests_are_refused(folders: list[str], capsys: pytest.CaptureFixt
         ([other, "--metrics", "attributes"], "a.png' does not say its prompt; name a file"),
         ([other, "--metrics", "attributes", "--prompts", str(tmp_path / "prompts.txt")], "has 1 prompts"),
         ([clean, "--metrics", "fd@shapes", "--reference", other], "z.png' is uint8 [32, 32, 3]; all must be"),
-        ([clean, "--metrics", "fd@shapes,fd@dinov2", "--dinov2", "x", "--save-reference", "r.npz"], "of one extractor"),,
+        ([clean, "--metrics", "fd@shapes,fd@dinov2", "--dinov2", "x", "--save-reference", "r.npz"], "of one extractor"),
     ]:
         assert main(["measure", *arguments]) == 2
         assert message in capsys.readouterr().err, message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,15 @@ Unit = tuple[str, int]  # prompt, seed
 def units(config: Config) -> list[Unit]:
     """Every prompt with every seed, in a fixed order."""
     return list(product(config.prompts, config.seeds))
+
+
+def own_seed(prompt: str, seed: int) -> int:
+    """The seed that a sample is drawn with, of 48 bits: prompts under one seed must not share their random numbers.
+
+    If they did, a thousand prompts would be a single draw of noise seen a thousand times, and recipes, which use theirs
+    differently, would seem to differ by more than chance.
+    """
+    return int(hashlib.sha256(f"{seed} {prompt}".encode()).hexdigest()[:12], 16)
 
 
 def keys(config: Config, needs_reference: bool) -> list[list[list[Key]]]:
@@ -91,7 +101,7 @@ def generate(
 def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
     """One call for keys of one recipe."""
     recipe = parse(asked[0][0])
-    prompts, seeds = [prompt for _, prompt, _ in asked], [seed for _, _, seed in asked]
+    prompts, seeds = [prompt for _, prompt, _ in asked], [own_seed(prompt, seed) for _, prompt, seed in asked]
     lengths, gains = [0] * len(asked), [[] for _ in asked]  # type: tuple[list[int], list[list[int]]]
     first: list[float] = []
     start = time.perf_counter()
@@ -123,11 +133,13 @@ def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:
     samples = []
     for (recipe, prompt, seed), medium, row, gains in zip(asked, call.media, rows, call.gains, strict=True):
         path = sample_path(recipe, prompt, seed, suffix_of(medium))
-        write_medium(medium, folder / path, {"prompt": prompt, "seed": str(seed), "recipe": recipe})
+        drawn = own_seed(prompt, seed)
+        write_medium(medium, folder / path, {"prompt": prompt, "seed": str(drawn), "recipe": recipe})
         sample = Sample(
             recipe=recipe,
             prompt=prompt,
             seed=seed,
+            drawn=drawn,
             file=path.as_posix(),
             seconds=call.seconds / count,
             latency=call.seconds,

@@ -18,6 +18,7 @@ Key = tuple[str, str, int]  # recipe, prompt, seed
 class Sample:
     """One picture or recording and what it cost; see `mmspec.stats.Stats`.
 
+    - `seed`: as asked for; `drawn`: the seed that it was drawn with, which depends on the prompt too.
     - `file`: its path inside the results folder.
     - `seconds`: its share of the wall-clock of its call, from prompt to file's content; `parts`: of the decoding.
     - `latency`: of the whole call; `first`: until its first tokens were there.
@@ -29,6 +30,7 @@ class Sample:
     recipe: str
     prompt: str
     seed: int
+    drawn: int
     file: str
     seconds: float
     latency: float

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.commands.options import Device, Json
+from mmspec.commands.pipes import silence_loading
 from mmspec.commands.weights import (
     ClapWeights,
     ClipWeights,
@@ -61,6 +62,7 @@ def measure(
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
     if not names:
         raise ArgumentError("--metrics: no metric named; see `mmspec eval --help`")
+    silence_loading()
     if save_reference is not None:
         print(_save(folders[0], names, weights, device, save_reference))
         return
