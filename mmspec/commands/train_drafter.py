@@ -48,6 +48,10 @@ def train_drafter(
     hidden: Annotated[
         int, typer.Option(min=0, help="Width of an EAGLE head's feed-forward part; 0: 8/3 of the features.")
     ] = 0,
+    keep_features: Annotated[
+        bool,
+        typer.Option(help="Keep what the model says of its sequences on the disk; else it reads them in each step."),
+    ] = True,
     drafter: Drafter = None,
     validate_every: Annotated[int, typer.Option(min=1, help="Updates between measurements of acceptance.")] = 500,
     save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 100,
@@ -86,6 +90,7 @@ def train_drafter(
         depth,
         hidden,
         seed,
+        keep_features,
         None if drafter is None else str(drafter),
     )
     with join() as processes:

@@ -9,21 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.law import Law, Logits
-from mmspec.target import FeatureTarget, Target, split_sides
+from mmspec.target import FeatureTarget, split_sides
 from mmspec.training.losses import Loss
 from mmspec.training.prepared import Prepared
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The target's side of some sequences x of N tokens, read in one window.
+    """The target's side of some of its own sequences of N tokens.
 
     - `tokens`: int64 [B, N]; `real`: bool [B, N], False behind the end of a row.
     - `p`: float32 [B, N, V], the law of each token.
-    - `features`: [R, N, D], those the tokens were drawn from; `prompt`: [R, T, D], of the prompt, with the first.
+    - `features`: [R, N, D], those the tokens were drawn from.
     - `law`, `head`: what makes laws of a drafter's guesses, in the same way.
     """
 
@@ -31,7 +32,6 @@ class Reading:
     real: Tensor
     p: Tensor
     features: Tensor
-    prompt: Tensor
     law: Callable[[Logits, int], Tensor]
     head: Callable[[Tensor], Tensor]
 
@@ -40,40 +40,48 @@ class Reading:
         return self.law(split_sides(self.head(guesses), len(guesses) > len(self.tokens)), first)
 
 
-def read(prepared: Prepared, tokens: Tensor) -> Reading:
-    """Has the target read sequences int64 [B, N] that it has made.
+def look(target: FeatureTarget, tokens: Tensor) -> Tensor:
+    """The features that tokens int64 [B, N] were drawn from, [R, N, D]; the target has read nothing yet."""
+    with torch.no_grad():
+        target.prefill()
+        first = target.features()[:, -1:]
+        target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64))
+        return torch.cat([first, target.features()], dim=1)
+
+
+def read(prepared: Prepared, tokens: Tensor, features: Tensor | None = None) -> Reading:
+    """The target's side of sequences int64 [B, N] that it has made.
 
     Laws are those it draws from, but for top-k and top-p: what those cut off has no gradient.
+
+    **Arguments:**
+
+    - `features`: what `look` gave, [R, N, D]; None: the target reads the sequences now.
     """
     layout = prepared.layout
     settings = [replace(s, temperature=s.temperature or 1.0, top_k=0, top_p=1.0) for s in prepared.samplings]
-    target = prepared.make()
+    target = feature_target(prepared)
     made = Law(settings, layout.constraint, target.device)
 
     def law(logits: Logits, first: int) -> Tensor:
         batch, width = logits.cond.shape[:2]
         return made(logits, np.broadcast_to(first + np.arange(width), (batch, width)))
 
+    tokens = tokens.to(target.device)
+    features = look(target, tokens) if features is None else features.to(target.device)
     with torch.no_grad():
-        tokens = tokens.to(target.device)
-        first = target.prefill()
-        prompt = features_of(target)
-        rest = target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64))
-        features = torch.cat([prompt[:, -1:], features_of(target)], dim=1)
-        both = [None if a is None or b is None else torch.cat([a, b], dim=1) for a, b in zip(first, rest, strict=True)]
-        assert both[0] is not None
-        p = law(Logits(both[0], both[1]), 0)
+        p = law(split_sides(target.head(features), len(features) > len(tokens)), 0)
     ends = torch.isin(tokens, torch.tensor(sorted(layout.eos), dtype=tokens.dtype, device=tokens.device))
     real = ends.long().cumsum(1) - ends.long() == 0
-    head = target.head if isinstance(target, FeatureTarget) else torch.nn.Identity()
-    return Reading(tokens, real, p, features, prompt, law, head)
+    return Reading(tokens, real, p, features, law, target.head)
 
 
-def features_of(target: Target) -> Tensor:
-    """Those of the last call; of a target that shows none, none at all."""
-    if isinstance(target, FeatureTarget):
-        return target.features()
-    return torch.zeros(1, 1, 0, device=target.device)
+def feature_target(prepared: Prepared) -> FeatureTarget:
+    """The target. **Raises:** `ArgumentError` when it shows no features, which training starts from."""
+    target = prepared.make()
+    if not isinstance(target, FeatureTarget):
+        raise ArgumentError(f"no drafter can be trained for this model: {type(target).__name__} shows no features")
+    return target
 
 
 def mean_over(real: Tensor, values: Tensor) -> Tensor:
@@ -87,14 +95,11 @@ def eagle_loss(head: EagleHead, reading: Reading, loss: Loss, depth: int) -> Ten
     At depth d (from 0) place j holds token j and what was foretold of the feature it was drawn from, d guesses deep; it
     foretells feature j + 1 and the law of token j + 1.
     """
-    before = reading.prompt[:, -1 - head.prefix : -1]
-    before = torch.nn.functional.pad(before, (0, 0, head.prefix - before.shape[1], 0))
-    features = torch.cat([before, reading.features[:, :-1]], dim=1).to(head.dtype)
-    tokens = torch.nn.functional.pad(reading.tokens[:, :-1], (head.prefix, 0))
-    tokens = tokens.repeat(len(features) // len(tokens), 1)
+    features = reading.features[:, :-1].to(head.dtype)
+    tokens = reading.tokens[:, :-1].repeat(len(features) // len(reading.tokens), 1)
     parts = []
     for d, guesses in enumerate(head.unroll(tokens, features, depth)):
-        guesses = guesses[:, head.prefix + d :].to(reading.features)
+        guesses = guesses[:, d:].to(reading.features)
         q, f = reading.laws(guesses, 1 + d), reading.features[:, 1 + d :]
         parts.append(part(loss, reading, q, f, guesses, 1 + d))
     return torch.stack(parts).mean()

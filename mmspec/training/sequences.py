@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,10 +14,27 @@ from torch import Tensor
 from mmspec.engine import run
 from mmspec.files import replacing
 from mmspec.recipes import parse
+from mmspec.training.lessons import feature_target, look
 from mmspec.training.prepared import Pipe
 
 RECIPE = "scd"  # exact, and quicker than plain decoding
 CHUNK = 16
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of the target's own.
+
+    - `tokens`: int64 [n, N].
+    - `features`: what they were drawn from, float16 [n, sides, N, D]; None where they are to be read when needed.
+    """
+
+    tokens: Tensor
+    features: Tensor | None
+
+    def features_of(self, picks: list[int]) -> Tensor | None:
+        """Those of some sequences as a target gives them, float32 [R, N, D]."""
+        return None if self.features is None else self.features[picks].transpose(0, 1).flatten(0, 1).float()
 
 
 def write_sequences(
@@ -25,6 +43,7 @@ def write_sequences(
     count: int,
     seed: int,
     folder: Path,
+    features: bool = True,
     rank: int = 0,
     ranks: int = 1,
     on_chunk: Callable[[int], None] | None = None,
@@ -36,41 +55,49 @@ def write_sequences(
     **Arguments:**
 
     - `folder`: where the chunks go; each is written whole or not at all.
+    - `features`: keep the target's features too, which are large, so that it need not read the sequences again.
     - `on_chunk`: called with the number of sequences after each chunk.
     """
     for first in range(rank * CHUNK, count, ranks * CHUNK):
         rows = range(first, min(first + CHUNK, count))
-        file = chunk_file(folder, first)
-        if readable(file) is None:
-            recipe = parse(RECIPE)
-            prepared = pipe.prepare([prompts[i % len(prompts)] for i in rows], recipe.window)
-            made = run(
-                prepared.make(),
-                recipe,
-                prepared.layout,
-                prepared.samplings,
-                [seed + i for i in rows],
-                prepared.aids,
-            )
+        file, mine = chunk_file(folder, first), [prompts[i % len(prompts)] for i in rows]
+        chunk = readable(file)
+        if "tokens" not in chunk:
+            chunk["tokens"] = decode(pipe, mine, [seed + i for i in rows]).int().cpu()
+        elif not features or "features" in chunk:
+            chunk = {}
+        if features and chunk:
+            found = look(feature_target(pipe.prepare(mine, 1)), chunk["tokens"].long())
+            sides = found.unflatten(0, (-1, len(rows))).transpose(0, 1)
+            chunk["features"] = sides.half().cpu().contiguous()
+        if chunk:
             with replacing(file) as partial:
-                save_file({"tokens": made.tokens.int().cpu().contiguous()}, partial)
+                save_file(chunk, partial)
         if on_chunk is not None:
             on_chunk(len(rows))
 
 
-def read_sequences(folder: Path, count: int) -> Tensor:
-    """All `count` sequences, int64 [count, N]."""
-    chunks = [load_file(chunk_file(folder, first))["tokens"] for first in range(0, count, CHUNK)]
-    return torch.cat(chunks)[:count].long()
+def decode(pipe: Pipe, prompts: Sequence[str], seeds: Sequence[int]) -> Tensor:
+    """The tokens of prompts with the pipeline's default settings, int64 [B, N]."""
+    recipe = parse(RECIPE)
+    ready = pipe.prepare(prompts, recipe.window)
+    return run(ready.make(), recipe, ready.layout, ready.samplings, seeds, ready.aids).tokens
+
+
+def read_sequences(folder: Path, count: int, features: bool = True) -> Sequences:
+    """All `count` sequences."""
+    chunks = [load_file(chunk_file(folder, first)) for first in range(0, count, CHUNK)]
+    tokens = torch.cat([chunk["tokens"] for chunk in chunks])[:count].long()
+    return Sequences(tokens, torch.cat([chunk["features"] for chunk in chunks])[:count] if features else None)
 
 
 def chunk_file(folder: Path, first: int) -> Path:
     return folder / f"{first:07d}.safetensors"
 
 
-def readable(file: Path) -> dict[str, Tensor] | None:
-    """What is in a file; None where it is not there, or not whole."""
+def readable(file: Path) -> dict[str, Tensor]:
+    """What is in a file; nothing where it is not there, or not whole."""
     try:
         return load_file(file)
     except (OSError, SafetensorError):
-        return None
+        return {}

@@ -21,12 +21,11 @@ from mmspec.files import replacing
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
-from mmspec.target import FeatureTarget
 from mmspec.training.acceptance import Acceptance, measure
-from mmspec.training.lessons import Reading, eagle_loss, medusa_loss, read, small_loss
+from mmspec.training.lessons import Reading, eagle_loss, feature_target, medusa_loss, read, small_loss
 from mmspec.training.losses import LOSSES
 from mmspec.training.prepared import Pipe, Prepared
-from mmspec.training.sequences import read_sequences, write_sequences
+from mmspec.training.sequences import Sequences, read_sequences, write_sequences
 
 KINDS = {"eagle": "eagle", "medusa": "medusa", "small": "draft"}  # and the recipe that each drafts in
 SCHEMA_VERSION = 1
@@ -44,6 +43,7 @@ class Settings:
     - `depth`: how deep drafts are foretold in training (eagle), or how many heads there are (medusa).
     - `hidden`: width of an EAGLE head's feed-forward part; 0: 8/3 of the features.
     - `seed`: of sequences, weights and order.
+    - `keep_features`: whether the target's features are kept on the disk, in 16 bits, or read anew in each step.
     - `init`: the folder of the small model that it begins as; None: the pipeline's own, or a new one.
     """
 
@@ -58,6 +58,7 @@ class Settings:
     depth: int
     hidden: int
     seed: int
+    keep_features: bool = True
     init: str | None = None
 
     def __post_init__(self) -> None:
@@ -109,18 +110,20 @@ class Trainer:
             self.step, self.seconds, self._losses = state["step"], state["seconds"], state["losses"]
             self.curve = [Point(**point) for point in state["curve"]]
 
-    def collect(self, on_chunk: Callable[[int], None] | None = None) -> Tensor:
-        """The target's own sequences, int64 [n, N]; what is not there yet is made first."""
+    def collect(self, on_chunk: Callable[[int], None] | None = None) -> Sequences:
+        """The target's own sequences; what is not there yet is made first."""
         s, home = self.settings, self.folder / "work" / "sequences"
         home.mkdir(parents=True, exist_ok=True)
-        write_sequences(self.pipe, s.prompts, s.sequences, s.seed, home, self.rank, self.ranks, on_chunk)
+        write_sequences(
+            self.pipe, s.prompts, s.sequences, s.seed, home, s.keep_features, self.rank, self.ranks, on_chunk
+        )
         if self.ranks > 1:
             torch.distributed.barrier()
-        return read_sequences(home, s.sequences)
+        return read_sequences(home, s.sequences, s.keep_features)
 
     def train(
         self,
-        sequences: Tensor,
+        sequences: Sequences,
         validate_every: int,
         save_every: int,
         on_step: Callable[[int, float], None] | None = None,
@@ -139,7 +142,7 @@ class Trainer:
             self._measure(on_point)
         while self.step < s.steps:
             began = time.monotonic()
-            loss = self._take_step(self._picks(len(sequences)), sequences)
+            loss = self._take_step(self._picks(len(sequences.tokens)), sequences)
             self._losses.append(loss)
             self.step += 1
             self.seconds += time.monotonic() - began
@@ -173,11 +176,11 @@ class Trainer:
             picks.append(int(torch.randperm(count, generator=generator)[n % count]))
         return picks
 
-    def _take_step(self, picks: list[int], sequences: Tensor) -> float:
+    def _take_step(self, picks: list[int], sequences: Sequences) -> float:
         s = self.settings
         mine = picks[self.rank :: self.ranks]
         prepared = self.pipe.prepare([s.prompts[i % len(s.prompts)] for i in mine], 1)
-        reading = read(prepared, sequences[mine])
+        reading = read(prepared, sequences.tokens[mine], sequences.features_of(mine))
         # Matrix products in bf16, twice as fast where it matters; laws and losses are float32 all the same.
         with torch.autocast(reading.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
             loss = loss_of(self.model, prepared, reading, s)
@@ -256,9 +259,7 @@ def new_model(pipe: Pipe, settings: Settings) -> Any:
     if settings.kind == "small":
         return pipe.new_small()
     prepared = pipe.prepare(settings.held_out[:1], 1)
-    target = prepared.make()
-    if not isinstance(target, FeatureTarget):
-        raise ArgumentError(f"--kind: {settings.kind!r} is not possible: {type(target).__name__} shows no features")
+    target = feature_target(prepared)
     with torch.no_grad():
         target.prefill()
         dim, layout = target.features().shape[-1], prepared.layout

@@ -13,6 +13,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.load import Head
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
@@ -51,6 +52,7 @@ def generate(
     seed: int | Sequence[int] | None = None,
     draft_model: Any = None,
     table: Tensor | None = None,
+    heads: Sequence[Head] = (),
     on_step: OnStep | None = None,
     measure_entropy: bool = False,
     **inputs: Any,
@@ -69,7 +71,7 @@ def generate(
     that quantise their inputs by one scale per call, as torch's own dynamic int8 does, make a token's logits depend on
     the drafts beside it (and on its batch, whoever decodes); recipes are exact up to that.
 
-    Janus has a loop of its own for pictures, which its `generate` enters. Call the method it overrides:
+    Janus, MusicGen and Dia have loops of their own, which their `generate` enters. Call the method it overrides:
     `GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate, guidance_scale=5)`.
 
     **Arguments:**
@@ -81,6 +83,8 @@ def generate(
     - `draft_model`: a smaller model of the same class, for the recipe `draft`.
     - `table`: for the recipe `table` and for start tokens, pictures made before: new tokens of a call like this one,
       int64 [n, N] of ids.
+    - `heads`: for the recipes `eagle`, `medusa` and their trees, networks on the model's features: those that
+      `mmspec.heads.load.load_head` reads from a folder, one of a kind.
     - `on_step`: called with a `mmspec.rows.Step` after every call of the model.
     - `measure_entropy`: also report the entropy of the model's law.
 
@@ -107,7 +111,7 @@ def generate(
         job.layout,
         [job.sampling] * rows,
         salted(row_seeds(seed, rows), plan.salt),
-        replace(job.aids(draft_model, recipe.window), table=ngrams),
+        replace(job.aids(draft_model, recipe.window, heads), table=ngrams),
         in_ids if on_step is not None else None,
         measure_entropy,
     )
@@ -155,14 +159,15 @@ class Job:
         guide = None if uncond is None else normalised_guidance(plan.guidance_scale)
         return PrefixTarget(target, rules, plan.history, plan.length + slack, guide)
 
-    def aids(self, draft_model: Any, slack: int) -> Aids:
-        """What a draft model, or None, has for drafters.
+    def aids(self, draft_model: Any, slack: int, heads: Sequence[Head] = ()) -> Aids:
+        """What there is for drafters: a draft model, or None, and heads.
 
         **Raises:** `ModelError` when it is of another class or makes other tokens than the model.
         """
         codebook = partial(read_codebook, self.model, self.plan)
+        known = {head.kind: head.to(self.plan.backbone.device) for head in heads}
         if draft_model is None:
-            return Aids(codebook=codebook, paces=paces_of(self.model))
+            return Aids(codebook=codebook, paces=paces_of(self.model), heads=known)
         draft_model = unwrap(draft_model)
         if family_of(draft_model) is not self.family:
             raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
@@ -180,6 +185,7 @@ class Job:
             draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
             codebook=codebook,
             paces=paces_of(self.model),
+            heads=known,
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,14 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.heads.load import Head, load_head, load_heads, save_heads
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
+from mmspec.training.prepared import Prepared
 from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
-from mmspec.vision.hf.generate import generate
+from mmspec.vision.hf.generate import Job, generate, prepare
 from mmspec.vision.hf.order import Order
 from mmspec.vision.hf.painter import Extras, Work, painter_of
 
@@ -71,6 +75,7 @@ class TransformersPipeline(DiffusionPipeline):
             guidance_scale=own.guidance_scale if guidance_scale is None else guidance_scale,
             recipe=recipe,
         )
+        self.heads: dict[str, Head] = {}
 
     @torch.no_grad()
     def __call__(
@@ -145,6 +150,7 @@ class TransformersPipeline(DiffusionPipeline):
                 recipe=parse(recipe if recipe is not None else default.recipe),
                 seed=seeds,
                 draft_model=self.draft_model,
+                heads=list(self.heads.values()),
                 on_step=observer(self, bar, on_step, callback_on_step_end),
                 measure_entropy=measure_entropy,
             )
@@ -154,6 +160,63 @@ class TransformersPipeline(DiffusionPipeline):
         if not return_dict:
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, codes, seeds, out.stats)
+
+    def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
+        """Prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.Pipe`.
+
+        **Raises:** `PromptError`; `ArgumentError` for a class whose tokens are no plain numbers.
+        """
+        c = self.config
+        sampling = Sampling(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        painter = painter_of(self.model, Extras(self.processor, self.vqvae, c.layout))
+        work = painter.work(Order(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None))
+        check_room(work, painter.room)
+        device = home(self.model)
+        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
+        jobs: list[Job] = []
+
+        def take(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any) -> Tensor:
+            config = given.pop("generation_config")
+            jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, config, given))
+            return input_ids
+
+        with torch.no_grad():
+            settled = settings(sampling)
+            GenerationMixin.generate(
+                self.model, **arguments, **settled, max_new_tokens=work.length, custom_generate=take
+            )
+        (job,) = jobs
+        aids = job.aids(self.draft_model, slack, list(self.heads.values()))
+        return Prepared(partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), aids)
+
+    def new_small(self) -> Any:
+        """**Raises:** `ArgumentError`: a smaller model of the class is trained as transformers trains it."""
+        raise ArgumentError(
+            f"--kind: no small model is trained for a {type(self.model).__name__}; train one by other means and pass "
+            "it as draft_model, or take eagle or medusa"
+        )
+
+    def add_drafter(self, folder: str | Path) -> None:
+        """Takes a head in place of the one of its kind, if there is one.
+
+        **Arguments:**
+
+        - `folder`: of `mmspec train-drafter`.
+
+        **Raises:** `ModelError` when it holds none.
+        """
+        head = load_head(folder)
+        self.heads[head.kind] = head.to(self.model.dtype)
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        super().save_pretrained(save_directory, *args, **kwargs)
+        save_heads(self.heads, Path(save_directory))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> TransformersPipeline:
+        pipe: TransformersPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        pipe.heads = load_heads(Path(pretrained_model_name_or_path))
+        return pipe
 
 
 def home(model: Any) -> torch.device:

@@ -25,7 +25,7 @@ from mmspec.target import Layout
 from mmspec.training.prepared import Prepared
 from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
 from mmspec.vision.llamagen.condition import Condition, from_classes, from_embeddings, from_prompts
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.gpt import CaptionEmbedder, LlamaGenGPT
 from mmspec.vision.llamagen.table import TokenTable
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens, read_codebook
@@ -189,13 +189,16 @@ class LlamaGenPipeline(DiffusionPipeline):
         """The draft transformer, or a new one: one layer, half as wide as the transformer."""
         if self.draft_transformer is not None:
             return copy.deepcopy(self.draft_transformer)
-        c = dict(self.transformer.config)
+        c = {name: value for name, value in self.transformer.config.items() if not name.startswith("_")}
         heads = max(c["n_head"] // 2, 1)
-        dim = c["dim"] // c["n_head"] * heads
-        small = LlamaGenGPT.from_config(c | {"dim": dim, "n_head": heads, "n_layer": 1, "ffn_dim": None})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
+            small = LlamaGenGPT(
+                **c | {"dim": c["dim"] // c["n_head"] * heads, "n_head": heads, "n_layer": 1, "ffn_dim": None}
+            )
             small.init_weights()
+        if isinstance(small.cls_embedding, CaptionEmbedder):  # what "no caption" is was settled with the transformer
+            small.cls_embedding.uncond_embedding.copy_(self.transformer.cls_embedding.uncond_embedding)
         return small.to(self.transformer.device)
 
     def add_drafter(self, folder: str | Path) -> None:
