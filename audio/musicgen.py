@@ -91,8 +91,7 @@ def read(
     refuse_rules(model, rules)
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     scale = config.guidance_scale if guidance is None else guidance.guidance_scale
-    # At 1 and below the models' own loop does not guide.
-    scale = 1.0 if scale is None or scale < 1 else float(scale)
+    scale = 1.0 if scale is None else float(scale)
     sampling = read_sampling(found, bool(config.do_sample))
     codebooks, copies = model.decoder.num_codebooks, int(config.num_return_sequences or 1)
     # transformers repeats each row of [B * K, T], which leaves the codebooks of a prompt in disorder.
@@ -155,7 +154,7 @@ def plan(model: Any, request: Request) -> ColumnPlan:
     tables = decoder.model.decoder.embed_tokens
 
     def embed(ids: Tensor) -> Tensor:
-        return sum(table(ids[..., k]) for k, table in enumerate(tables))  # type: ignore[return-value]
+        return sum(table(ids[..., k]) for k, table in enumerate(tables))
 
     def heads(hidden: Tensor) -> Tensor:
         return torch.stack([head(hidden) for head in decoder.lm_heads], dim=2)

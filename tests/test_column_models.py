@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ import mmspec.audio.musicgen
 from mmspec.audio.delayed import ColumnPlan
 from mmspec.columns import ColumnLaw
 from mmspec.conformance import noise_floor
+from mmspec.errors import ArgumentError, MMSpecError, ModelError
 from mmspec.loop import decode
 from mmspec.noise import Draws
 from mmspec.recipes import parse
@@ -118,6 +120,60 @@ def test_greedy_is_the_models_own(name: str) -> None:
     for recipe in RECIPES:
         found = ours(model, case.call, recipe=recipe, draft_model=case.model(0, layers=1))
         assert torch.equal(found.sequences, own), recipe
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_musicgen_goes_on_from_sound(channels: int) -> None:
+    """From codes, and from what the codec makes of a waveform."""
+    model = tiny.musicgen(codes=1024, channels=channels)
+    codes = torch.randint(1024, (8, 5), generator=torch.Generator().manual_seed(1))
+    wave = torch.randn(2, channels, 40, generator=torch.Generator().manual_seed(2))
+    for prompt in ({"decoder_input_ids": codes}, {"input_values": wave}):
+        call = text(max_new_tokens=8, guidance_scale=2.0, **prompt)
+        own = model.generate(**copied(call), do_sample=False)
+        assert torch.equal(ours(model, call, recipe="scd:window=4").sequences, own)
+
+
+def test_several_pieces_of_one_prompt() -> None:
+    model = tiny.musicgen()
+    several = ours(model, text(max_new_tokens=9, num_return_sequences=2), recipe="sjd:window=3", do_sample=True, seed=3)
+    repeated = {"input_ids": TEXT.repeat_interleave(2, 0), "attention_mask": (TEXT > 0).long().repeat_interleave(2, 0)}
+    single = ours(model, repeated | {"max_new_tokens": 9}, recipe="sjd:window=3", do_sample=True, seed=[3, 4, 5, 6])
+    assert torch.equal(several.sequences, single.sequences) and len(several.sequences) == 4
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
+    (
+        "musicgen",
+        {"max_new_tokens": 3},
+        ArgumentError,
+        "max_new_tokens=3 is not allowed; 4 columns make one frame of 4",
+    ),
+    ("musicgen", {"repetition_penalty": 1.2}, ArgumentError, "looks back at ids, and MusicgenForConditionalGeneration"),
+    ("musicgen", {"num_beams": 2}, ArgumentError, "num_beams=2 is not supported"),
+    (
+        "musicgen",
+        {"recipe": "tree"},
+        ArgumentError,
+        "recipe 'tree' is not possible here: this model makes columns of 4",
+    ),
+    ("musicgen", {"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
+    ("musicgen", {"draft_model": tiny.dia()}, ModelError, "draft_model is a DiaForConditionalGeneration"),
+    ("musicgen", {"draft_model": tiny.musicgen(codes=8)}, ModelError, "draft_model makes 8 codes, the model 16"),
+    ("dia", {"repetition_penalty": 1.2}, ArgumentError, "looks back at ids, and DiaForConditionalGeneration makes"),
+    (
+        "higgs",
+        {"input_ids": SPOKEN.where(SPOKEN != 5, 33)},
+        ArgumentError,
+        "input_ids end in the middle of the end of a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "error", "message"), REFUSED)
+def test_bad_calls(name: str, call: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        ours(CASES[name].model(), CASES[name].call | call)
 
 
 def plan_of(case: Case, model: Any, call: dict[str, Any], **settings: Any) -> ColumnPlan:

@@ -54,7 +54,7 @@ class MusicgenPlayer:
             float(settings[0]) if config.do_sample else 0.0,
             int(settings[1]),
             float(settings[2]),
-            max(float(config.guidance_scale or 1), 1.0),
+            1.0 if config.guidance_scale is None else float(config.guidance_scale),
         )
 
     def lasting(self, seconds: float) -> MusicgenPlayer:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mmspec.audio.pipeline import SpeechPipeline
     from mmspec.loop import OnStep
     from mmspec.recipes import Recipe
 
@@ -43,8 +42,8 @@ class Order:
     as_json: bool
 
 
-def make(pipe: SpeechPipeline, model: str, order: Order) -> None:
-    """Makes the sounds and says so on stdout."""
+def make(pipe: Any, model: str, order: Order) -> None:
+    """Makes the sounds by a `mmspec.audio.pipeline.SpeechPipeline` and says so on stdout."""
     from mmspec.audio.wave import write_sound
 
     codec, start = pipe.speaker.codec, time.perf_counter()
@@ -73,7 +72,7 @@ def make(pipe: SpeechPipeline, model: str, order: Order) -> None:
         print(f"{sum(lengths):.1f} s of sound in {seconds:.1f} s, {pace}", file=sys.stderr)
 
 
-def _stream(pipe: SpeechPipeline, order: Order, on_step: OnStep | None) -> tuple[float, list[float]]:
+def _stream(pipe: Any, order: Order, on_step: OnStep | None) -> tuple[float, list[float]]:
     """Writes each text as it comes; returns the seconds until the first sound, and how long each sounds."""
     from mmspec.audio.wave import write_raw, write_stream
 
