@@ -54,7 +54,7 @@ def test_sound_comes_as_from_its_own_generate() -> None:
 
 def test_a_perfect_draft_is_taken_whole() -> None:
     """8 codebooks: one call for the backbone, one for the second code, two windows for the six others."""
-    model, steps = tiny.csm(codebooks=8), []
+    model, steps = tiny.csm(codebooks=8), list[Any]()
     more = {"do_sample": True, "depth_decoder_do_sample": True, "return_dict_in_generate": True, "seed": 0}
     ours = {"custom_generate": mmspec.generate, "on_step": steps.append}
     out = call(model, 5, **more, **ours, draft_model=model, recipe="draft:window=4")
@@ -149,7 +149,7 @@ def test_frames_must_not_share_their_numbers(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_refused() -> None:
     model = tiny.csm()
-    ours = {"custom_generate": mmspec.generate}
+    ours: dict[str, Any] = {"custom_generate": mmspec.generate}
     with pytest.raises(ModelError, match="num_codebooks=3, the model 4"):
         call(model, **ours, recipe="draft", draft_model=tiny.csm(codebooks=3))
     with pytest.raises(ArgumentError, match="a depth decoder reads windows only"):

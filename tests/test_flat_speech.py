@@ -45,8 +45,8 @@ def call(model: Any, name: str, **more: Any) -> Tensor:
 
 def job_of(model: Any, prompts: Tensor, length: int, **arguments: Any) -> Job:
     def catch(
-        model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i
-    ):
+        model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any
+    ) -> Any:
         return prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i)
 
     found: Any = model.generate(

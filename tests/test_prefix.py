@@ -122,11 +122,11 @@ def test_trees_are_windows() -> None:
         window = tokens[row, path].expand(rows, -1)
         expected = start().forward(window, at).cond[row, -1]
         torch.testing.assert_close(got[row, entry], expected)
-    path = np.array([[2, 4], [1, 3]])  # accepted in each row; then one more token
-    target.settle(at, path)
+    taken: NDArray[np.int64] = np.array([[2, 4], [1, 3]])  # accepted in each row; then one more token
+    target.settle(at, taken)
     after = target.forward(torch.tensor([[1], [1]]), at + 3).cond
     for row in range(rows):
-        chain = torch.cat([tokens[row, [0, *path[row]]], torch.tensor([1])]).expand(rows, -1)
+        chain = torch.cat([tokens[row, [0, *taken[row]]], torch.tensor([1])]).expand(rows, -1)
         torch.testing.assert_close(after[row, 0], start().forward(chain, at).cond[row, -1])
 
 

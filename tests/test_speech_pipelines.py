@@ -45,14 +45,18 @@ STYLE = Style(
 )
 
 
-def flat(tmp_path: Path, **more: Any) -> Any:
-    model, folder = tiny.flat(vocab_size=27), tmp_path / "xcodec2"
-    tiny_codecs.xcodec2().save_pretrained(folder)
-    return mmspec.load(model, processor=tokenizer(), tokenizer=str(folder), config={"style": STYLE, **more})
+def flat(tmp_path: Path) -> Any:
+    """All from folders: the model with its tokenizer, its codec, a smaller model of the family."""
+    tiny.flat(vocab_size=27).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    tiny.flat(seed=1, layers=1, vocab_size=27).save_pretrained(tmp_path / "small")
+    tiny_codecs.xcodec2().save_pretrained(tmp_path / "xcodec2")
+    config = {"style": STYLE, "draft_model": str(tmp_path / "small")}
+    return mmspec.load(str(tmp_path / "model"), tokenizer=str(tmp_path / "xcodec2"), config=config)
 
 
 def test_a_flat_model_speaks(tmp_path: Path) -> None:
-    pipe = flat(tmp_path, draft_model=tiny.flat(seed=1, layers=1, vocab_size=27))
+    pipe = flat(tmp_path)
     one = pipe("one two three", recipe="scd:window=4,start=left", seed=3)
     assert one["audio"].dtype == np.float32 and one["sampling_rate"] == 1000
     assert one["audio"].shape == (1, 8 * pipe.speaker.codes(one.tokens[0]).shape[1])
