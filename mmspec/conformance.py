@@ -6,6 +6,7 @@ decoding, which is the product of the laws along every possible sequence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -140,6 +141,27 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
     return {"eagle": eagle, "medusa": medusa}
 
 
+def toy_aids(rows: int, vocab_size: int, layout: Layout, seed: int, sampling: Sequence[Sampling]) -> Aids:
+    """All that drafters and rules may ask for, at random: the draft model is another toy, table and heads know nothing.
+
+    **Arguments:**
+
+    - `rows`, `vocab_size`, `layout`: of the target; `seed`: of what is drawn.
+    - `sampling`: how the draft model's tokens are drawn, one per row.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    table = NGramTable(torch.randint(vocab_size, (vocab_size + 1, vocab_size), generator=generator))
+    codebook = Codebook(torch.randn(vocab_size, 2, generator=generator))
+    return Aids(
+        table,
+        partial(ToyTarget, rows, vocab_size, layout.length, seed + 1000),
+        sampling,
+        lambda: codebook,
+        heads=toy_heads(vocab_size, layout.width, seed),
+        guided_draft_model=partial(ToyTarget, rows, vocab_size, layout.length, seed + 1000, True),
+    )
+
+
 @dataclass(frozen=True)
 class Conformity:
     """The outcome of a check.
@@ -218,24 +240,12 @@ def check(
     recipe = parse(recipe)
     guided = sampling.guidance_scale != 1
     v, n = vocab_size, layout.length
-    generator = torch.Generator().manual_seed(seed)
-    table = NGramTable(torch.randint(v, (v + 1, v), generator=generator))
     counts = torch.zeros(v**n, dtype=torch.int64)
     place = v ** torch.arange(n - 1, -1, -1)
-    codebook = Codebook(torch.randn(v, 2, generator=generator))
-    heads = toy_heads(v, layout.width, seed)
     calls, tokens, excess = 0.0, 0, 0.0
     for first in range(0, samples, batch):
         size = min(batch, samples - first)
-
-        aids = Aids(
-            table,
-            partial(ToyTarget, size, v, n, seed + 1000),
-            [Sampling(sampling.temperature)] * size,
-            lambda: codebook,
-            heads=heads,
-            guided_draft_model=partial(ToyTarget, size, v, n, seed + 1000, True),
-        )
+        aids = toy_aids(size, v, layout, seed, [Sampling(sampling.temperature)] * size)
         seeds = range(seed * 10**9 + first, seed * 10**9 + first + size)
         decoded = run(ToyTarget(size, v, n, seed, guided), recipe, layout, [sampling] * size, seeds, aids)
         counts += torch.bincount((decoded.tokens * place).sum(1), minlength=v**n)

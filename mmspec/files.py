@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises `ArgumentError` when the system refuses (disk full, no permission).
     """
-    partial = path.with_name(f".mmspec-{os.getpid()}.part")
+    partial = path.with_name(f".mmspec-{os.getpid()}-{threading.get_ident()}.part")
     try:
         path.parent.mkdir(exist_ok=True)
         yield partial

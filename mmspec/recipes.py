@@ -164,7 +164,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         "tree-sampled": RecipeInfo(
             "a smaller model draws the tree node by node, each where it is worth most (DySpec)",
             "sampled",
-            {"window": _window(16), "depth": Knob(8, "longest path of drafts", low=1, high=64), **_MODEL},
+            {"window": _nodes(16), "depth": Knob(8, "longest path of drafts", low=1, high=64), **_MODEL},
             tree=True,
         ),
         "tree-eagle": RecipeInfo(
@@ -273,6 +273,8 @@ class Recipe:
         """Tokens that it drafts ahead, at most."""
         if "branch" in self.knobs:
             return len(branches(str(self.knobs["branch"])))
+        if "drafts" in self.knobs:
+            return int(self.knobs["length"])
         return int(self.knobs.get("depth", self.window - 1))
 
     def with_knobs(self, **knobs: Value) -> Recipe:

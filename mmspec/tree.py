@@ -35,6 +35,7 @@ class Tree:
     - `place`: host int64 [R, 1 + m], how many entries of its depth lie before each.
     - `sees`: bool [R, 1 + m, 1 + m], whether an entry (axis 1) is another (axis 2) or hangs below it.
     - `children`: int64 [R, 1 + m, K], the entries that hang from each in order; 0 where there are no more.
+    - `chain`: whether no entry of any row has two children.
     - `widest`: for each depth below `height`, the most children that an entry of it has in any row.
     """
 
@@ -57,6 +58,7 @@ class Tree:
         self.depth = depth
         self.place = _earlier_equals(depth)
         self.height = int(depth.max())
+        self.chain = bool((parents == np.arange(m)).all())
         self.widest = [int(counts[depth == d].max()) for d in range(self.height)]
         self.sees = torch.from_numpy(sees).to(device)
         self.children = torch.from_numpy(children).to(device)

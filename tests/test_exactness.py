@@ -25,7 +25,7 @@ from mmspec.drafters.guesses import Guesses
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.start import NGramTable, repeat_left
 from mmspec.engine import Aids, run
-from mmspec.law import Constraint, Law, Logits, Sampling
+from mmspec.law import Law, Logits, Sampling
 from mmspec.noise import ACCEPT, DRAFT, REDRAW, Draws
 from mmspec.recipes import parse
 from mmspec.rows import Rows
@@ -51,28 +51,6 @@ EXACT = [
     "scd:window=3,start=recycle",
     "recycle:window=3",
 ]
-SETTINGS = {
-    "T=1": Sampling(),
-    "T=0.7": Sampling(temperature=0.7),
-    "T=1.4, top-p": Sampling(temperature=1.4, top_p=0.8),
-    "top-k, guidance": Sampling(top_k=2, guidance_scale=2.0),
-    "T=0.8, top-p, guidance": Sampling(temperature=0.8, top_p=0.9, guidance_scale=1.5),
-}
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("recipe", EXACT)
-def test_distribution(recipe: str, settings: str) -> None:
-    fresh = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
-    verdict = check(recipe, SETTINGS[settings], samples=60_000, layout=GRID, seed=fresh)
-    assert verdict.ok, f"{recipe}, {settings}, seed {fresh}: {verdict}"
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_drafts_are_accepted(recipe: str) -> None:
-    """On a fixed toy: a fresh one may put every draft of a fixed table outside top-p, rightly accepting none."""
-    verdict = check(recipe, Sampling(), samples=2000, layout=GRID, seed=5)
-    assert (verdict.tokens_per_call > 1) == (recipe != "plain")
 
 
 @pytest.mark.parametrize("recipe", ["table:window=3", "sjd:window=3", "scd:window=3", "scd:coupling=gumbel"])
@@ -95,24 +73,11 @@ def test_distribution_when_every_window_is_accepted(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", EXACT)
+@pytest.mark.parametrize("recipe", ["plain", "draft:window=3", "scd:window=3", "tree:branch=2/2/1"])
 def test_distribution_with_many_samples(recipe: str) -> None:
-    verdict = check(recipe, SETTINGS["T=0.8, top-p, guidance"], samples=1_000_000, layout=GRID, seed=7)
-    assert verdict.ok, verdict
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_end_of_sequence_inside_a_window(recipe: str) -> None:
-    layout = Layout(length=4, width=2, eos=frozenset({2}), pad=0)
-    verdict = check(recipe, Sampling(temperature=0.9), samples=60_000, layout=layout, seed=3)
-    assert verdict.ok, verdict
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_forbidden_and_forced_tokens(recipe: str) -> None:
-    allowed = torch.tensor([[True, True, True], [True, False, True], [False, True, False]])
-    layout = Layout(length=4, width=2, constraint=Constraint(torch.tensor([0, 1, 2, 1]), allowed))
-    verdict = check(recipe, Sampling(temperature=0.9), samples=60_000, layout=layout, seed=4)
+    """A million: what is left of a bias is below 0.005."""
+    sampling = Sampling(temperature=0.8, top_p=0.9, guidance_scale=1.5)
+    verdict = check(recipe, sampling, samples=1_000_000, layout=GRID, seed=7)
     assert verdict.ok, verdict
 
 
@@ -228,6 +193,15 @@ def keep_above_half(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(mmspec.drafters.carry.CARRIES, "maximal", carry)
 
 
+def draft_noise_shared_with_the_redraw(patch: pytest.MonkeyPatch) -> None:
+    get = Draws.__getitem__
+    patch.setattr(Draws, "__getitem__", lambda self, stream: get(self, REDRAW if stream == DRAFT else stream))
+
+
+def start_by_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mmspec.drafters.continued, "sample", lambda q, u: q.argmax(-1))
+
+
 def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
     def carry(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
         tokens = mmspec.drafters.carry.maximal(verdict, rows, draws)
@@ -291,6 +265,8 @@ TWINS: dict[str, tuple[Break, str]] = {
     "keep if p/q > 0.5": (keep_above_half, "scd:window=4,start=left"),
     "stale q in coupling": (stale_q_in_coupling, "scd:window=4,start=left"),
     "stale q in a lock-step batch": (stale_q_in_lock_step, "sjd:window=4,start=left"),
+    "start by argmax with a softmax q": (start_by_argmax_but_claim_softmax, "scd:window=4,start=model"),
+    "draft's noise shared with the redraw": (draft_noise_shared_with_the_redraw, "draft:window=3"),
     "coin shared with the redraw": (shared_noise, "draft:window=3"),
     "no roll-back": (forgotten_roll_back, "draft:window=3"),
 }

@@ -19,63 +19,29 @@ from test_rules import RELAXED, SETTINGS
 from test_rules import decode as decode_by_rule
 from torch import Tensor
 
+import mmspec.drafters.tree_sampled
+import mmspec.tree_drafts
 import mmspec.tree_verify
 from mmspec.conformance import ToyTarget, check
 from mmspec.drafters.start import NGramTable
 from mmspec.drafters.tree_model import DRAWINGS, Drawing, draw_different
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError
-from mmspec.law import Constraint, Logits, Sampling
+from mmspec.law import Logits, Sampling
 from mmspec.recipes import parse
 from mmspec.rows import Rows
 from mmspec.rules import Accept
 from mmspec.target import Layout
 from mmspec.tree import Chosen, Tree, TreeDraft, TreeTarget, WithoutReplacement
 from mmspec.tree_verify import verify_tree
-from mmspec.verify import ratio, residual
+from mmspec.verify import ratio, residual, sample
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 CPU = torch.device("cpu")
 GRID = Layout(length=4, width=2)
-EXACT = [
-    "tree:branch=2/2/1",
-    "tree:branch=3/1",
-    "tree-chains:branch=3/1",
-    "tree-table:branch=2/1/2/1",
-    "tree-dynamic:window=7,depth=3,top=2",
-    "tree-dynamic:window=6,depth=2,top=3",
-]
-LAWS = {
-    "T=1": Sampling(),
-    "T=1.4, top-p": Sampling(temperature=1.4, top_p=0.8),
-    "T=0.8, top-p, guidance": Sampling(temperature=0.8, top_p=0.9, guidance_scale=1.5),
-}
 
 
 # --- Distribution ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("recipe", EXACT)
-def test_distribution(recipe: str, law: str) -> None:
-    fresh = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
-    verdict = check(recipe, LAWS[law], samples=60_000, layout=GRID, seed=fresh)
-    assert verdict.ok, f"{recipe}, {law}, seed {fresh}: {verdict}"
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_end_of_sequence_inside_a_tree(recipe: str) -> None:
-    layout = Layout(length=4, width=2, eos=frozenset({2}), pad=0)
-    verdict = check(recipe, Sampling(temperature=0.9), samples=60_000, layout=layout, seed=3)
-    assert verdict.ok and verdict.tokens_per_call > 1, verdict
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_forbidden_and_forced_tokens(recipe: str) -> None:
-    allowed = torch.tensor([[True, True, True], [True, False, True], [False, True, False]])
-    layout = Layout(length=4, width=2, constraint=Constraint(torch.tensor([0, 1, 2, 1]), allowed))
-    verdict = check(recipe, Sampling(temperature=0.9), samples=60_000, layout=layout, seed=4)
-    assert verdict.ok and verdict.tokens_per_call > 1, verdict
 
 
 def decode(recipe: str, seeds: list[int], samplings: list[Sampling], draft_seed: int = 6) -> Any:
@@ -85,24 +51,6 @@ def decode(recipe: str, seeds: list[int], samplings: list[Sampling], draft_seed:
     rows = len(seeds)
     aids = Aids(table, lambda: ToyTarget(rows, v, 6, draft_seed), [Sampling()] * rows)
     return run(ToyTarget(rows, v, 6, 5, guided), parse(recipe), layout, samplings, seeds, aids)
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
-    settings = [Sampling(), Sampling(temperature=0.7, top_p=0.8), Sampling(top_k=2), Sampling(guidance_scale=2.0)]
-    settings, seeds = settings * 5, [int(s) for s in np.random.default_rng(0).integers(2**62, size=20)]
-    together = decode(recipe, seeds, settings).tokens
-    assert len({tuple(row.tolist()) for row in together}) > 10
-    order = list(np.random.default_rng(1).permutation(20))
-    assert torch.equal(decode(recipe, [seeds[i] for i in order], [settings[i] for i in order]).tokens, together[order])
-    for i in range(20):
-        assert torch.equal(decode(recipe, [seeds[i]], [settings[i]]).tokens, together[i : i + 1])
-
-
-@pytest.mark.parametrize("recipe", EXACT)
-def test_greedy_is_plain_greedy(recipe: str) -> None:
-    settings = [Sampling(temperature=0), Sampling(temperature=0, guidance_scale=2.0), Sampling(temperature=0)]
-    assert torch.equal(decode(recipe, [1, 2, 3], settings).tokens, decode("plain", [4, 5, 6], settings).tokens)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.3, top_p=0.9, guidance_scale=1.5)])
@@ -130,7 +78,7 @@ def test_siblings_help() -> None:
 # --- Acceptance rules -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drafting", ["tree", "tree-chains", "tree-table", "tree-dynamic"])
+@pytest.mark.parametrize("drafting", ["tree", "tree-chains", "spectr", "tree-table", "tree-dynamic", "tree-sampled"])
 @pytest.mark.parametrize("name", RELAXED)
 def test_zero_is_exact_token_for_token(name: str, drafting: str) -> None:
     knob = next(iter(parse(name).rule.knobs))
@@ -142,7 +90,13 @@ def test_zero_is_exact_token_for_token(name: str, drafting: str) -> None:
 
 @pytest.mark.parametrize(
     ("drafting", "name"),
-    [("tree:branch=2/1", "lantern"), ("tree:branch=2/1", "omega"), ("tree-table:branch=2/1", "typical")],
+    [
+        ("tree:branch=2/1", "lantern"),
+        ("tree:branch=2/1", "omega"),
+        ("tree-table:branch=2/1", "typical"),
+        ("tree-sampled:window=4", "beta"),
+        ("spectr:drafts=3,length=2", "ensemble"),
+    ],
 )
 def test_bound_holds(drafting: str, name: str) -> None:
     drafting, _, knobs = drafting.partition(":")
@@ -229,7 +183,7 @@ def test_what_a_model_lacks_is_told() -> None:
             self.vocab_size, self.device = target.vocab_size, target.device
             self.prefill, self.forward, self.keep = target.prefill, target.forward, target.keep
 
-    for recipe in ("tree", "tree-chains", "tree-table", "tree-dynamic"):
+    for recipe in ("tree", "tree-chains", "spectr", "tree-table", "tree-dynamic", "tree-sampled"):
         with pytest.raises(ArgumentError, match="this model brings none"):
             run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [Sampling()], [0], Aids())
     aids = Aids(NGramTable(torch.zeros(4, 3, dtype=torch.int64)))
@@ -285,6 +239,31 @@ def selected_after_drawing(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(DRAWINGS, "different", Drawing(best, WithoutReplacement))
 
 
+def node_drawn_twice(patch: pytest.MonkeyPatch) -> None:
+    """Of two draws of a node the likelier one is verified."""
+
+    def likelier(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
+        one, other = sample(weights, u, fallback), sample(weights, (u + 0.37) % 1, fallback)
+        rows = torch.arange(len(u))
+        return torch.where(weights[rows, one] >= weights[rows, other], one, other)
+
+    patch.setattr(mmspec.drafters.tree_sampled, "sample", likelier)
+
+
+def independent_drafts_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
+    """Each of several drafts is tested with min(1, p/q), the last residual being that of p and q."""
+    patch.setattr(mmspec.tree_drafts, "smallest_rho", lambda p, q, count: torch.ones(len(p), 1))
+
+
+def drafts_that_went_astray_are_counted(patch: pytest.MonkeyPatch) -> None:
+    left = mmspec.tree_drafts.missing
+
+    def missing(p: Tensor, q: Tensor, rho: Tensor, count: Tensor) -> Tensor:
+        return left(p, q, rho, torch.full_like(count, 4))
+
+    patch.setattr(mmspec.tree_drafts, "missing", missing)
+
+
 def shared_coins(patch: pytest.MonkeyPatch) -> None:
     """Siblings share their random numbers."""
 
@@ -314,6 +293,10 @@ TWINS: dict[str, tuple[Break, str]] = {
     "q with replacement": (stale_q, "tree:branch=3/1"),
     "greedy siblings with a ratio": (greedy_siblings_with_a_ratio, "tree:branch=2/2"),
     "selected after drawing": (selected_after_drawing, "tree:branch=2/1"),
+    "q with replacement, node by node": (stale_q, "tree-sampled:window=5"),
+    "a node drawn twice": (node_drawn_twice, "tree-sampled:window=4"),
+    "independent drafts with a ratio": (independent_drafts_with_a_ratio, "spectr:drafts=3,length=2"),
+    "drafts that went astray are counted": (drafts_that_went_astray_are_counted, "spectr:drafts=4,length=3"),
     "siblings share their numbers": (shared_coins, "tree:branch=2/2"),
     "no roll-back to the path": (no_roll_back, "tree:branch=2/2"),
     "wrong mask": (wrong_mask, "tree-dynamic:window=7,depth=3,top=2"),

@@ -89,7 +89,7 @@ class EagleReader:
         parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
         features = self._guesses.gather(1, self._wide(parents))
         seen = None
-        if tree.parents.shape[1] > tree.height or (root != root[0]).any():
+        if not tree.chain or (root != root[0]).any():
             seen = sight(torch.from_numpy(root[:, 0]).to(tree.sees.device), tree, first, first + tokens.shape[1])
         guesses = self._read(tokens, features, root + depth, root + entries, seen)
         self._guesses = torch.cat([self._guesses, guesses], dim=1)

@@ -66,8 +66,8 @@ class TreeReader:
     def nodes(self, rows: Rows, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         """The laws behind nodes `first` and following, float32 [B, W, V], whose tokens are int64 [B, W]."""
         root = rows.length - 1
-        if tree.height == tree.parents.shape[1]:
-            logits = self._model.forward(tokens, root + first)  # without branches
+        if tree.chain:
+            logits = self._model.forward(tokens, root + first)
         else:
             assert isinstance(self._model, TreeTarget)
             logits = self._model.forward_tree(tokens, root, tree, first)

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from mmspec.drafters.tree_reader import TreeReader
+from mmspec.drafters.reader import Reader
 from mmspec.noise import DRAFT
 from mmspec.rows import Rows
 from mmspec.tree import Tree, TreeDraft, WithoutReplacement
@@ -30,11 +28,11 @@ class TreeSampledDrafter:
 
     **Arguments:**
 
-    - `reader`: the model, with the law that nodes are drawn from.
+    - `reader`: the model or head, with the law that nodes are drawn from.
     - `nodes`: how many are verified; `depth`: the longest path.
     """
 
-    def __init__(self, reader: TreeReader, nodes: int, depth: int) -> None:
+    def __init__(self, reader: Reader, nodes: int, depth: int) -> None:
         self._reader = reader
         self._nodes = nodes
         self._depth = depth
@@ -50,16 +48,11 @@ class TreeSampledDrafter:
         self._reader.keep(rows)
 
     def propose(self, rows: Rows, iteration: int) -> TreeDraft:
-        parents, tokens, laws, _ = self._grow(rows, iteration, self._nodes)
-        return TreeDraft(Tree(parents, rows.device), tokens, WithoutReplacement(laws))
-
-    def _grow(
-        self, rows: Rows, iteration: int, nodes: int
-    ) -> tuple[NDArray[np.int64], Tensor, Tensor, NDArray[np.float64]]:
-        """Parents and tokens of the nodes, the laws of the first entries, and what each entry is worth at the end."""
         batch = len(rows.ids)
         every, row = np.arange(batch), torch.arange(batch, device=rows.device)
-        u = self._numbers(rows, iteration, nodes)
+        nodes = self._nodes
+        # As many numbers at each depth as there may be nodes: those of `Tree.uniforms`.
+        u = rows.noise.uniforms(rows.positions(self._depth)[..., None], iteration, np.arange(nodes))[DRAFT]
         worth = np.full((batch, 1 + nodes), -1.0)
         worth[:, 0] = 1.0
         depth = np.zeros((batch, 1 + nodes), dtype=np.int64)
@@ -87,8 +80,4 @@ class TreeSampledDrafter:
             worth[every, entry] = value * (1 - share).clip(0)
             worth[:, 1 + j] = np.where(below + 1 < self._depth, value * share, -1.0)
             depth[:, 1 + j], parents[:, j], tokens[:, j] = below + 1, entry, x
-        return parents, tokens, laws, worth
-
-    def _numbers(self, rows: Rows, iteration: int, nodes: int) -> Tensor:
-        """The random numbers of as many nodes at each depth, float32 [B, depth, nodes]: those of `Tree.uniforms`."""
-        return rows.noise.uniforms(rows.positions(self._depth)[..., None], iteration, np.arange(nodes))[DRAFT]
+        return TreeDraft(Tree(parents, rows.device), tokens, WithoutReplacement(laws))

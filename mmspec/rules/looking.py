@@ -1,4 +1,4 @@
-"""Rules that look at what the target made of a draft, as judge decoding does (Bachmann et al. 2025, arXiv 2501.19309)."""
+"""Rules that look at what the target made of a draft: judge decoding (Bachmann et al. 2025, arXiv 2501.19309)."""
 
 from __future__ import annotations
 
