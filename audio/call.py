@@ -12,6 +12,8 @@ from transformers.utils import ModelOutput
 
 from mmspec.stats import Stats
 
+_GIVEN: Any = None  # every call gives all fields; transformers wants a default for all but one
+
 
 @dataclass
 class Sound(ModelOutput):
@@ -25,17 +27,16 @@ class Sound(ModelOutput):
     - `stats`: what the whole call cost, all its texts together.
     """
 
-    audio: NDArray[np.float32] | None = None
-    sampling_rate: int | None = None
-    tokens: list[Tensor] | None = None
-    seed: int | None = None
-    notes: list[str] | None = None
-    stats: Stats | None = None
+    audio: NDArray[np.float32] = _GIVEN
+    sampling_rate: int = _GIVEN
+    tokens: list[Tensor] = _GIVEN
+    seed: int = _GIVEN
+    notes: list[str] = _GIVEN
+    stats: Stats = _GIVEN
 
     @property
     def seconds(self) -> float:
         """How long it sounds."""
-        assert self.audio is not None and self.sampling_rate is not None
         return self.audio.shape[-1] / self.sampling_rate
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def deviation(recipe_text: str, guesses: type[TextGuesses] = TextGuesses) -> tup
         aids = Aids(
             draft_model=lambda: SpokenTarget(draft, [FEATURES] * rows, LENGTH, slack=recipe.window),
             draft_sampling=[Sampling(1.0)] * rows,
-            guesses=lambda target=target: guesses(table, target, [FEATURES] * rows),
+            guesses=partial(guesses, table, target, [FEATURES] * rows),
         )
         tokens = run(target, recipe, layout, [sampling] * rows, range(first, first + rows), aids).tokens
         counts += torch.bincount((tokens * 5 ** torch.arange(LENGTH - 1, -1, -1)).sum(1), minlength=len(joint))

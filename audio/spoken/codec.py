@@ -22,8 +22,8 @@ class Around(nn.Module):
         super().__init__()
         self.conv = nn.Conv1d(channels, channels, 3, padding=1)
         self.mix = nn.Conv1d(channels, channels, 1)
-        nn.init.zeros_(self.mix.weight)
-        nn.init.zeros_(self.mix.bias)
+        for p in self.mix.parameters():
+            nn.init.zeros_(p)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.mix(F.silu(self.conv(F.silu(x))))

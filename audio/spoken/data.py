@@ -65,7 +65,9 @@ def read_aloud(text: str, voice: int, rng: random.Random) -> Utterance | None:
     if met != set(where):
         return None
     if phones[-1] != PAUSE:
-        words.append(PAUSE), phones.append(PAUSE), starts.append(True)
+        words.append(PAUSE)
+        phones.append(PAUSE)
+        starts.append(True)
         begins.append(LEAD + len(spoken.sound) / SAMPLING_RATE)
     lead, tail = (np.zeros(round(t * SAMPLING_RATE), dtype=np.float32) for t in (LEAD, TAIL))
     sound = np.concatenate([lead, spoken.sound, tail])

@@ -114,7 +114,7 @@ def say(text: str, voice: str, speed: int = 160, pitch: int = 50) -> Spoken:
     """
     engine = _engine()
     samples, events = engine.say(text, voice, speed, pitch)
-    sound = resample(samples.astype(np.float32) / 32768, engine.rate, SAMPLING_RATE)
+    sound = resample((samples / 32768).astype(np.float32), engine.rate, SAMPLING_RATE)
     phones: list[Phone] = []
     for phone in events:
         silent = phone.name in _PAUSES

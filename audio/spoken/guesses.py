@@ -8,7 +8,7 @@ p(x), so that it is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ _BEFORE, _PHONE, _AFTER, _VOICE = 1, 2, 3, 11  # columns of a script's features
 OLDEST, _PHONES = 15, 128
 _PRIME, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
-Number = TypeVar("Number", int, NDArray[np.uint64])
+Number = TypeVar("Number", bound=Any)  # int, or an array of uint64
 
 
 def places(features: Index) -> tuple[Index, Index]:
@@ -48,7 +48,8 @@ def key(level: int, wide: Number, full: Number, old: Number, left: Number, secon
         told = told * (CODES + 1) + left
     if level < 1:
         told = told * (CODES + 1) + second
-    return ((told * LEVELS + level) * _PRIME & _WORD) >> 32
+    hashed: Number = ((told * LEVELS + level) * _PRIME & _WORD) >> 32
+    return hashed
 
 
 class TextTable:

@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmspec.audio.codec import Codec
 from mmspec.audio.pipeline import Reading, SpeechPipeline, Task
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, RECIPE, TEMPERATURE, TOP_K, VOICES, WEIGHTS
 from mmspec.audio.spoken.guesses import TextGuesses, TextTable
 from mmspec.audio.spoken.net import STOP, SpokenTransformer
 from mmspec.audio.spoken.script import Script
+from mmspec.audio.spoken.storage import load as load_net
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import alphabet, read, script
-from mmspec.audio.spoken.weights import load as load_net
 from mmspec.engine import Aids
 from mmspec.law import Sampling
 from mmspec.neighbours import Codebook
@@ -41,14 +42,14 @@ class SpokenSpeaker:
     """
 
     guided = False
-    voices = tuple(VOICES)
+    voices: Sequence[str] = tuple(VOICES)
     recipe = RECIPE
     sampling = Sampling(TEMPERATURE, TOP_K)
 
     def __init__(self, net: SpokenTransformer, draft: SpokenTransformer, codec: SpokenCodec, table: TextTable) -> None:
         self.net = net
         self.draft = draft
-        self.codec = codec
+        self.codec: Codec = codec
         self.table = table
         self._paces: Paces = {}
 
@@ -77,7 +78,7 @@ class SpokenSpeaker:
 
     def codebook(self) -> Codebook:
         """What tokens stand for; those that end a phone lie far from all that do not."""
-        book = self.codec.book.float()
+        book = self.codec.tables()[0].float()
         far = torch.full((CODES, 1), 1e3, device=book.device)
         vectors = torch.cat([torch.cat([book, -far], dim=1), torch.cat([book, far], dim=1)])
         return Codebook(vectors, vocab_size=self.net.vocab_size)

@@ -131,7 +131,7 @@ class SpokenTransformer(nn.Module):
 
     def tell(self, features: Tensor) -> Tensor:
         """What it is told at each phone: features int64 [..., columns] to [..., dim]."""
-        return sum(table(features[..., c]) for c, table in enumerate(self.told))  # type: ignore[return-value]
+        return sum(table(features[..., c]) for c, table in enumerate(self.told))
 
     def enter(self, tokens: Tensor, told: Tensor, age: Tensor) -> Tensor:
         """Inputs [B, W, dim] that follow `tokens` int64 [B, W].

@@ -112,7 +112,7 @@ def make_lexicon(count: int) -> None:
     missing = [word for word, (before_consonant, _) in said.items() if not before_consonant]
     if missing:
         raise SystemExit(f"never said: {', '.join(missing)}")
-    words = {w: [max(c or counts[0], key=(c or counts[0]).get) for c in counts] for w, counts in said.items()}
+    words = {w: [(c or counts[0]).most_common(1)[0][0] for c in counts] for w, counts in said.items()}
     LEXICON.write_text(json.dumps({"phones": sorted(names), "words": words}, indent=0) + "\n", encoding="utf-8")
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from mmspec.audio.spoken.analysis import BANDS, FLOOR, log_bands
 from mmspec.audio.spoken.config import FRAMES_PER_TOKEN, SAMPLING_RATE, WEIGHTS
 from mmspec.audio.spoken.script import PAUSE
+from mmspec.audio.spoken.storage import load
 from mmspec.audio.spoken.text import lexicon, read
-from mmspec.audio.spoken.weights import load
 from mmspec.errors import ArgumentError
 
 _LOUDEST = 0.7  # peak that sound is brought to

@@ -59,7 +59,8 @@ def read(text: str) -> Reading:
     shown = " ".join(text.split())
     shown = repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    reading, words = Reading(), []
+    reading = Reading()
+    words: list[str] = []
     for match in _TOKEN.finditer(plain):
         piece = match.group()
         if match["stop"]:

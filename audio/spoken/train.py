@@ -25,8 +25,8 @@ from mmspec.audio.spoken.config import RUNS, TRANSFORMERS, WEIGHTS, TransformerT
 from mmspec.audio.spoken.net import ENDS, STOP, SpokenTransformer
 from mmspec.audio.spoken.prepare import Row, load_read
 from mmspec.audio.spoken.script import Alphabet
+from mmspec.audio.spoken.storage import export
 from mmspec.audio.spoken.text import alphabet
-from mmspec.audio.spoken.weights import export
 
 HELD_OUT = 128  # of the encoded sentences, the first; the rest is trained on
 

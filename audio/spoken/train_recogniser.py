@@ -17,8 +17,8 @@ from mmspec.audio.spoken.analysis import BANDS, FLOOR
 from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE, SEED_EVAL, WEIGHTS, RecogniserTraining
 from mmspec.audio.spoken.data import Utterance, utterances
 from mmspec.audio.spoken.recogniser import SpokenRecogniser, heard_alike, level, token_bands
+from mmspec.audio.spoken.storage import export
 from mmspec.audio.spoken.text import lexicon
-from mmspec.audio.spoken.weights import export
 from mmspec.metrics.sound.words import word_error_rate
 
 
