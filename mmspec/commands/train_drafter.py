@@ -14,6 +14,7 @@ import typer
 from mmspec.commands.options import Device, Drafter, Json, Model
 from mmspec.commands.pipes import load_silent
 from mmspec.errors import ArgumentError, unknown_name
+from mmspec.files import check_writable
 
 if TYPE_CHECKING:
     from mmspec.training.trainer import Point
@@ -71,7 +72,7 @@ def train_drafter(
             raise unknown_name(name, value, known)
     if drafter is not None and kind != "small":
         raise ArgumentError(f"--drafter: goes with --kind small, which can begin as another; '{kind}' begins anew")
-    make_folder(output)
+    check_folder(output)
 
     from mmspec.metrics.evaluation.processes import join, own_device
     from mmspec.metrics.prompts import read_prompts
@@ -111,15 +112,14 @@ def train_drafter(
     print(output)
 
 
-def make_folder(output: Path) -> None:
-    """Makes the folder of the result. **Raises:** `ArgumentError` when it cannot be written."""
-    try:
-        output.mkdir(exist_ok=True)
-        probe = output / f".mmspec-{id(output)}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ArgumentError(f"-o/--output: cannot write '{output}': {error.strerror or error}") from error
+def check_folder(output: Path) -> None:
+    """**Raises:** `ArgumentError` when the folder of the result can neither be made nor written to."""
+    if output.is_dir():
+        check_writable(output / "training.json", "-o/--output")
+    elif output.exists():
+        raise ArgumentError(f"-o/--output: cannot write '{output}': it is a file; name a folder")
+    else:
+        check_writable(output, "-o/--output")
 
 
 class Bars:
