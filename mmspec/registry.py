@@ -30,6 +30,9 @@ class Info:
 
 _MODELS = {
     "shapes": Info("64x64 pictures of coloured shapes; ships with mmspec", True, "mmspec.vision.shapes.model:load"),
+    "shapes-latent": Info(
+        "the same, drawn as vectors by a flow head; ships with mmspec", True, "mmspec.vision.shapes.latent.model:load"
+    ),
     "spoken": Info(
         "speech from a small vocabulary, two voices; ships with mmspec", True, "mmspec.audio.spoken.model:load"
     ),

@@ -69,7 +69,7 @@ class LlamaGenTarget:
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
         width, sides = tokens.shape[1], self._sides_of(part)
-        tokens = tokens.repeat(sides, 1)
+        tokens = torch.cat([tokens] * sides)
         h = self._gpt.embed(tokens)
         if (at == at[0]).all():
             start = self._slots + int(at[0])

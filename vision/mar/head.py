@@ -23,7 +23,7 @@ class TimeEmbedding(nn.Module):
         half = FREQUENCIES // 2
         frequencies = torch.exp(-math.log(PERIOD) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
         angles = t[:, None].float() * frequencies
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.mlp[0].weight.dtype))
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(next(self.mlp.parameters()).dtype))
 
 
 class ResBlock(nn.Module):

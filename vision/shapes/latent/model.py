@@ -1,0 +1,37 @@
+"""The embedded model of latents: the discrete model's transformers, reading latents."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.shapes.config import WEIGHTS
+from mmspec.vision.shapes.latent.head import Reading
+
+
+def latent_trunk(gpt: LlamaGenGPT, codes: Tensor) -> Any:
+    """The same transformer reading latents [B, W, D] instead of tokens; it shares the weights."""
+    trunk = copy.copy(gpt)
+    trunk._modules = dict(gpt._modules)
+    trunk.tok_embeddings = Reading(codes.to(gpt.device), gpt.tok_embeddings.weight.detach())  # type: ignore[assignment]
+    return trunk
+
+
+def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32, weights: Path = WEIGHTS) -> Any:
+    """The pipeline on `device` in `dtype`; `weights` are the discrete model's."""
+    from mmspec.vision.shapes.latent.pipeline import LatentShapes
+    from mmspec.vision.shapes.text import ShapesTextEncoder
+    from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+
+    def component(kind: Any, folder: str) -> Any:
+        return kind.from_pretrained(weights / folder, dtype=dtype, low_cpu_mem_usage=False).to(device).eval()
+
+    tokenizer = component(ShapesTokenizer, "vqvae")
+    codes = tokenizer.codebook().float()
+    trunks = [latent_trunk(component(LlamaGenGPT, name), codes) for name in ("transformer", "draft_transformer")]
+    return LatentShapes(trunks[0], trunks[1], tokenizer, component(ShapesTextEncoder, "text_encoder"))
