@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmspec.kernels.launch import chosen, launchable
+
 SCALE, HEAT, FLOOR, PEAK, TOTAL = range(5)
 LINE, KIND, LAST, POINT, BEST = range(5)
 
@@ -158,3 +160,37 @@ def probabilities(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.conste
     z = logits(source, line, kind, scale, heat, asked, GUIDED, MASKED, UNIT)
     drawn = tl.div_rn(weights(z, columns, floor, last, peak), total + tl.zeros_like(z))
     return tl.where(point < 0, drawn, tl.where(columns == point, 1.0, 0.0))
+
+
+@triton.jit
+def _at(
+    cond, uncond, allowed, reals, wholes, tokens, out, slots, vocab, stride_row, stride_slot, stride_column,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    source = (cond, uncond, allowed, reals, wholes, slots, vocab, stride_row, stride_slot, stride_column)
+    slot = tl.program_id(0).to(tl.int64)
+    token = tl.load(tokens + slot) + tl.zeros((1,), tl.int64)
+    tl.store(out + slot, tl.sum(probabilities(source, slot, token, GUIDED, MASKED, UNIT), 0))
+
+
+@torch.library.custom_op("mmspec::at", mutates_args=())
+def at(
+    cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, reals: Tensor, wholes: Tensor, tokens: Tensor
+) -> Tensor:
+    """The probability float32 [B, W] of one token int64 [B, W] of each slot; the first five are the slots."""
+    slots = Slots(cond, uncond, allowed, reals, wholes)
+    if chosen(cond) == "torch":
+        return slots.dense(torch.float64).gather(-1, tokens[..., None])[..., 0].float()
+    out = cond.new_empty(tokens.shape, dtype=torch.float32)
+    with launchable(cond):
+        _at[(tokens.numel(),)](
+            cond, uncond, allowed, reals, wholes, tokens.contiguous(), out,
+            cond.shape[1], cond.shape[2], *cond.stride(),
+            GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+@at.register_fake
+def _(*tensors: Tensor) -> Tensor:
+    return tensors[-1].new_empty(tensors[-1].shape, dtype=torch.float32)

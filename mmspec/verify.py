@@ -2,6 +2,8 @@
 
 Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a draft x ~ q is kept with probability
 min(1, p(x) / q(x)), otherwise replaced by a draw from the residual norm((p - q)+); the outcome follows p.
+
+The functions here are those that `mmspec.unwritten` has kernels for: torch's override protocol hands its laws over.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.errors import ModelError
 from mmspec.rules import Accept
@@ -63,6 +66,8 @@ class Verdict:
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x) / q(x) for x int64 [..., m]: the acceptance probability of exact speculative sampling."""
+    if has_torch_function((p, q)):
+        return handle_torch_function(ratio, (p, q), p, q, x)
     index = x[..., None]
     return (p.gather(-1, index) / q.gather(-1, index))[..., 0]
 
@@ -74,7 +79,25 @@ def exact() -> Accept:
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """The unnormalised residual (p - q)+, of the shape of `p`."""
+    if has_torch_function((p, q)):
+        return handle_torch_function(residual, (p, q), p, q)
     return (p - q).clamp_(min=0)
+
+
+def pin(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_]) -> Tensor:
+    """Laws `q` [B, m, V] with all mass on the tokens that were not drawn from them.
+
+    **Arguments:**
+
+    - `tokens`: int64 [B, m].
+    - `first`, `new`: which those are, host bool [B, m - first] of the slots from `first` on.
+    """
+    if has_torch_function((q,)):
+        return handle_torch_function(pin, (q,), q, tokens, first, new)
+    guessed = torch.zeros_like(q[:, first:]).scatter_(2, tokens[:, first:, None], 1.0)
+    if not new.all():
+        guessed = torch.where(torch.from_numpy(new).to(q.device)[..., None], guessed, q[:, first:])
+    return torch.cat([q[:, :first], guessed], dim=1)
 
 
 def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
@@ -84,6 +107,8 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
 
     **Raises:** `ModelError` when a row has no mass or is not a number.
     """
+    if has_torch_function((weights,)):
+        return handle_torch_function(sample, (weights,), weights, u, fallback)
     return sample_many(weights, u[..., None], fallback)[..., 0]
 
 
@@ -139,6 +164,8 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Te
     - `rule`: the acceptance rule.
     - `accept_u`, `redraw_u`: float32 [B, m + 1] in [0, 1), independent of each other and of the draft.
     """
+    if has_torch_function((p,)):
+        return handle_torch_function(verify, (p,), p, draft, rule, accept_u, redraw_u)
     batch, width, _ = p.shape
     rows = torch.arange(batch, device=p.device)
     if width == 1:

@@ -122,9 +122,9 @@ def test_uniforms_are_the_core_s(device: torch.device) -> None:
 SHAPES = [
     (2, 1, 1, torch.float32),
     (3, 2, 7, torch.bfloat16),
-    (4, 2, 130, torch.float16),
+    (3, 1, 130, torch.float16),
     (4, 1, 1000, torch.bfloat16),
-    (2, 1, 16384 + 3, torch.float32),
+    (1, 1, 16384 + 3, torch.float32),
 ]
 
 
@@ -232,7 +232,7 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("beta", {"beta": 0.2}, {"a": 0.2}),
     ("ensemble", {"draft": 0.3}, {"a": 0.3}),
     ("omega", {"delta": 3.0, "decay": 0.7}, {"a": 3.0, "b": 0.7}),
-    ("lantern", {"delta": 0.2, "k": 7}, {"a": 0.2}),
+    ("lantern", {"delta": 0.02, "k": 7}, {"a": 0.02}),
     ("lantern++", {"factor": 3.0, "k": 7}, {"a": 3.0}),
     ("gsd", {"group": 5, "probability": 0.15, "distance": 0.0}, {"a": 0.15, "group": 5}),
     ("gsd", {"group": 6, "probability": 0.15, "distance": 2.0}, {"a": 0.15, "b": 2.0, "group": 6}),
@@ -264,7 +264,7 @@ def test_committed_drafts_are_those_of_the_core_s_rules(
         test = {**test, "vectors": codebook.vectors, "known": codebook.known}
         monkeypatch.setattr(accept, "CHUNK", 16)  # as longer rows are read
     p, q, x = pair_of_laws(device, 4, 3, vocab)
-    u = torch.rand(4, 3, device=device) * 0.9
+    u = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.9, 0.1], [0.5, 0.5, 0.9]], device=device)
     core: Accept = RULES[rule].build(knobs, codebook)
     free = torch.cat([p.slots.dense(), p.slots.dense()[:, :1]], dim=1)
     draft = Draft(x, q.slots.dense())
@@ -336,7 +336,7 @@ def test_a_law_that_is_none_takes_nothing_away(device: torch.device) -> None:
 def test_the_walk_down_a_tree_is_the_core_s(
     device: torch.device, drawn: int, vocab: int, branching: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, shape = 3, Tree.branching(branching, device)
+    batch, shape = 2, Tree.branching(branching, device)
     m = shape.parents.shape[1]
     logits = torch.randn(batch, 1 + m, vocab, device=device)
     p = look(2 * logits, torch.randn_like(logits), scale=1.2, heat=0.8, top_k=max(vocab // 2, 2)).slots
@@ -367,7 +367,7 @@ def test_the_walk_down_a_tree_is_the_core_s(
 def test_columns_are_the_core_s(
     device: torch.device, m: int, cells: int, vocab: int, with_forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, seeds = 3, [100, 101, 102]
+    batch, seeds = 2, [100, 101]
     cond, uncond = torch.randn(2, batch, m + 1, cells, vocab, device=device)
     positions = np.arange(5, 6 + m)[None] + np.arange(batch)[:, None]
     draws = Noise(seeds, device).window(positions, 3)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.noise import ACCEPT, REDRAW, Draws
@@ -30,8 +29,8 @@ def maximal(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:
     m = p.shape[1] - 1
     keep = draws[ACCEPT][:, :m] < ratio(p[:, :m], draft.q, draft.tokens)
     # The free slot behind the last draft has nothing to take away.
-    redrawn = sample(residual(p, F.pad(draft.q, (0, 0, 0, 1))), draws[REDRAW], fallback=p)
-    return torch.cat([torch.where(keep, draft.tokens, redrawn[:, :m]), redrawn[:, m:]], dim=1)
+    redrawn = sample(residual(p[:, :m], draft.q), draws[REDRAW][:, :m], fallback=p[:, :m])
+    return torch.cat([torch.where(keep, draft.tokens, redrawn), sample(p[:, m:], draws[REDRAW][:, m:])], dim=1)
 
 
 def gumbel(verdict: Verdict, rows: Rows, draws: Draws) -> Tensor:

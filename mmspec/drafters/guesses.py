@@ -10,7 +10,7 @@ from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.start import Start
 from mmspec.noise import START, Draws
 from mmspec.rows import Rows
-from mmspec.verify import Draft, Verdict
+from mmspec.verify import Draft, Verdict, pin
 
 
 class Guesses:
@@ -39,7 +39,8 @@ class Guesses:
         tokens, q, u = draft.tokens, draft.q, draws[START]
         count, first, width = tokens.shape[1], int(carried.min()), rows.layout.width
         together = bool((carried == first).all())  # nothing to pick out row by row, as in a batch of one
-        new = torch.from_numpy(np.arange(first, count) >= carried[:, None]).to(rows.device)
+        is_new = np.arange(first, count) >= carried[:, None]
+        new = torch.from_numpy(is_new).to(rows.device)
         positions = rows.positions(count)
         above = rows.at(positions - width).unbind(1) if width else ()
         line_starts = positions % width == 0 if width else np.zeros_like(positions, dtype=bool)
@@ -64,7 +65,4 @@ class Guesses:
                 left = torch.where(new[:, j - first], left, tokens[:, j])
             columns.append(left)
         tokens = torch.stack(columns, dim=1)
-        guessed = torch.zeros_like(q[:, first:]).scatter_(2, tokens[:, first:, None], 1.0)
-        if not together:
-            guessed = torch.where(new[..., None], guessed, q[:, first:])
-        return Draft(tokens, torch.cat([q[:, :first], guessed], dim=1))
+        return Draft(tokens, pin(q, tokens, first, is_new))
