@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from mmspec.commands.bench import bench_image, bench_speak
+from mmspec.commands.bench_kernels import bench_kernels
 from mmspec.commands.check import check
 from mmspec.commands.convert import convert
 from mmspec.commands.env import env
@@ -46,6 +47,7 @@ app.command("ls")(ls)
 app.command("env")(env)
 bench.command("image")(bench_image)
 bench.command("speak")(bench_speak)
+bench.command("kernels")(bench_kernels)
 
 USAGE, INTERRUPTED = 2, 130
 

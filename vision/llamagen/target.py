@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -80,6 +82,38 @@ class LlamaGenTarget:
             span = self._ragged_span(slots, self._slots + int(at.max()) + width)
             h = h + self._place[slots]
         return self._logits(h, span, width, part)
+
+    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Logits [R, W, V] and features [R, W, D] of tokens int64 [R, W] of a doubled batch.
+
+        Nothing in it depends on values of its arguments, so that it can be recorded.
+
+        **Arguments:**
+
+        - `slots`: int64 [R, W], where the tokens go.
+        - `end`: how much of the cache is read; at least one past the last slot.
+        """
+        h = self._gpt.embed(tokens) + self._place[slots]
+        features = self._gpt.features(h, self._ragged_span(slots, end), self._cache, None)
+        return self._gpt.output(features), features
+
+    @property
+    def sides(self) -> int:
+        """2 with guidance, else 1."""
+        return self._sides_of(None)
+
+    @property
+    def rows(self) -> int:
+        """How many rows run."""
+        return self._rows
+
+    def slot(self, at: Any) -> Any:
+        """The slot of a position, or of many."""
+        return self._slots + at
+
+    def end(self, slots: int) -> int:
+        """So many slots of the cache, or all that there are."""
+        return min(slots, len(self._causal))
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
