@@ -100,24 +100,25 @@ class SpokenStream:
         end = self._first + self._codes.shape[1]
         if end == 0:
             return torch.empty(1, 1, 0, device=self._codes.device)
-        sound = torch.cat([self._blocks(end), self._block(end), self._vocoder.finish()[:, None]], dim=-1)
+        sound = torch.cat([self._blocks(end, whole=False), self._vocoder.finish()[:, None]], dim=-1)
         return sound.clamp(-1, 1)
 
-    def _blocks(self, until: int) -> Tensor:
-        """The sound of all whole blocks before token `until`."""
-        sounds = [self._codes.new_empty(len(self._codes), 1, 0, dtype=torch.float32)]
-        while self._given + BLOCK <= until:
-            sounds.append(self._block(self._given + BLOCK))
-        return torch.cat(sounds, dim=-1).clamp(-1, 1)
-
-    def _block(self, until: int) -> Tensor:
-        """The sound from what was given up to token `until`."""
-        if until <= self._given:
+    def _blocks(self, until: int, whole: bool = True) -> Tensor:
+        """The sound up to token `until`, or of the `whole` blocks before it."""
+        found = []
+        while self._given < until and (not whole or self._given + BLOCK <= until):
+            found.append(self._block(min(self._given + BLOCK, until)))
+        if not found:
             return self._codes.new_empty(len(self._codes), 1, 0, dtype=torch.float32)
+        frames = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        return self._vocoder.push(*frames)[:, None].clamp(-1, 1)
+
+    def _block(self, until: int) -> list[Tensor]:
+        """What the vocoder needs from what was given up to token `until`."""
         reach, offset = self._codec.reach, self._first
         low = max(self._given - reach, 0)
         frames = self._codec.parameters_of(self._codes[:, low - offset : until + reach - offset])
         span = slice((self._given - low) * FRAMES_PER_TOKEN, (until - low) * FRAMES_PER_TOKEN)
         self._given = until
         self._codes, self._first = self._codes[:, max(until - reach, 0) - offset :], max(until - reach, 0)
-        return self._vocoder.push(*(part[:, span] for part in frames))[:, None]
+        return [part[:, span] for part in frames]

@@ -66,4 +66,4 @@ class RecogniserTraining:
     lr: float = 2e-3
 
 
-TEMPERATURE, TOP_K, RECIPE = 0.7, 25, "table"  # default decoding settings
+TEMPERATURE, TOP_K, RECIPE = 0.7, 25, "table:window=6"  # default decoding settings
