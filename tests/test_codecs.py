@@ -17,6 +17,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "encodec-32k": lambda: tiny.encodec(use_causal_conv=False),
     "dac": tiny.dac,
     "dac-odd": lambda: tiny.dac((2, 3)),
+    "higgs": tiny.higgs,
     "mimi": tiny.mimi,
     "xcodec2": tiny.xcodec2,
 }
@@ -56,7 +57,7 @@ def test_tables_are_what_the_decoder_sums(name: str) -> None:
     elif name == "xcodec2":
         own, summed = quantizer.from_codes(codes.transpose(1, 2)).transpose(1, 2), quantizer.project_out(summed)
     else:
-        own = quantizer.decode(codes.transpose(0, 1) if name.startswith("encodec") else codes)
+        own = quantizer.decode(codes.transpose(0, 1) if name.startswith(("encodec", "higgs")) else codes)
     torch.testing.assert_close(own[0].T, summed)
 
 

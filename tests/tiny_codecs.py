@@ -10,6 +10,8 @@ from transformers import (
     DacModel,
     EncodecConfig,
     EncodecModel,
+    HiggsAudioV2TokenizerConfig,
+    HiggsAudioV2TokenizerModel,
     MimiConfig,
     MimiModel,
     Xcodec2Config,
@@ -103,3 +105,37 @@ def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
         quantization_levels=list(levels),
     )
     return filled(Xcodec2Model(config))
+
+
+def higgs() -> Any:
+    torch.manual_seed(0)
+    config = HiggsAudioV2TokenizerConfig(
+        target_bandwidths=[1.5],
+        sample_rate=1000,
+        semantic_sample_rate=1000,
+        downsample_factor=8,
+        codebook_size=16,
+        codebook_dim=4,
+        acoustic_model_config={
+            "model_type": "dac",
+            "encoder_hidden_size": 4,
+            "decoder_hidden_size": 16,
+            "hidden_size": 8,
+            "downsampling_ratios": [2, 4],
+            "upsampling_ratios": [4, 2],
+        },
+        semantic_model_config={
+            "model_type": "hubert",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+            "conv_dim": [8, 8],
+            "conv_stride": [4, 2],
+            "conv_kernel": [4, 2],
+            "num_feat_extract_layers": 2,
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    )
+    return filled(HiggsAudioV2TokenizerModel(config))
