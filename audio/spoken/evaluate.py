@@ -30,7 +30,7 @@ from mmspec.audio.wave import write_sound
 from mmspec.metrics.interval import Index, bootstrap
 from mmspec.metrics.sound.words import edits
 
-RECIPES = ("plain", "table", "draft", "scd", "recycle", "table+lantern")
+RECIPES = ("plain", "table:window=6", "draft:window=4", "scd:window=6", "table+lantern:window=6", "table+beta:window=6")
 _SHOWN = (
     ("low", "please turn on the red light in the kitchen"),
     ("high", "the train to the airport leaves from platform nine at seven forty five"),

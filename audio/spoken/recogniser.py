@@ -18,7 +18,7 @@ from mmspec.audio.spoken.text import lexicon, read
 from mmspec.errors import ArgumentError
 
 _LOUDEST = 0.7  # peak that sound is brought to
-_WORD_COST = 6.0  # nats per word, which keeps short words out of long ones
+_WORD_COST = 4.0  # nats per word, which keeps short words out of long ones
 
 
 class SpokenRecogniser(nn.Module):
