@@ -59,7 +59,8 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x[0], p.y[0]) for p in points if p.family == family))
         if " " in line:
             parts.append(f'<polyline class="sweep" style="color:{colours[family]}" points="{line}"/>')
-    parts += [_point(p, colours[p.family], label, x_label, at) for p in points]
+    marks = _readable(points, at)
+    parts += [_point(p, mark, colours[p.family], label, x_label, at) for p, mark in zip(points, marks, strict=True)]
     legend = "".join(
         f'<span><i style="background:{colours[family]}"></i>{escape(family)}</span>' for family in families
     )
@@ -67,7 +68,7 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
     return f'<figure>{drawing}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
 
 
-def _point(p: Point, colour: str, label: str, x_label: str, at: _Place) -> str:
+def _point(p: Point, written: str, colour: str, label: str, x_label: str, at: _Place) -> str:
     x, y = at(p.x[0], p.y[0])
     (left, _), (right, _) = at(p.x[1], p.y[0]), at(p.x[2], p.y[0])
     (_, low), (_, high) = at(p.x[0], p.y[1]), at(p.x[0], p.y[2])
@@ -77,11 +78,25 @@ def _point(p: Point, colour: str, label: str, x_label: str, at: _Place) -> str:
         if p.exact
         else f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
     )
-    mark = f'<text class="mark" x="{x + 7:.1f}" y="{y - 6:.1f}">{escape(p.mark)}</text>' if p.mark else ""
+    mark = f'<text class="mark" x="{x + 7:.1f}" y="{y - 6:.1f}">{escape(written)}</text>' if written else ""
     return (
         f'<g style="color:{colour}"><title>{escape(title)}</title>'
         f'<path class="bar" d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"/>{dot}{mark}</g>'
     )
+
+
+def _readable(points: Sequence[Point], at: _Place) -> list[str]:
+    """The marks, without those that would lie on an earlier one or on a point: those are in the points' titles only."""
+    taken = [(x - 6, x + 6, y - 5, y + 5) for x, y in (at(p.x[0], p.y[0]) for p in points)]
+    marks = []
+    for p in points:
+        x, y = at(p.x[0], p.y[0])
+        box = (x + 7, x + 7 + 6.5 * len(p.mark), y - 15, y - 6)
+        free = all(box[1] < a or b < box[0] or box[3] < c or d < box[2] for a, b, c, d in taken)
+        marks.append(p.mark if free else "")
+        if free:
+            taken.append(box)
+    return marks
 
 
 def front(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
@@ -103,7 +118,7 @@ def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at
     for y in ys:
         _, py = at(xs[0], y)
         parts.append(f'<path class="grid" d="M{LEFT} {py:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{py + 4.5:.1f}" text-anchor="end">{y:g}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{py + 4.5:.1f}" text-anchor="end">{_short(y)}</text>')
     middle, centre = (TOP + HEIGHT - BOTTOM) / 2, (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis" x="{centre}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(
@@ -111,6 +126,10 @@ def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at
         f"{escape(label)}</text>"
     )
     return parts
+
+
+def _short(value: float) -> str:
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
