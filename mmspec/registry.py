@@ -39,7 +39,13 @@ _MODELS = {
 }
 _DRAFTERS = {
     "model": Info("a smaller model of the same vocabulary", True, "mmspec.drafters.model:ModelDrafter"),
+    "first-layers": Info("the target's own first layers", True, "mmspec.drafters.first_layers:FirstLayers"),
     "table": Info("an n-gram table over left and upper neighbour", True, "mmspec.drafters.start:NGramTable"),
+    "followers": Info(
+        "such a table of what was seen, with several guesses",
+        True,
+        "mmspec.drafters.follower_table:FollowerTable",
+    ),
     "recycle": Info("such a table, made from the target's own laws", True, "mmspec.drafters.recycle:Recycle"),
     "eagle": Info("an EAGLE head on the target's features", True, "mmspec.drafters.eagle:EagleReader"),
     "medusa": Info("Medusa heads on the target's features", True, "mmspec.drafters.medusa:MedusaReader"),
@@ -47,6 +53,9 @@ _DRAFTERS = {
     "tree-model": Info("such a model, for trees of one shape", True, "mmspec.drafters.tree_model:TreeModelDrafter"),
     "tree-dynamic": Info(
         "such a model, for trees of its likeliest drafts", True, "mmspec.drafters.tree_dynamic:TreeDynamicDrafter"
+    ),
+    "tree-sampled": Info(
+        "such a model, drawing nodes where they are worth most", True, "mmspec.drafters.tree_sampled:TreeSampledDrafter"
     ),
     "tree-table": Info(
         "several guesses of an n-gram table as a tree", True, "mmspec.drafters.tree_table:TreeTableDrafter"

@@ -1,8 +1,7 @@
 """A tree that grows where a smaller model is sure: the nodes of largest joint draft probability.
 
 EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each depth the likeliest entries get their likeliest tokens as children,
-and of all nodes those with the largest product of probabilities along their path are verified; DySpec (Xiong et al.
-2024, arXiv 2410.11744) takes the same nodes greedily.
+and of all nodes those with the largest product of probabilities along their path are verified.
 
 Which nodes are verified depends on their tokens here, and that is safe because nothing is drawn: the whole tree is a
 function of the committed tokens, so siblings have one-hot laws and are tested target-only, whatever selected them. Were

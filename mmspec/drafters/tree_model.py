@@ -2,7 +2,7 @@
 
 Without replacement k siblings are k tokens (recursive rejection sampling of Jeon et al. 2024, arXiv 2402.14160;
 Sequoia, Chen et al. 2024, arXiv 2402.12374). With replacement and branches at the root alone they begin k independent
-drafts (SpecTr, Sun et al. 2023, arXiv 2310.15141, here with the recursive test instead of its own). Shape and order are
+drafts (as in SpecTr, Sun et al. 2023, arXiv 2310.15141, whose own test is in `mmspec.tree_drafts`). Shape and order are
 fixed before anything is drawn, so each token follows the law that it is tested with.
 """
 
