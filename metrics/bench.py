@@ -20,6 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from mmspec.conformance import Conformity
+from mmspec.continuous.toy import LatentConformity
 from mmspec.metrics.pipe import Pipe
 from mmspec.recipes import Recipe, parse
 from mmspec.stats import Stats
@@ -105,7 +106,7 @@ def bench(
     prompts: Sequence[str],
     recipes: Sequence[Recipe],
     *,
-    gate: Callable[[Recipe], Conformity],
+    gate: Callable[[Recipe], Conformity | LatentConformity],
     batches: Sequence[int] = (1,),
     repeats: int = 3,
     seed: int = 0,

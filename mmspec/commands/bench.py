@@ -144,7 +144,8 @@ def _measure(
     quiet: bool,
 ) -> tuple[Report, dict[str, Any]]:
     """Runs the benchmark; returns everything it found, and what it was told."""
-    from mmspec.conformance import check
+    from mmspec.conformance import Conformity, check
+    from mmspec.continuous.toy import LatentConformity, check_latents
     from mmspec.metrics.bench import bench, generations
     from mmspec.metrics.environment import environment
 
@@ -153,11 +154,14 @@ def _measure(
             pipe,
             texts,
             chosen,
-            gate=check,
+            gate=gate,
             batches=sizes,
             repeats=repeats,
             seed=seed,
             overrides=overrides,
+    def gate(recipe: Recipe) -> Conformity | LatentConformity:
+        return check_latents(recipe) if recipe.rule.continuous else check(recipe)
+
             score=score,
             on_run=on_run,
         )

@@ -27,7 +27,11 @@ from mmspec.commands.weights import (
 from mmspec.errors import ArgumentError
 
 _Text = str | None
-OWN_METRICS = {"shapes": "attributes,fd@shapes", "spoken": "wer@spoken,fd@spoken"}  # where none are named; else nll
+OWN_METRICS = {
+    "shapes": "attributes,fd@shapes",
+    "shapes-latent": "attributes,fd@shapes",
+    "spoken": "wer@spoken,fd@spoken",
+}  # where none are named; else nll
 DEFAULTS: Mapping[str, Any] = {
     "model": "shapes",
     "prompts": "builtin",
