@@ -1,6 +1,6 @@
 """Record and analyse the training sentences, and choose the codes.
 
-Command: python -m mmspec.audio.spoken.prepare        (about 15 core-minutes)
+Command: python -m mmspec.audio.spoken.prepare        (about 6 core-minutes)
 """
 
 from __future__ import annotations

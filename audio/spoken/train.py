@@ -153,8 +153,6 @@ def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> N
 
     last, last_save, recent = time.process_time(), spent, 0.0
     while (done := spent / (60 * config.minutes)) < 1:
-        if epoch < 4:
-            examples = [example(row, letters) for row in load_read(out)]  # more may have been written by now
         for group in batches(examples[HELD_OUT:], config.batch, epoch):
             loss = loss_of(net, group)
             loss.backward()

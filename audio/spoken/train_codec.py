@@ -1,6 +1,6 @@
 """Train the decoder of the codec on the recorded sentences, and export it.
 
-Command: python -m mmspec.audio.spoken.train_codec        (about 10 core-minutes, after prepare)
+Command: python -m mmspec.audio.spoken.train_codec        (about 3 core-minutes, after prepare)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train the recogniser on sentences read by espeak-ng, and export it. It never hears the voice itself.
 
-Command: python -m mmspec.audio.spoken.train_recogniser        (about 6 core-minutes)
+Command: python -m mmspec.audio.spoken.train_recogniser        (about 3 core-minutes)
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ to a frame depends on nothing behind the next one, so that sound can be made whi
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE
 
 _HIGHEST = 7800.0  # Hz, of the pulses' harmonics
 _NOISE = 1024 * FRAME  # samples before the noise repeats
+
+
+@cache
+def _tables() -> tuple[Tensor, Tensor, Tensor]:
+    """The window of a segment, what spreads bands over frequencies, and the noise: always the same."""
+    with torch.inference_mode(False):  # they outlive this call, which may be one without gradients
+        noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0))
+        return torch.hann_window(2 * FRAME), torch.from_numpy(spread_filters()), noise
 
 
 class Vocoder:
@@ -32,10 +41,7 @@ class Vocoder:
         self._waiting: Tensor | None = None  # parameters of the frame before, and of the one that is not done
         self._tail: Tensor | None = None  # what done segments leave behind their frame
         self._excited: Tensor | None = None  # excitation of the frame that the next segment starts with
-        window = torch.hann_window(2 * FRAME, device=device)
-        self._window = window
-        self._spread = torch.from_numpy(spread_filters()).to(device)
-        self._noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0)).to(device)
+        self._window, self._spread, self._noise = (table.to(device) for table in _tables())
 
     def push(self, hertz: Tensor, pulses: Tensor, noise: Tensor) -> Tensor:
         """Takes frames.
@@ -67,7 +73,7 @@ class Vocoder:
         if self._excited is None:
             self._phase = torch.zeros(batch, dtype=torch.float64, device=known.device)
             self._excited = self._excite(known[:, :2, 0], 0)
-            self._tail = known.new_zeros(batch, 2, SIZE - FRAME)
+            self._tail = known.new_zeros(batch, 1, SIZE - FRAME)
         fresh = self._excite(known[:, 1 : count + 2, 0], self._start + 1)
         excitation = torch.cat([self._excited, fresh], dim=2)  # [B, 2, (count + 1) * FRAME]
         segments = excitation.unfold(2, 2 * FRAME, FRAME) * self._window
