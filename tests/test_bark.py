@@ -23,7 +23,7 @@ from mmspec.vision.hf.generate import prepare
 TEXT = torch.tensor([[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 18, 18]])
 CODES = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 20]])
 SEMANTIC, COARSE = BarkSemanticGenerationConfig(**tiny.SEMANTIC), BarkCoarseGenerationConfig(**tiny.COARSE)
-RECIPES = ["plain", "sjd:window=5,start=left", "scd:window=4,start=up", "recycle:window=3"]
+RECIPES = ["sjd:window=5,start=left", "recycle:window=3"]
 
 
 def semantic(model: Any, text: Tensor = TEXT, **more: Any) -> Tensor:
@@ -97,6 +97,7 @@ def sampled(model: Any, rows: int, **more: Any) -> Tensor:
     return torch.bincount((bits * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64).double() / rows
 
 
+@pytest.mark.slow
 def test_samples_follow_the_law_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = tiny.bark(coarse_ids=24), 4_000
     torch.manual_seed(0)

@@ -30,9 +30,7 @@ def call(model: Any, length: int = 6, **more: Any) -> Any:
     return model.generate(PROMPTS, attention_mask=mask, max_new_tokens=length, **{**GREEDY, **more})
 
 
-@pytest.mark.parametrize(
-    "recipe", ["plain", "sjd:window=3,start=up", "scd:window=5", "recycle:window=3", "draft:window=3"]
-)
+@pytest.mark.parametrize("recipe", ["scd:window=5", "recycle:window=3", "draft:window=3"])
 def test_greedy_is_the_models_own(recipe: str) -> None:
     ours = {"custom_generate": mmspec.generate, "recipe": recipe}
     for seed, codes, ended in ((0, 9, False), (2, 2, True)):
@@ -128,7 +126,15 @@ def sample(model: Any, frames: int, recipe: str, rows: int) -> Tensor:
     return torch.bincount(number, minlength=2 ** (3 * frames)).double() / rows
 
 
-@pytest.mark.parametrize("recipe", ["plain", "scd:window=3,start=up", "scd:window=3,coupling=gumbel", "draft:window=3"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "scd:window=3,start=up",
+        "draft:window=3",
+        pytest.param("plain", marks=pytest.mark.slow),
+        pytest.param("scd:window=3,coupling=gumbel", marks=pytest.mark.slow),
+    ],
+)
 def test_samples_follow_the_law(recipe: str) -> None:
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
     with torch.inference_mode():

@@ -22,7 +22,7 @@ from mmspec.trial import check_samples, check_windows, joint_law
 from mmspec.vision.hf.generate import Job, prepare
 
 PROMPTS = torch.tensor([[0, 3, 4, 5], [6, 7, 12, 19]])
-RECIPES = ["sjd:window=5,start=left", "scd:window=4,start=up", "recycle:window=4", "draft:window=4"]
+RECIPES = ["scd:window=4,start=up", "recycle:window=4", "draft:window=4"]
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "penalty": {"repetition_penalty": 1.6},

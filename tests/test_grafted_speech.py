@@ -54,9 +54,7 @@ def greedy(model: Graft, prompt: Tensor, uncond: Tensor, weight: float, penalty:
     return torch.tensor(made[1:])
 
 
-@pytest.mark.parametrize(
-    "recipe", ["plain", "sjd:window=4,start=left", "scd:window=5,start=random", "recycle:window=4"]
-)
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=5,start=random"])
 def test_greedy_is_chatterbox_own_loop(recipe: str) -> None:
     model, start = graft(9, placed=True), 8
     cond = prompts([5, 3, 6])
@@ -84,8 +82,9 @@ def test_windows_are_single_tokens(name: str) -> None:
     assert check_windows(make, 10) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
-@pytest.mark.parametrize("recipe", ["scd:window=3,start=left", "sjd:window=4,start=random"])
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("cosyvoice", "scd:window=3,start=left"), ("chatterbox", "sjd:window=4,start=random")]
+)
 def test_samples_follow_the_law(name: str, recipe: str) -> None:
     model = graft(3, placed=name == "chatterbox", spread=0.25)
     manner = (

@@ -75,7 +75,7 @@ def distance(recipe: str, name: str, samples: int, kind: type[PrefixTarget] = Pr
     ],
 )
 def test_recipes_keep_the_law(recipe: str, name: str) -> None:
-    found, limit = distance(recipe, name, 5_000 if "several" in name else 20_000)
+    found, limit = distance(recipe, name, 5_000 if "several" in name else 12_000)
     assert found < limit
 
 
