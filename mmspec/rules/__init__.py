@@ -52,7 +52,7 @@ class Rule:
     def build(self, knobs: Mapping[str, Value], codebook: Codebook | None) -> Accept:
         """The acceptance function for these knobs (others than its own are left alone)."""
         module, _, name = self.make.partition(":")
-        make: Callable[..., Accept] = getattr(import_module(module), name)
+        make: Callable[..., Callable[..., Tensor]] = getattr(import_module(module), name)
         own = {knob: knobs[knob] for knob in self.knobs}
         accept = make(codebook=codebook, **own) if self.takes_codebook else make(**own)
         if not self.takes_features:

@@ -51,8 +51,8 @@ class SlotLayer(CacheLayerMixin):
         """Writes a window [R, heads, W, head_dim] of the first R rows; returns all of theirs before its end."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        place, seen, rows = self._place, [], len(key_states)
-        for store, states in ((self.keys[:rows], key_states), (self.values[:rows], value_states)):
+        place, seen, count = self._place, [], len(key_states)
+        for store, states in ((self.keys[:count], key_states), (self.values[:count], value_states)):
             if place.slots is None:
                 store[:, :, place.start : place.end] = states
             else:
