@@ -149,6 +149,9 @@ def _measure(
     from mmspec.metrics.bench import bench, generations
     from mmspec.metrics.environment import environment
 
+    def gate(recipe: Recipe) -> Conformity | LatentConformity:
+        return check_latents(recipe) if recipe.rule.continuous else check(recipe)
+
     with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet) as on_run:
         report = bench(
             pipe,
@@ -159,9 +162,6 @@ def _measure(
             repeats=repeats,
             seed=seed,
             overrides=overrides,
-    def gate(recipe: Recipe) -> Conformity | LatentConformity:
-        return check_latents(recipe) if recipe.rule.continuous else check(recipe)
-
             score=score,
             on_run=on_run,
         )
