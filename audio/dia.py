@@ -24,7 +24,8 @@ from transformers.generation.logits_process import (
     DiaEOSDelayPatternLogitsProcessor,
 )
 
-from mmspec.audio.crossed import ColumnTarget, Crossed, Hidden
+from mmspec.audio.column_target import ColumnTarget
+from mmspec.audio.crossed import Crossed, Hidden
 from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
 
-from mmspec.audio.crossed import ColumnTarget, Hidden
+from mmspec.audio.column_target import ColumnTarget
+from mmspec.audio.crossed import Hidden
 from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells

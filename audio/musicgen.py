@@ -18,7 +18,8 @@ from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from mmspec.audio.codec import Codec, CodecStream
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.crossed import ColumnTarget, Crossed, Hidden
+from mmspec.audio.column_target import ColumnTarget
+from mmspec.audio.crossed import Crossed, Hidden
 from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
 from mmspec.audio.interleave import delay, steps, triangles, undelay
 from mmspec.columns import ForcedCells
