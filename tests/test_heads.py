@@ -1,7 +1,4 @@
-"""EAGLE and Medusa heads: exact whatever they say, the same alone and in a batch, and read from published files.
-
-The distribution tests have the power that `mmspec.conformance.check` states: 20,000 samples of at most 81 sequences.
-"""
+"""EAGLE and Medusa heads: what they read of a real target, and the files they come in; `test_grid` has their laws."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from transformers.generation import GenerationMixin
 
 import mmspec
 import mmspec.drafters.chain
-from mmspec.conformance import FEATURES, ToyTarget, check, toy_heads
+from mmspec.conformance import FEATURES, ToyTarget, check
 from mmspec.drafters.eagle import EagleReader
 from mmspec.drafters.medusa import MedusaReader
 from mmspec.engine import Aids, run
@@ -35,30 +32,7 @@ from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 GRID = Layout(length=4, width=2)
-ALL = Sampling(temperature=0.8, top_p=0.9, guidance_scale=1.5)
-CASES = [
-    ("eagle:window=3", ALL),
-    ("eagle:window=6", Sampling(temperature=1.4, top_p=0.8)),
-    ("medusa:window=4", ALL),
-    ("medusa:window=3", Sampling(top_k=2, guidance_scale=2.0)),
-    ("tree-eagle:branch=2/2", ALL),
-    ("tree-medusa:branch=2/2", ALL),
-    ("eagle-2:window=5,depth=2,top=2", Sampling(temperature=0.7)),
-]
 RECIPES = ["eagle:window=4", "medusa:window=4", "tree-eagle:branch=2/2/1", "tree-medusa:branch=2/1", "eagle-2:window=5"]
-
-
-@pytest.mark.parametrize(("recipe", "sampling"), CASES, ids=[recipe for recipe, _ in CASES])
-def test_distribution(recipe: str, sampling: Sampling) -> None:
-    verdict = check(recipe, sampling, samples=20_000, layout=GRID, seed=3)
-    assert verdict.ok and verdict.tokens_per_call > 1, verdict
-
-
-@pytest.mark.parametrize("recipe", ["eagle:window=3", "tree-medusa:branch=2/1"])
-def test_rows_that_end_early(recipe: str) -> None:
-    layout = Layout(length=4, width=2, eos=frozenset({2}))
-    verdict = check(recipe, Sampling(temperature=0.9), samples=20_000, layout=layout, seed=3)
-    assert verdict.ok, verdict
 
 
 @pytest.mark.parametrize("recipe", ["eagle:window=3", "medusa:window=3"])
@@ -66,24 +40,6 @@ def test_drafts_of_another_law_than_they_claim_are_caught(recipe: str, monkeypat
     monkeypatch.setattr(mmspec.drafters.chain, "sample", lambda q, u: q.argmax(-1))
     verdict = check(recipe, Sampling(temperature=1.6), samples=20_000, layout=GRID, seed=3)
     assert not verdict.ok, verdict
-
-
-def decode(recipe: str, seeds: list[int], samplings: list[Sampling]) -> Tensor:
-    layout = Layout(length=7, width=3)
-    guided = any(s.guidance_scale != 1 for s in samplings)
-    target = ToyTarget(len(seeds), 3, 7, 5, guided)
-    return run(target, parse(recipe), layout, samplings, seeds, Aids(heads=toy_heads(3, 3, 1))).tokens
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
-    settings = [Sampling(), Sampling(temperature=0.7, top_p=0.8), Sampling(top_k=2), Sampling(guidance_scale=2.0)]
-    seeds = [11, -5, 2**63 + 1, 8]
-    together = decode(recipe, seeds, settings)
-    for i in range(4):
-        assert torch.equal(decode(recipe, [seeds[i]], [settings[i]]), together[i : i + 1])
-    greedy = [Sampling(temperature=0), Sampling(temperature=0, guidance_scale=2.0)]
-    assert torch.equal(decode(recipe, [1, 2], greedy), decode("plain", [3, 4], greedy))
 
 
 # --- What an EAGLE head reads, on a real cache ----------------------------------------------------------------------
@@ -102,7 +58,7 @@ def tiny(spread: float = 0.4) -> LlamaGenGPT:
 
 def tiny_target(gpt: LlamaGenGPT, rows: int) -> LlamaGenTarget:
     condition = torch.randn(rows, SLOTS, 7, generator=torch.Generator().manual_seed(1))
-    return LlamaGenTarget(gpt, condition, gpt.unconditional(rows), None, slack=8)
+    return LlamaGenTarget(gpt, condition, gpt.unconditional(rows), None, slack=16)
 
 
 def tiny_head(prefix: int) -> EagleHead:
@@ -210,6 +166,7 @@ def test_transformers_models_draft_with_heads() -> None:
     heads = [eagle, MedusaHeads(20, 32, 4)]
     prompts = torch.tensor([[0, 1, 5, 6, 3], [1, 7, 8, 9, 3]])
     call = {"attention_mask": prompts != 0, "custom_generate": mmspec.generate, "do_sample": False, "heads": heads}
+    call["max_new_tokens"] = 9
     plain = GenerationMixin.generate(model, prompts, **call, recipe="plain")
     for recipe in RECIPES:
         assert torch.equal(GenerationMixin.generate(model, prompts, **call, recipe=recipe), plain)
