@@ -69,7 +69,8 @@ def walk_reference(
     for row in range(batch):
         entry, going = 0, True
         while going:
-            law, going, before, any_tested = everything[row, entry], False, [], False
+            law, going, any_tested = everything[row, entry], False, False
+            before: list[int] = []
             for child in tree.children[min(row, len(tree.children) - 1), entry].tolist():
                 if child == 0:
                     break

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mmspec.errors import ModelError
 from mmspec.kernels.accept import Test, committed
 from mmspec.kernels.residual import redraw
 from mmspec.kernels.rows import Settings, look
-from mmspec.kernels.slots import Slots, at, pinned
+from mmspec.kernels.slots import Slots, at, pinned, written
 from mmspec.law import Logits
 from mmspec.rules import Accept
 from mmspec.verify import Draft, Verdict, pin, ratio, residual, sample, verify
@@ -101,7 +101,7 @@ class Unwritten(Tensor):
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
@@ -125,9 +125,7 @@ class _Left:
 
 
 def _shell(shape: Sequence[int], device: torch.device) -> Unwritten:
-    laws = cast(
-        Unwritten, Tensor._make_wrapper_subclass(Unwritten, tuple(shape), dtype=torch.float32, device=device)
-    )  # fmt: skip
+    laws = Tensor._make_wrapper_subclass(Unwritten, tuple(shape), dtype=torch.float32, device=device)
     laws._logits = laws._settings = laws._slots = laws._u = laws._drawn = laws._dense = None
     return laws
 
@@ -146,13 +144,13 @@ def _sample(weights: Unwritten | _Left, u: Tensor, fallback: Tensor | None = Non
 def _verify(p: Unwritten, draft: Draft, rule: Accept, accept_u: Tensor, redraw_u: Tensor) -> Verdict:
     """`mmspec.verify.verify`, in three launches and one wait for the device."""
     m = len(accept_u[0]) - 1
-    if m == 0 or rule is not ratio or not isinstance(draft.q, Unwritten):
+    if m == 0 or rule is not ratio:
         if m == 0:
             p.look(redraw_u)
         verdict = verify(p.dense(), draft, rule, accept_u, redraw_u)
         verdict.p = p
         return verdict
-    x, q = draft.tokens, draft.q.slots
+    x, q = draft.tokens, draft.q.slots if isinstance(draft.q, Unwritten) else written(draft.q)
     chance = p.look(redraw_u, F.pad(x, (0, 1), value=-1))
     tested = p.slots[:, :m]
     chance = at(*tested.source(), x) if chance is None else chance[:, :m]
@@ -201,7 +199,7 @@ def _index(laws: Unwritten, index: Any) -> Any:
 
 
 _SHAPES: set[Any] = {
-    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.shape.__get__,
     Tensor.device.__get__,  # type: ignore[attr-defined]
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
     Tensor.ndim.__get__,  # type: ignore[attr-defined]

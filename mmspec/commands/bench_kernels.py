@@ -66,4 +66,4 @@ def bench_kernels(
         ms = "".join(f"{1e3 * seconds:10.2f}" for seconds in way.seconds)
         share = way.bandwidth / report.copy_bandwidth
         print(f"{way.name:<10}{ms}{slowest / way.seconds[0]:9.1f}x{way.bandwidth / 1e9:9.1f}{share:11.1%}")
-    print(f"\n{batch} rows, {window} drafts, {vocab} tokens, {dtype}, on {record['environment']['device']}")  # type: ignore[index]
+    print(f"\n{batch} rows, {window} drafts, {vocab} tokens, {dtype}, on {record['environment']['device']}")
