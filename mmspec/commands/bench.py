@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.commands.bench_steps import bench_steps
 from mmspec.commands.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
 from mmspec.commands.pipes import load_silent, load_speaker
 from mmspec.errors import ArgumentError
@@ -30,6 +31,10 @@ Prompts = Annotated[str, typer.Option(help="A text file with a prompt per line, 
 Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")]
 Threads = Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Time single calls of a model of size --config.")]
+Config = Annotated[
+    str, typer.Option(help="With --random-weights: llamagen-b, llamagen-l, llamagen-xl or llamagen-xxl.")
+]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
 ]
@@ -52,11 +57,16 @@ def bench_image(
     device: Device = "cpu",
     output: Output = None,
     as_json: Json = False,
+    random_weights: RandomWeights = False,
+    config: Config = "llamagen-xl",
 ) -> None:
     """Time recipes against plain decoding of the same prompts and seeds, and print a table.
 
-    A recipe that claims to be exact gets a speed-up only after it has passed the exactness check.
+    A recipe that claims to be exact gets a speed-up only after it has passed the exactness check. With random weights
+    single target calls are timed instead, against the time their bytes need.
     """
+    if random_weights:
+        return bench_steps(config, device, read_sizes(batch), repeats, output, as_json)
     chosen, sizes = _plan(recipes, batch, output)
 
     from mmspec.metrics.bench import Overrides
