@@ -90,6 +90,7 @@ class Paths:
         number = {phone: i for i, phone in enumerate(phones)}
         stands: dict[str, str] = {}
         self.alike = {word: stands.setdefault(ways[0], word) for word, ways in said.items()}
+        self.alike["a"] = self.alike["A"]  # the article is said like the letter where it is stressed
         spellings = {way: self.alike[word] for word, ways in said.items() for way in dict.fromkeys(ways)}
         chains = [([number[p] for p in way.split()], word) for way, word in spellings.items()]
         chains.append(([number[PAUSE]], PAUSE))
