@@ -84,7 +84,7 @@ def bench_image(
 
 def bench_speak(
     model: Model = "spoken",
-    recipes: Recipes = "plain,table,draft,recycle,scd,table+lantern",
+    recipes: Recipes = "plain,table:window=6,draft:window=4,recycle:window=4,scd:window=6,table+lantern:window=6",
     batch: Batch = "1,8",
     prompts: Prompts = "builtin",
     limit: Limit = None,
