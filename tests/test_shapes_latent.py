@@ -26,17 +26,17 @@ def pipe() -> Any:
 
 def test_it_draws_what_it_is_told(pipe: Any) -> None:
     classifier = ShapesClassifier.from_pretrained(WEIGHTS / "classifier", low_cpu_mem_usage=False).float().eval()
-    out = pipe(PROMPTS, num_images_per_prompt=2, seed=0, output_type="pt")
-    wanted = [parse(prompt) for prompt in PROMPTS for _ in range(2)]
+    out = pipe(PROMPTS, seed=0, output_type="pt", head_steps=8)
+    wanted = [parse(prompt) for prompt in PROMPTS]
     assert score_captions(classifier.predict(out.images * 2 - 1), wanted)["attributes"] >= 0.8
-    assert out.stats.tokens_per_call == 1.0 and out.tokens.shape == (4, 256, 5)
+    assert out.stats.tokens_per_call == 1.0 and out.tokens.shape == (2, 256, 5)
 
 
 def test_windows_are_single_latents(pipe: Any) -> None:
     call: dict[str, Any] = {"seed": 1, "output_type": "latent", "head_steps": 2}
-    plain = pipe(PROMPTS, **call).tokens
+    plain = pipe(PROMPTS[0], **call).tokens
     for recipe in ("few-steps+tolerance:steps=2,distance=0.001,window=9", "scd+tolerance:distance=0.00001"):
-        out = pipe(PROMPTS, recipe=recipe, **call)
+        out = pipe(PROMPTS[0], recipe=recipe, **call)
         # Rounding may tip a latent between two codes, and all behind it.
         same = (out.tokens - plain).abs().amax(-1) < 1e-3
         assert float(same.float().mean()) > 0.9 and out.stats.tokens_per_call > 1.5, recipe
