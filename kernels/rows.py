@@ -226,7 +226,7 @@ def _rows(
     if TOP_P:
         share = tl.load(top_ps + row)
     if (share < 1) & (bad == 0) & (greedy == 0):
-        goal = share.to(tl.float64) * total
+        goal = share.to(tl.float64) * total  # type: ignore[attr-defined]
         low, high = low - 1, _key(peak)
         above = tl.zeros((), tl.float64)
         while high - low > 1:

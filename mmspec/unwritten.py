@@ -199,8 +199,8 @@ def _index(laws: Unwritten, index: Any) -> Any:
 
 
 _SHAPES: set[Any] = {
-    Tensor.shape.__get__,
-    Tensor.device.__get__,  # type: ignore[attr-defined]
+    Tensor.shape.__get__,  # type: ignore[attr-defined]
+    Tensor.device.__get__,
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
     Tensor.ndim.__get__,  # type: ignore[attr-defined]
     Tensor.__len__,
