@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mmspec.conformance import Conformity
+from mmspec.continuous.toy import LatentConformity
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
 from mmspec.metrics.evaluation.config import Config
@@ -73,7 +74,7 @@ def evaluate(
     pipe: Pipe,
     config: Config,
     folder: Path,
-    gate: Callable[[Recipe], Conformity],
+    gate: Callable[[Recipe], Conformity | LatentConformity],
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
 ) -> Found | None:
@@ -175,7 +176,7 @@ def _row(
     name: str,
     drawn: Sequence[Sequence[Sample]],
     found: Mapping[str, Sequence[Quality]],
-    gate: Callable[[Recipe], Conformity],
+    gate: Callable[[Recipe], Conformity | LatentConformity],
     batch: int,
 ) -> Row:
     recipe = parse(name)

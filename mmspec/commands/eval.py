@@ -25,6 +25,7 @@ from mmspec.commands.weights import (
     WhisperWeights,
 )
 from mmspec.errors import ArgumentError
+from mmspec.recipes import Recipe
 
 _Text = str | None
 OWN_METRICS = {
@@ -114,7 +115,9 @@ def evaluate(
     given |= {key: value for key, value in flags.items() if value is not None}
     resolved = resolve({**DEFAULTS, **given})
 
-    from mmspec.conformance import check as gate
+    from mmspec.conformance import Conformity
+    from mmspec.conformance import check as check_numbers
+    from mmspec.continuous.toy import LatentConformity, check_latents
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.evaluate import check
     from mmspec.metrics.evaluation.evaluate import evaluate as run
@@ -122,6 +125,9 @@ def evaluate(
     from mmspec.metrics.evaluation.processes import join, own_device
     from mmspec.metrics.evaluation.results import record_of, table, write_results
     from mmspec.metrics.report.page import write_report
+
+    def gate(recipe: Recipe) -> Conformity | LatentConformity:
+        return check_latents(recipe) if recipe.rule.continuous else check_numbers(recipe)
 
     check(resolved)
     check_folder(output, resolved)
