@@ -295,8 +295,8 @@ def test_equal_laws_accept_whatever_the_coin(device: torch.device) -> None:
     """p(x) / q(x) must be 1 and no less, though two kernels compute the two sides."""
     logits = torch.randn(2, 2, 6, 1000, device=device).bfloat16()
     settings: dict[str, Any] = {"scale": 3.0, "heat": 0.9, "top_k": 200}
-    q = look(*logits, u=numbers(2, 6).to(device), **settings)
-    p = look(*logits, drafts=q.tokens, **settings)
+    q = look(logits[0], logits[1], None, numbers(2, 6).to(device), **settings)
+    p = look(logits[0], logits[1], q.tokens, **settings)
     coins = torch.full((2, 6), LAST, device=device)
     assert accept.committed(p.slots, q.slots, q.tokens, p.chance, coins)[0].tolist() == [6, 6]
     assert accept.committed(p.slots, q.slots, q.tokens, p.chance, coins)[1].max() == 0
@@ -386,10 +386,11 @@ def test_columns_are_the_core_s(
     q = torch.where(free[:, :m, :, None], found.slots.dense().unflatten(1, (m, cells)), certain)
     wanted = law.verify(p, Draft(x, q), ratio, draws)
     flat = look(cond.flatten(1, 2), uncond.flatten(1, 2), scale=1.5, heat=0.8, top_k=max(vocab // 2, 1)).slots
-    given = (torch.tensor(seeds), torch.from_numpy(positions), torch.full((batch, m + 1), 3))
+    keys, places = torch.tensor(seeds, device=device), torch.from_numpy(positions).to(device)
+    iteration = torch.full((batch, m + 1), 3, device=device)
     for mode in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", mode)
-        accepted, column = columns.columns(flat, found.slots, x, free, *(t.to(device) for t in given), most=MOST_DRAWS)
+        accepted, column = columns.columns(flat, found.slots, x, free, keys, places, iteration, MOST_DRAWS)
         assert accepted.tolist() == wanted.accepted.tolist()
         rows_ = torch.arange(batch)
         redrawn = wanted.tokens[rows_, wanted.accepted].masked_fill(~free[rows_, wanted.accepted], 0)
@@ -397,7 +398,7 @@ def test_columns_are_the_core_s(
 
 
 @triton.jit
-def _far_away(near, out, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _far_away(near, out, stride, BLOCK: tl.constexpr):
     lanes, line = tl.arange(0, BLOCK), tl.program_id(0) + 3
     # Line 3 of a table whose lines lie `stride` numbers apart, and slot 3 of one line, both here and nowhere else.
     by_row = (near - 3 * stride, None, None, None, None, 1, BLOCK, stride, 0, 1)
