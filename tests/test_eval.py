@@ -135,7 +135,7 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe, tmp_path: Path) -> Non
     assert len({seed for _, _, seed in timed}) == 6  # prompts under one seed do not share their random numbers
     found = json.loads((tmp_path / "samples-0.jsonl").read_text().splitlines()[0])
     with Image.open(tmp_path / found["file"]) as picture:
-        assert int(picture.text["seed"]) == found["drawn"] != found["seed"]
+        assert int(picture.info["seed"]) == found["drawn"] != found["seed"]
 
 
 def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import mmspec.law
 import mmspec.loop
 import mmspec.verify
 from mmspec.conformance import ToyTarget, check, exact_joint
+from mmspec.drafters.first_layers import Part
 from mmspec.drafters.guesses import Guesses
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.start import NGramTable, repeat_left
@@ -99,7 +100,7 @@ class SmallToy(ToyTarget):
         super().__init__(rows, vocab_size, 5, seed, guided)
         self.end = length
 
-    def forward(self, tokens: Tensor, at: np.ndarray) -> Logits:
+    def forward(self, tokens: Tensor, at: np.ndarray, part: Part | None = None) -> Logits:
         if self._number.shape[1] <= self.end:
             self._number = torch.zeros(len(tokens), self.end + 64, dtype=torch.int64)
         rows = torch.arange(len(tokens))
@@ -137,7 +138,7 @@ def test_a_window_of_certain_tokens_is_accepted_whole(recipe: str) -> None:
     """A target that repeats its last token for sure: every window is accepted, up to the last slot of the sequence."""
 
     class Repeater(ToyTarget):
-        def forward(self, tokens: Tensor, at: np.ndarray) -> Logits:
+        def forward(self, tokens: Tensor, at: np.ndarray, part: Part | None = None) -> Logits:
             return Logits(torch.nn.functional.one_hot(tokens, 3).float() * 200, None)
 
     layout = Layout(length=24, width=4)

@@ -98,7 +98,8 @@ def test_models_of_transformers(name: str, guided: bool) -> None:
     backbone = job.plan.backbone
     small: Any = deepcopy(backbone.decoder)
     if isinstance(small, nn.Module):
-        small.layers = small.layers[:1]
+        layers: Any = small.layers
+        small.layers = layers[:1]
     else:
         small.count = 1
     plan = replace(job.plan, backbone=replace(backbone, decoder=small))

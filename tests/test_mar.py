@@ -63,7 +63,7 @@ def tiny(lean: float = 0.0, seed: int = 0, **sizes: Any) -> MARTransformer:
     model = MARTransformer(**{**SIZES, **sizes}).eval()
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
-    model.diffloss.net = Analytic(SIZES["token_dim"], SIZES["decoder_dim"], lean)  # type: ignore[assignment]
+    model.diffloss.net = Analytic(SIZES["token_dim"], SIZES["decoder_dim"], lean)
     return model
 
 
@@ -185,10 +185,11 @@ def test_the_autoencoder_is_diffusers_by_another_name(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_the_chain_draws_what_it_was_built_for() -> None:
-    head = MARHead(Analytic(4, 16), 4, 16, 100)  # type: ignore[arg-type]
+    net = Analytic(4, 16)
+    head = MARHead(net, 4, 16, 100)  # type: ignore[arg-type]
     noise = Noise(range(4000), torch.device("cpu")).normals(np.zeros((4000, 1), dtype=np.int64), head.normals)
     law = head(Logits(torch.zeros(4000, 1, 16), None), noise, np.zeros((4000, 1), dtype=np.int64))
-    mean = torch.tanh(head._net.means.bias)
+    mean = torch.tanh(net.means.bias)
     assert float((law.mean.mean((0, 1)) - mean).abs().max()) < 0.03
     assert float((law.mean.std((0, 1)) - 0.3).abs().max()) < 0.03
     # The last step's own deviation, as the head says it: hardly any.
