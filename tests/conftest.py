@@ -14,6 +14,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import ChameleonConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ChameleonConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec.cli import main
@@ -467,7 +467,12 @@ def test_classes_without_an_adapter(tmp_path: Path) -> None:
         mmspec.load(nn.Linear(2, 2))
     config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match=f"is a LlamaForCausalLM, for which mmspec has no adapter; {ADAPTERS}"):
+    sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    other = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ArgumentError, match=f"is a GPT2LMHeadModel, for which mmspec has no adapter; {ADAPTERS}"):
+        mmspec.load(tmp_path / "other")
+    with pytest.raises(ArgumentError, match="LlamaForCausalLM needs its processor or tokenizer"):
         mmspec.load(tmp_path)
     # The converted form of LlamaGen has that class name too.
     stored = json.loads((tmp_path / "config.json").read_text()) | {"block_size": 16, "n_head": 1}
