@@ -43,7 +43,7 @@ def test_it_draws_what_it_is_told(pipe: Any) -> None:
 
 def test_greedy_is_the_same_by_every_recipe(pipe: Any) -> None:
     plain = pipe(PROMPTS, recipe="plain", temperature=0).tokens
-    for recipe in ("draft", "table", "recycle", "sjd", "scd", "tree-table"):
+    for recipe in ("draft", "eagle", "table", "recycle", "sjd", "scd", "tree-table", "tree-eagle"):
         assert torch.equal(pipe(PROMPTS, recipe=recipe, temperature=0).tokens, plain), recipe
 
 
