@@ -38,9 +38,7 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
             found.append((rows._rows, more, block // 512))
         found.append((residual._residual, {"WHOLE": whole, "BLOCK": block}, block // 512))
     for rule in range(7):
-        found.append(
-            (accept._accept, {"RULE": rule, "NEAR": rule == 6, "BLOCK": 1024, "DIM": 8, "a": "f", "b": "f"}, 4)
-        )
+        found.append((accept._accept, {"RULE": rule, "NEAR": rule == 6, "BLOCK": 1024, "DIM": 8}, 4))
     for drawn in range(3):
         found.append((tree._walk, {"DRAWN": drawn, "RANKS": 4, "BLOCK": 8192, "out": "i64"}, 16))
     return [*found, (columns._columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
