@@ -32,6 +32,24 @@ class ColumnOutput(GenerateDecoderOnlyOutput):
     stats: Stats | None = None
 
 
+def ids_of(
+    prompt: Tensor, decoded: Decoded, ending: Callable[[Tensor], Tensor], as_dict: bool
+) -> Tensor | ColumnOutput:
+    """A prompt's columns [B, P, K] and the new ones behind them, as far as the longest row goes.
+
+    **Arguments:**
+
+    - `ending`: tells which of the columns [B, N, K] end their row, bool [B, N].
+    - `as_dict`: whether `return_dict_in_generate` was asked for.
+    """
+    ends = ending(decoded.tokens)
+    longest = int(torch.where(ends.any(1), ends.int().argmax(1) + 1, decoded.tokens.shape[1]).max())
+    sequences = torch.cat([prompt, decoded.tokens[:, :longest]], dim=1)
+    if as_dict:
+        return ColumnOutput(sequences=sequences, columns=decoded.tokens, stats=decoded.stats)
+    return sequences
+
+
 @dataclass(frozen=True)
 class ColumnPlan:
     """How a call is decoded.

@@ -26,7 +26,7 @@ from transformers.generation.logits_process import (
 
 from mmspec.audio.column_target import ColumnTarget
 from mmspec.audio.crossed import Crossed, Hidden
-from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
+from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules, same_class
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
 from mmspec.errors import ArgumentError
@@ -109,12 +109,7 @@ def generate(
     rows = len(request.prompt)
     draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
     decoded = plan(model, request).decode(model, recipe, row_seeds(seed, rows), draft, on_step)
-    ends = ending(model)(decoded.tokens)
-    longest = int(torch.where(ends.any(1), ends.int().argmax(1) + 1, decoded.tokens.shape[1]).max())
-    sequences = torch.cat([request.prompt, decoded.tokens[:, :longest]], dim=1)
-    if config.return_dict_in_generate:
-        return ColumnOutput(sequences=sequences, columns=decoded.tokens, stats=decoded.stats)
-    return sequences
+    return ids_of(request.prompt, decoded, ending(model), bool(config.return_dict_in_generate))
 
 
 def read(

@@ -22,7 +22,7 @@ from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAu
 
 from mmspec.audio.column_target import ColumnTarget
 from mmspec.audio.crossed import Hidden
-from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
+from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules, same_class
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
 from mmspec.errors import ArgumentError
@@ -89,12 +89,7 @@ def generate(
     rows = len(request.ids)
     draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
     decoded = plan(model, request).decode(model, recipe, row_seeds(seed, rows), draft, on_step)
-    ends = ending(model)(decoded.tokens)
-    longest = int(torch.where(ends.any(1), ends.int().argmax(1) + 1, decoded.tokens.shape[1]).max())
-    sequences = torch.cat([request.columns, decoded.tokens[:, :longest]], dim=1)
-    if config.return_dict_in_generate:
-        return ColumnOutput(sequences=sequences, columns=decoded.tokens, stats=decoded.stats)
-    return sequences
+    return ids_of(request.columns, decoded, ending(model), bool(config.return_dict_in_generate))
 
 
 def read(
