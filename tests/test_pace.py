@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmspec.engine
-from mmspec.conformance import check
+from mmspec.conformance import ToyTarget, check
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
 from mmspec.pace import Pace, paces_of
@@ -98,3 +98,22 @@ def test_the_knob_takes_a_number_or_auto() -> None:
         parse("scd:window=atuo")
     with pytest.raises(ArgumentError, match="tree-dynamic:window=auto"):
         parse("tree-dynamic:window=auto")
+
+
+def test_a_draft_model_reads_what_single_steps_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target drafts for itself, with single steps between its windows: everything is accepted."""
+
+    class Turns(Pace):
+        def choose(self) -> int:
+            return 1 if self._calls % 4 else 4
+
+        def steps(self) -> int:
+            return 3
+
+    monkeypatch.setattr(mmspec.engine, "Pace", Turns)
+    seeds, settings = list(range(32)), [Sampling(0.8)] * 32
+    aids = mmspec.engine.Aids(None, lambda: ToyTarget(32, 2, 13, 0), draft_sampling=settings)
+    decoded = mmspec.engine.run(
+        ToyTarget(32, 2, 13, 0), parse("draft:window=auto"), Layout(length=13), settings, seeds, aids
+    )
+    assert set(decoded.stats.acceptance) == {1.0}

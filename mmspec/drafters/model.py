@@ -25,9 +25,11 @@ class ModelDrafter:
         self.calls = 0
         self._model = model
         self._law = law
+        self._missed = 0  # tokens of single steps, which it has not read
 
     def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
-        pass
+        if verdict.tokens.shape[1] == 1:
+            self._missed += 1
 
     def keep(self, rows: list[int]) -> None:
         self._model.keep(rows)
@@ -39,7 +41,8 @@ class ModelDrafter:
             self.calls = 1
         positions = rows.positions(count)
         # After a window accepted whole, its last draft has not been read yet; reading one token twice is harmless.
-        unread = min(2, int(rows.length.min()))
+        unread = min(2 + self._missed, int(rows.length.min()))
+        self._missed = 0
         step, at = rows.last(unread), rows.length - unread
         tokens, laws = [], []
         for i in range(count):
