@@ -25,7 +25,7 @@ class ModelDrafter:
         self.calls = 0
         self._model = model
         self._law = law
-        self._missed = 0  # tokens of single steps, which it has not read
+        self._missed = -1  # tokens of single steps, which it has not read; the first is among the two of `propose`
 
     def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
         if verdict.tokens.shape[1] == 1:
