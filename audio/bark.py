@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.plan import Plan, Request, by_ids, counted, head_size, refuse_guidance, refuse_inputs
-from mmspec.vision.hf.target import Backbone, Prompt
+from mmspec.hf.plan import Plan, Request, by_ids, counted, head_size, refuse_guidance, refuse_inputs
+from mmspec.hf.target import Backbone, Prompt
 
 
 class Semantic:

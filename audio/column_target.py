@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.crossed import Crossed
+from mmspec.hf.target import Backbone, CausalTarget, Prompt
 from mmspec.law import Logits
 from mmspec.target import both_sides
-from mmspec.vision.hf.target import Backbone, CausalTarget, Prompt
 
 
 class ColumnTarget:
-    """A decoder-only model whose tokens are columns; see `mmspec.vision.hf.target.CausalTarget`.
+    """A decoder-only model whose tokens are columns; see `mmspec.hf.target.CausalTarget`.
 
     **Arguments:**
 

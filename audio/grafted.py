@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.hf.target import Backbone, CausalTarget, Prompt
 from mmspec.law import Constraint, Sampling
 from mmspec.prefix import PrefixRule, PrefixTarget, guidance
 from mmspec.prefix_rules import MinP, RepetitionAware, RepetitionPenalty
 from mmspec.target import Layout
-from mmspec.vision.hf.target import Backbone, CausalTarget, Prompt
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,15 @@ from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules,
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
 from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.families import unwrap
+from mmspec.hf.plan import counted
+from mmspec.hf.target import Prompt
 from mmspec.law import Law, Logits, Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
-from mmspec.vision.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.vision.hf.families import unwrap
-from mmspec.vision.hf.plan import counted
-from mmspec.vision.hf.target import Prompt
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.vision.hf.load import architecture, read_processor
+from mmspec.hf.folder import architecture, read_processor
 
 # Class of transformers -> what makes a speaker of a model, its processor, a codec or None, options and a draft model.
 SPEAKERS = {

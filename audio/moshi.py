@@ -17,14 +17,14 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.frames import Frames, decode_frames
 from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.families import unwrap
+from mmspec.hf.plan import counted
+from mmspec.hf.target import Backbone, CausalTarget, Prompt, as_bias
 from mmspec.law import Logits, Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
-from mmspec.vision.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.vision.hf.families import unwrap
-from mmspec.vision.hf.plan import counted
-from mmspec.vision.hf.target import Backbone, CausalTarget, Prompt, as_bias
 
 
 class MoshiFrames:

@@ -161,7 +161,8 @@ def load(
         path = fetched
     if model not in known:
         from mmspec.audio import load as audio
-        from mmspec.vision.hf.load import architecture, from_folder, is_stage
+        from mmspec.hf.folder import architecture
+        from mmspec.vision.hf.load import from_folder, is_stage
 
         if audio.speaks(architecture(path)):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
@@ -196,7 +197,7 @@ def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
     """
     from safetensors import SafetensorError
 
-    from mmspec.vision.hf.load import read_json
+    from mmspec.hf.folder import read_json
     from mmspec.vision.hf.pipeline import TransformersPipeline
     from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 

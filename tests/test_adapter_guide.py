@@ -22,10 +22,10 @@ import mmspec
 from mmspec import registry
 from mmspec.cli import main
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.hf.families import family_of
 from mmspec.law import Logits, Sampling
 from mmspec.target import Layout
 from mmspec.trial import check_samples, check_windows
-from mmspec.vision.hf.families import family_of
 
 MODULES = ("raster", "raster_family", "test_raster")
 

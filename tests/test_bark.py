@@ -17,8 +17,8 @@ from transformers.models.bark.generation_configuration_bark import (
 import mmspec
 from mmspec.conformance import noise_floor
 from mmspec.errors import ArgumentError
+from mmspec.hf.generate import prepare
 from mmspec.trial import check_windows
-from mmspec.vision.hf.generate import prepare
 
 TEXT = torch.tensor([[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 18, 18]])
 CODES = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 20]])

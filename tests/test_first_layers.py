@@ -18,13 +18,13 @@ from mmspec.conformance import ToyTarget
 from mmspec.drafters.first_layers import FirstLayers, LayeredTarget, Part
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError
+from mmspec.hf.first_layers import count_layers
+from mmspec.hf.target import CausalTarget
 from mmspec.law import Logits, Sampling
 from mmspec.recipes import parse
 from mmspec.target import Layout, Target
 from mmspec.tree import Tree
 from mmspec.trial import check_samples
-from mmspec.vision.hf.first_layers import count_layers
-from mmspec.vision.hf.target import CausalTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N = 16

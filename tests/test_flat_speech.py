@@ -15,11 +15,11 @@ import mmspec
 from mmspec.audio.flat import STREAMS, Stream, stream_named
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
+from mmspec.hf.generate import Job, prepare
 from mmspec.law import Sampling
 from mmspec.recipes import parse
 from mmspec.target import Layout
 from mmspec.trial import check_samples, check_windows, joint_law
-from mmspec.vision.hf.generate import Job, prepare
 
 PROMPTS = torch.tensor([[0, 3, 4, 5], [6, 7, 12, 19]])
 RECIPES = ["scd:window=4,start=up", "recycle:window=4", "draft:window=4"]

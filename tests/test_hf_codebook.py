@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 
 import mmspec
+from mmspec.hf.codebook import read_codebook
+from mmspec.hf.generate import Job, prepare
 from mmspec.vision.hf.chameleon import Picture
-from mmspec.vision.hf.codebook import read_codebook
-from mmspec.vision.hf.generate import Job, prepare
 
 PROMPT = torch.tensor([[1, 31, 33, 34, 30, 3], [1, 31, 31, 32, 34, 3]])
 

@@ -20,15 +20,15 @@ from transformers import (
 from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError, UnknownNameError
+from mmspec.hf.allowed import ask, line_width
+from mmspec.hf.generate import Job, generate, prepare
+from mmspec.hf.table import count_table
+from mmspec.hf.target import columns
 from mmspec.law import Sampling
 from mmspec.recipes import parse
 from mmspec.rows import Step
 from mmspec.target import Layout
-from mmspec.vision.hf.allowed import ask, line_width
 from mmspec.vision.hf.chameleon import Picture
-from mmspec.vision.hf.generate import Job, generate, prepare
-from mmspec.vision.hf.table import count_table
-from mmspec.vision.hf.target import columns
 
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])
 CALL: dict[str, Any] = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 12}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, Emu3ForConditionalGeneration, StaticCache
 from transformers.generation import GenerationMixin
 
-from mmspec.vision.hf.generate import generate
-from mmspec.vision.hf.target import columns
+from mmspec.hf.generate import generate
+from mmspec.hf.target import columns
 
 RECIPES = ["plain", "sjd:window=5", "scd:window=4", "draft:window=3"]
 IDS = torch.tensor([[0, 0, 1, 31, 32, 3], [1, 31, 33, 34, 30, 3]])

@@ -19,15 +19,15 @@ from transformers import ChameleonForConditionalGeneration, DynamicCache, TopPLo
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-import mmspec.vision.hf.target
+import mmspec.hf.target
 from mmspec.conformance import noise_floor
 from mmspec.engine import Aids, Decoded, run
+from mmspec.hf.generate import Job, generate, prepare
+from mmspec.hf.target import CausalTarget
 from mmspec.law import Logits, Sampling
 from mmspec.recipes import parse
 from mmspec.target import Layout
 from mmspec.vision.hf.chameleon import Picture
-from mmspec.vision.hf.generate import Job, generate, prepare
-from mmspec.vision.hf.target import CausalTarget
 
 RECIPES = [
     "plain",
@@ -276,14 +276,14 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def wrong_positions(patch: pytest.MonkeyPatch) -> None:
-    right = mmspec.vision.hf.target.positions_by_slot
+    right = mmspec.hf.target.positions_by_slot
 
     def shifted(prompt: Any, slots: int, length: int, slack: int) -> Tensor:
         table = right(prompt, slots, length, slack).clone()
         table[..., slots + 1 :] -= 1  # one position twice
         return table
 
-    patch.setattr(mmspec.vision.hf.target, "positions_by_slot", shifted)
+    patch.setattr(mmspec.hf.target, "positions_by_slot", shifted)
 
 
 def wrong_uncond_mask(patch: pytest.MonkeyPatch) -> None:

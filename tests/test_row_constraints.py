@@ -21,11 +21,11 @@ from mmspec.conformance import ToyTarget, exact_joint, noise_floor
 from mmspec.drafters.start import NGramTable
 from mmspec.engine import Aids, Decoded, run
 from mmspec.errors import ArgumentError
+from mmspec.hf.allowed import ask
+from mmspec.hf.generate import generate
 from mmspec.law import Constraint, Law, Logits, Sampling
 from mmspec.recipes import parse
 from mmspec.target import Layout
-from mmspec.vision.hf.allowed import ask
-from mmspec.vision.hf.generate import generate
 
 EXACT = [
     "plain",

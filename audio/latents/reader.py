@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.cache import SlotCache
-from mmspec.vision.hf.target import as_bias
+from mmspec.hf.cache import SlotCache
+from mmspec.hf.target import as_bias
 
 
 class Reader:

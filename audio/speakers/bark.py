@@ -20,12 +20,12 @@ from mmspec.audio.pipeline import Reading
 from mmspec.audio.speakers.flat import pieces
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
+from mmspec.hf.generate import generate
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe
 from mmspec.rows import Step
 from mmspec.stats import Stats
-from mmspec.vision.hf.generate import generate
 
 LETTERS = 200  # Bark's sound is good for about 13 seconds
 

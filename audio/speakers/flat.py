@@ -15,14 +15,14 @@ from mmspec.audio.flat import STREAMS, Stream
 from mmspec.audio.pipeline import Reading, Task
 from mmspec.engine import Aids
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
+from mmspec.hf.plan import counted
+from mmspec.hf.target import Backbone, CausalTarget, Prompt, columns
 from mmspec.law import Constraint, Sampling
 from mmspec.neighbours import Codebook
 from mmspec.prefix import PrefixRule, PrefixTarget
 from mmspec.prefix_rules import RepetitionPenalty
 from mmspec.recipes import Recipe
 from mmspec.target import Layout, Target
-from mmspec.vision.hf.plan import counted
-from mmspec.vision.hf.target import Backbone, CausalTarget, Prompt, columns
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Image generators of transformers: adapters, and the callable for `model.generate(custom_generate=...)`."""
+"""Image generators of transformers: adapters and pipelines."""

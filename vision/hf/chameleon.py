@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.vision.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
 
 
 def ids_of_head(model: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmspec.vision.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
 
 
 def ids_of_head(model: Any) -> int:

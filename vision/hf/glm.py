@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.plan import Plan, Request, by_ids, head_size, refuse_guidance, refuse_inputs
+from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_guidance, refuse_inputs
 
 
 def ids_of_head(model: Any) -> int:

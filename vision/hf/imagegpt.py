@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
 
 
 def ids_of_head(model: Any) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.plan import Plan, Request, counted, refuse_inputs
-from mmspec.vision.hf.target import Backbone, Prompt
+from mmspec.hf.plan import Plan, Request, counted, refuse_inputs
+from mmspec.hf.target import Backbone, Prompt
 
 DEFAULT_SCALE = 5.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import transformers
 from safetensors import SafetensorError
 
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.vision.hf.families import FAMILIES, unwrap
+from mmspec.hf.families import FAMILIES, unwrap
+from mmspec.hf.folder import architecture, read_json, read_processor
 from mmspec.vision.hf.pipeline import TransformersPipeline, home
 from mmspec.vision.hf.vqgan import load_vqgan
 
@@ -23,26 +23,6 @@ STAGE, STAGE_PROCESSOR = "vision_language_encoder", "processor"
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # What reads pictures in Chameleon; models that only draw are published without it.
 UNUSED = "model.vqmodel."
-# Argument names of original LlamaGen files, whose converted form borrows a class name of transformers.
-LLAMAGEN = ("block_size", "cls_token_num")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def architecture(folder: Path) -> str | None:
-    """The class that `save_pretrained` noted in a folder; None where no model of transformers lies."""
-    config = read_json(folder / "config.json")
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or any(key in config for key in LLAMAGEN):
-        return None
-    return str(names[0])
 
 
 def is_stage(folder: Path) -> bool:
@@ -91,19 +71,6 @@ def from_folder(
     if isinstance(processor, (str, Path)):
         processor = read_processor(processor, name)
     return from_model(model.to(device), processor, tokenizer, {"layout": layout, **(config or {})})
-
-
-def read_processor(where: str | Path, name: str) -> Any:
-    """The processor in a folder or under a Hub id, of the kind that a class takes.
-
-    **Raises:** `ArgumentError` when there is none.
-    """
-    kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
-    try:
-        return getattr(transformers, kind).from_pretrained(where)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
 
 
 def from_model(

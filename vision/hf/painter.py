@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.hf.generate import family_of
 from mmspec.law import Sampling
-from mmspec.vision.hf.generate import family_of
 from mmspec.vision.hf.order import Order
 
 # By class name, as `FAMILIES` is.

@@ -17,13 +17,13 @@ from transformers.generation import GenerationMixin
 
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.heads.load import Head, load_head, load_heads, save_heads
+from mmspec.hf.generate import Job, generate, prepare
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.training.prepared import Prepared
 from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
-from mmspec.vision.hf.generate import Job, generate, prepare
 from mmspec.vision.hf.order import Order
 from mmspec.vision.hf.painter import Extras, Work, painter_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from mmspec.hf.plan import Plan
 from mmspec.neighbours import Codebook
-from mmspec.vision.hf.plan import Plan
 
 
 def read_codebook(model: Any, plan: Plan) -> Codebook | None:

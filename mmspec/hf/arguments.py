@@ -19,12 +19,12 @@ from transformers import (
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.hf.allowed import AllowedFn, ask
+from mmspec.hf.habits import KNOWN, rule_of
+from mmspec.hf.plan import Request
 from mmspec.law import Sampling
 from mmspec.prefix import PrefixRule
 from mmspec.prefix_rules import RepetitionPenalty
-from mmspec.vision.hf.allowed import AllowedFn, ask
-from mmspec.vision.hf.habits import KNOWN, rule_of
-from mmspec.vision.hf.plan import Request
 
 # In the order in which `mmspec.law` applies them; transformers builds its list in the same one.
 ORDER = (

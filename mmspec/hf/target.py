@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmspec.drafters.first_layers import Part
+from mmspec.hf.cache import SlotCache
+from mmspec.hf.first_layers import count_layers, first_layers
 from mmspec.law import Logits
 from mmspec.target import both_sides, split_sides
 from mmspec.tree import Tree
-from mmspec.vision.hf.cache import SlotCache
-from mmspec.vision.hf.first_layers import count_layers, first_layers
 
 
 @dataclass(frozen=True)

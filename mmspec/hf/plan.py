@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.hf.target import Backbone, Prompt, columns
 from mmspec.law import Constraint
 from mmspec.prefix import PrefixRule
-from mmspec.vision.hf.target import Backbone, Prompt, columns
 
 
 @dataclass(frozen=True)

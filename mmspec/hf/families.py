@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.hf.plan import Plan, Request
 from mmspec.registry import Info, families, resolve
-from mmspec.vision.hf.plan import Plan, Request
 
 # By name, so that an adapter is imported only when a model of its class is there.
 FAMILIES = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.plan import Allowed, Request
+from mmspec.hf.plan import Allowed, Request
 
 AllowedFn = Callable[[int, Tensor], Any]
 

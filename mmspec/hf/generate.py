@@ -14,6 +14,15 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from mmspec.engine import Aids, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.load import Head
+from mmspec.hf.allowed import confirm
+from mmspec.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
+from mmspec.hf.codebook import read_codebook
+from mmspec.hf.families import FAMILIES as FAMILIES
+from mmspec.hf.families import Family, unwrap
+from mmspec.hf.families import family_of as family_of
+from mmspec.hf.plan import Plan, Request
+from mmspec.hf.table import count_table
+from mmspec.hf.target import CausalTarget
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
@@ -23,15 +32,6 @@ from mmspec.rows import Step
 from mmspec.seeds import row_seeds
 from mmspec.stats import Stats
 from mmspec.target import Layout
-from mmspec.vision.hf.allowed import confirm
-from mmspec.vision.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
-from mmspec.vision.hf.codebook import read_codebook
-from mmspec.vision.hf.families import FAMILIES as FAMILIES
-from mmspec.vision.hf.families import Family, unwrap
-from mmspec.vision.hf.families import family_of as family_of
-from mmspec.vision.hf.plan import Plan, Request
-from mmspec.vision.hf.table import count_table
-from mmspec.vision.hf.target import CausalTarget
 
 
 @dataclass
@@ -64,7 +64,7 @@ def generate(
     `num_return_sequences`. What they do not name is the model's own default. The cache is always mmspec's, and
     `prefix_allowed_tokens_fn` may depend on position, row and prompt alone. `repetition_penalty`,
     `no_repeat_ngram_size`, `min_new_tokens`, `suppress_tokens` and their like see the prefix of every drafted position
-    (`mmspec.vision.hf.habits` lists them). transformers does not hand on `streamer` and `assistant_model`: `on_step`
+    (`mmspec.hf.habits` lists them). transformers does not hand on `streamer` and `assistant_model`: `on_step`
     and `draft_model` are their like here.
 
     The model may be quantised, offloaded, spread over devices or compiled: its parts are called, never read. Layers

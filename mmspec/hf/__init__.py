@@ -1,0 +1,1 @@
+"""Models of transformers as targets, and the callable for `model.generate(custom_generate=...)`."""
