@@ -11,7 +11,6 @@ from torch import Tensor
 from mmspec.column_drafters import build_column_drafter, column_law
 from mmspec.drafters.carry import CARRIES
 from mmspec.drafters.chain import ChainDrafter
-from mmspec.drafters.continued import Continued
 from mmspec.drafters.eagle import EagleReader
 from mmspec.drafters.first_layers import FirstLayers, Part
 from mmspec.drafters.guesses import Guesses
@@ -166,7 +165,7 @@ def build_drafter(
     start = str(recipe.knobs["start"])
     if start in READERS:
         reader = build_reader(start, recipe, layout, target, samplings, aids)
-        return Jacobi(Continued(reader, target.device), carry, target.vocab_size)
+        return Jacobi(ChainDrafter(reader, target.device), carry, target.vocab_size)
     if start == "auto":
         start = "table" if (aids.table or aids.guesses) is not None else "up" if layout.width else "left"
     return Jacobi(build_guesses(start, recipe, layout, target, samplings, aids), carry, target.vocab_size)

@@ -1,6 +1,6 @@
 """Train a small CLIP on shapes scenes, so that CLIP score can be told without a download.
 
-Command: python examples/quality_vs_speed/train_clip.py --out examples/quality_vs_speed/clip      (about 6 core-minutes)
+Command: python examples/quality_vs_speed/train_clip.py --out examples/quality_vs_speed/clip --steps 800
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from mmspec.vision.shapes.domain import IMAGE_SIZE, forget, sample_scene
+from mmspec.vision.shapes.domain import IMAGE_SIZE, LOOKS, Look, forget, sample_scene
 from mmspec.vision.shapes.grammar import WORDS as GRAMMAR_WORDS
 from mmspec.vision.shapes.grammar import describe
 from mmspec.vision.shapes.render import render_batch
@@ -40,9 +40,9 @@ def tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocabulary, merges=list(dict.fromkeys(merges)))
 
 
-def batch(rng: random.Random, size: int) -> tuple[torch.Tensor, list[str]]:
+def batch(rng: random.Random, size: int, look: Look) -> tuple[torch.Tensor, list[str]]:
     """Scenes as CLIP sees them, float32 [B, 3, 64, 64], and prompts that describe them more or less fully."""
-    scenes = [sample_scene(rng) for _ in range(size)]
+    scenes = [sample_scene(rng, look=look) for _ in range(size)]
     pixels = (render_batch(scenes) + 1) / 2
     mean, deviation = (torch.tensor(v)[:, None, None] for v in (processor().image_mean, processor().image_std))
     return (pixels - mean) / deviation, [describe(forget(scene.caption, rng)) for scene in scenes]
@@ -53,7 +53,7 @@ def processor() -> CLIPImageProcessorPil:
     return CLIPImageProcessorPil(size={"shortest_edge": IMAGE_SIZE}, crop_size=side)
 
 
-def train(out: Path, steps: int, size: int) -> None:
+def train(out: Path, steps: int, size: int, look: Look) -> None:
     torch.manual_seed(0)
     rng, words = random.Random(0), tokenizer()
     width = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4}
@@ -70,7 +70,7 @@ def train(out: Path, steps: int, size: int) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-3, steps, pct_start=0.1)
     start = time.monotonic()
     for step in range(steps):
-        pixels, prompts = batch(rng, size)
+        pixels, prompts = batch(rng, size, look)
         tokens = words(prompts, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(**tokens, pixel_values=pixels).logits_per_image.float()
@@ -104,8 +104,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=96)
+    parser.add_argument("--look", choices=sorted(LOOKS), default="rough", help="how scenes are drawn")
     args = parser.parse_args()
-    train(args.out, args.steps, args.batch)
+    train(args.out, args.steps, args.batch, LOOKS[args.look])
 
 
 if __name__ == "__main__":
