@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from mmspec import hub
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
+from mmspec.audio.codecs.snac import is_snac, read_snac
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import architecture, read_processor
@@ -94,13 +95,21 @@ def from_model(
     draft_model = options.pop("draft_model", None)
     given = options.pop("codec", None)
     if codec is not None:
-        given = codec_of(read_model(codec, str(model.device), torch.float32))
+        given = read_codec(codec, str(model.device))
     module, _, name = SPEAKERS[type(model).__name__].partition(":")
     make: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if processor is None:
         raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
     voice: Codec | None = given
     return SpeechPipeline(make(model, processor, voice, options, draft_model))
+
+
+def read_codec(folder: Path, device: str) -> Codec:
+    """A codec of transformers, or a SNAC as it is published.
+
+    **Raises:** `ModelError` when it cannot be loaded.
+    """
+    return read_snac(folder, device) if is_snac(folder) else codec_of(read_model(folder, device, torch.float32))
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype) -> Any:

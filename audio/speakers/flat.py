@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec import hub
 from mmspec.audio.codec import Codec
+from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.flat import STREAMS, Stream
 from mmspec.audio.pipeline import Reading, Task
 from mmspec.engine import Aids
@@ -34,6 +36,7 @@ class Style:
     - `sampling`, `rules`: how its codes are drawn.
     - `tokens`: at most, of a part. `letters`: of text in one part, at most.
     - `voices`: names, the default first.
+    - `codec`: the Hub id of a SNAC, for a family whose codec is one.
     """
 
     stream: Stream
@@ -43,6 +46,7 @@ class Style:
     tokens: int
     letters: int = 300
     voices: tuple[str, ...] = ()
+    codec: str | None = None
 
 
 def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
@@ -67,6 +71,7 @@ STYLES = {
         (RepetitionPenalty(1.1),),
         1197,
         voices=("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe"),
+        codec="hubertsiuzdak/snac_24khz",
     ),
 }
 
@@ -203,13 +208,18 @@ def pieces(text: str, letters: int) -> list[str]:
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> FlatSpeaker:
     """**Raises:** `ArgumentError` when it is not said how the model is spoken to, or what makes sound of its codes."""
     options = dict(config)
+    style = options.pop("style", None)
+    if options or (style is None and codec is not None):
+        wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
+        raise ArgumentError(f"{wrong}; name one of {', '.join(STYLES)}, or give a mmspec.audio.speakers.flat.Style")
+    known = STYLES.get(style) if isinstance(style, str) else style
+    if codec is None and known is not None and known.codec is not None:
+        folder = hub.fetch(known.codec)
+        assert folder is not None
+        codec = read_snac(folder, str(model.device))
     if codec is None:
         raise ArgumentError(
             "a flat speech model comes without a codec; pass its folder or Hub id as tokenizer=, or one of your own as "
             "config={'codec': ...} (mmspec.audio.codec.Codec)"
         )
-    style = options.pop("style", None)
-    if style is None or options:
-        wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
-        raise ArgumentError(f"{wrong}; name one of {', '.join(STYLES)}, or give a mmspec.audio.speakers.flat.Style")
     return FlatSpeaker(model, processor, codec, style, draft_model)
