@@ -173,11 +173,12 @@ class Depth:
             state.commit(before, np.full(rows, depth - 1))
         part = Meter(device, rows)
         part.clock = meter.clock
-        law, drafter = Law(samplings, None, device), build_drafter(recipe, layout, target, samplings, aids)
+        law, rule = Law(samplings, None, device), build_rule(recipe, aids)
+        drafter = build_drafter(recipe, layout, target, samplings, aids)
         if drafter is None:
             decode_plain(target, law, state, part, None)
         else:
-            decode(target, drafter, build_rule(recipe, aids), law, state, recipe.window, part, None)
+            decode(target, drafter, rule, law, state, recipe.window, part, None)
         add(meter, part, ids)
         return state.result()[:, start:], 0 if drafter is None else drafter.calls
 

@@ -105,21 +105,20 @@ def run(
     rows = Rows(seeds, layout, recipe.window, target.device)
     flat = Law(samplings, layout.constraint, target.device)
     law: TokenLaw = column_law(samplings, layout, target) if layout.cell else flat
-    calls = 0
+    rule, calls = build_rule(recipe, aids), 0
     with torch.inference_mode():
         if recipe.info.tree and not layout.cell:
-            rule, tree_drafter = build_rule(recipe, aids), build_tree_drafter(recipe, layout, target, samplings, aids)
+            tree_drafter = build_tree_drafter(recipe, layout, target, samplings, aids)
             test = verify_drafts if recipe.info.drafter == "k-seq" else verify_tree
             decode_tree(reader_of_trees(target), tree_drafter, rule, flat, rows, meter, on_step, test)
             calls = tree_drafter.calls
         elif (drafter := build_drafter(recipe, layout, target, samplings, aids)) is None:
             decode_plain(target, law, rows, meter, on_step)
+        elif recipe.auto:
+            decode_auto(target, drafter, rule, law, rows, find_pace(recipe, samplings, aids), meter, on_step)
+            calls = drafter.calls
         else:
-            rule = build_rule(recipe, aids)
-            if recipe.auto:
-                decode_auto(target, drafter, rule, law, rows, find_pace(recipe, samplings, aids), meter, on_step)
-            else:
-                decode(target, drafter, rule, law, rows, recipe.window, meter, on_step)
+            decode(target, drafter, rule, law, rows, recipe.window, meter, on_step)
             calls = drafter.calls
     meter.clock.lap("other")
     return Decoded(rows.result().clone(), meter.stats(calls))

@@ -212,7 +212,8 @@ class Recipe:
     knobs: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.info.drafter == "none" and self.rule_name != "exact":
+        # A rule for vectors also says how tokens are drawn: with what noise behind the head.
+        if self.info.drafter == "none" and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
         for knob in self.knobs:

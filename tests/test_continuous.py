@@ -241,3 +241,16 @@ def test_verdicts_leave_laws_alone() -> None:
     verdict = law.verify(p, Draft(torch.ones(2, 2, 2), p[:, :2]), law.rule, draws)
     assert isinstance(verdict, Verdict) and torch.equal(p, before) and verdict.accepted.tolist() == [0, 0]
     assert torch.equal(verdict.tokens[:, 0], p[:, 0, :2])
+
+
+def test_plain_decoding_with_a_rule_draws_the_law_that_the_rule_keeps() -> None:
+    found = check_latents("plain+smoothed:sigma=0.3", samples=SAMPLES)
+    assert found.ok and found.tokens_per_call == 1.0, found
+    layout = Layout(length=3, cell=(2,), dtype=torch.float32)
+    bare, noisy = (
+        run_latents(ToyBackbone(9, 2, 3, 0), ToyHead(2), parse(name), layout, range(9)).tokens[:, 0]
+        for name in ("plain", "plain+smoothed:sigma=0.0001")
+    )
+    assert 0 < float((noisy - bare).abs().max()) < 1e-3
+    with pytest.raises(ArgumentError, match="for tokens that are vectors"):
+        run(ToyTarget(1, 3, 4, 0), parse("plain+smoothed"), Layout(4), [Sampling()], [0])

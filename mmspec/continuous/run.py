@@ -109,8 +109,8 @@ def run_latents(
 
 
 def build_latent_rule(recipe: Recipe) -> LatentRule:
-    """The rule of a recipe, with its knobs set; plain decoding takes what the head makes, as published."""
-    if recipe.info.drafter == "none":
+    """The rule of a recipe, with its knobs set; `plain` alone takes what the head makes, as published."""
+    if recipe.name == "plain":
         return Tolerance(0.0)
     known = [name for name, rule in rules().items() if rule.continuous]
     if not recipe.rule.continuous:

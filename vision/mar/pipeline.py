@@ -101,7 +101,8 @@ class MARPipeline(DiffusionPipeline):
         **Arguments:**
 
         - `class_labels`: one or more class ids; or `prompt`, the same as text, "207".
-        - `recipe`: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one.
+        - `recipe`: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one, as does
+          `plain+smoothed`.
         - `seed`: row i uses `seed + i`; or one seed per row. None draws one, from `generator` where that is given.
         - `steps`: passes of the backbone, 1 to the number of latents, which is the default and what a recipe needs.
         - `head_steps`: of the diffusion head, 2 to 1000. `temperature`: of its noise, above 0.
@@ -135,7 +136,7 @@ class MARPipeline(DiffusionPipeline):
         order = orders(seeds, places)
         with memory_for(len(labels)), self.progress_bar(total=len(labels) * places) as bar:
             watch = observer(self, bar, on_step, callback_on_step_end)
-            if recipe.info.drafter == "none":
+            if recipe.name == "plain":
                 latents, stats = decode_masked(
                     self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, watch
                 )
