@@ -136,7 +136,8 @@ def _ticks(values: Sequence[float]) -> list[float]:
     """Four to nine round numbers that the values lie between."""
     low, high = min(values), max(values)
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        margin = abs(low) / 20 or 0.5
+        low, high = low - margin, high + margin
     raw = (high - low) / 4
     power = 10.0 ** floor(log10(raw))
     step = power * max(m for m in (1, 2, 5) if m * power <= raw)
