@@ -1,4 +1,4 @@
-"""SNAC (Siuzdak et al. 2024, arXiv 2410.14411): residual codes of several frame rates, convolutions that look both ways.
+"""SNAC (Siuzdak et al. 2024, arXiv 2410.14411): residual codes of several rates, convolutions that look both ways.
 
 transformers has no class of it. The decoder and the codebooks are read from the published files, `config.json` and
 `pytorch_model.bin`; what encodes is left alone.
@@ -6,17 +6,15 @@ transformers has no class of it. The decoder and the codebooks are read from the
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import remove_parametrizations
@@ -27,6 +25,7 @@ from mmspec.errors import ModelError
 from mmspec.hf.folder import read_json
 from mmspec.noise import Noise
 
+BROKEN = (OSError, RuntimeError, TypeError, ValueError, EOFError, UnpicklingError, BadZipFile)
 NEEDED = ("sampling_rate", "decoder_dim", "decoder_rates", "codebook_size", "codebook_dim", "vq_strides")
 
 
@@ -274,15 +273,7 @@ def read_snac(folder: Path, device: str = "cpu") -> Snac:
         model.load_state_dict({name: state[name] for name in wanted})
     except KeyError as error:
         raise ModelError(f"codec '{file}' is incomplete; missing: {error.args[0]}") from None
-    except (
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        EOFError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
+    except BROKEN as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"codec '{file}' cannot be loaded: {type(error).__name__}: {reason}") from None
     for layer in model.modules():
