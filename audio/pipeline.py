@@ -147,6 +147,23 @@ class SpeechPipeline:
             "recipe": self.speaker.recipe,
         }  # fmt: skip
 
+    def read(self, text: str, voice: str | None) -> Reading:
+        """How a text is read, before any of it is said: its parts, and what the caller may want to know.
+
+        **Raises:** as a call.
+        """
+        voices = self.speaker.voices
+        if voice is not None and voice not in voices:
+            known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
+            raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
+        if not isinstance(text, str) or not text.strip():
+            raise PromptError(
+                f"text={text!r} is empty; give words to say"
+                if text == "" or isinstance(text, str)
+                else f"text={text!r} is not allowed; it must be a string"
+            )
+        return self.speaker.read(text, voice)
+
     def __call__(
         self,
         text: str | Sequence[str],
@@ -179,7 +196,7 @@ class SpeechPipeline:
             raise ArgumentError("text is an empty list; give at least one text")
         chosen = parse(recipe if recipe is not None else self.speaker.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
-        readings = [self._read(t, voice) for t in texts]
+        readings = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
         parts = [part for reading in readings for part in reading.parts]
         part_seeds = [s + i * _PART_SEED for r, s in zip(readings, seeds, strict=True) for i in range(len(r.parts))]
@@ -224,7 +241,7 @@ class SpeechPipeline:
             raise ArgumentError(f"first={first} and every={every} must be 1 frame or more")
         chosen = parse(recipe if recipe is not None else self.speaker.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
-        reading = self._read(text, voice)
+        reading = self.read(text, voice)
         (own_seed,) = row_seeds(seed, 1)
 
         def chunks() -> Iterator[NDArray[np.float32]]:
@@ -232,19 +249,6 @@ class SpeechPipeline:
                 yield from self._stream_part(part, chosen, sampling, own_seed + i * _PART_SEED, first, every, on_step)
 
         return chunks()
-
-    def _read(self, text: str, voice: str | None) -> Reading:
-        voices = self.speaker.voices
-        if voice is not None and voice not in voices:
-            known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
-            raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
-        if not isinstance(text, str) or not text.strip():
-            raise PromptError(
-                f"text={text!r} is empty; give words to say"
-                if text == "" or isinstance(text, str)
-                else f"text={text!r} is not allowed; it must be a string"
-            )
-        return self.speaker.read(text, voice)
 
     def _sampling(
         self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float | None

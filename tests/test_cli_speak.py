@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +27,21 @@ def test_texts_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "spelled" in err and "mmspec" in err
     info = soundfile.info(tmp_path / "x-0.wav")
     assert (info.samplerate, info.channels, info.subtype) == (16000, 1, "PCM_16") and info.duration > 0.4
+
+
+def test_a_stream_has_the_same_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "x.wav")
+    told = []
+    for more in ([], ["--stream"]):
+        assert main(["speak", "mmspec", "-o", path, *more]) == 0
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1] and told[0].startswith("mmspec: note: spelled")
+    assert main(["speak", "mmspec", "-o", path, "--stream", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [len(notes) for notes in record["notes"]] == [1]
+    (tmp_path / "x.wav").unlink()
+    assert main(["speak", "one", "日本", "-o", str(tmp_path / "two"), "--stream"]) == 2
+    assert not list(tmp_path.iterdir())  # the first text was not begun
 
 
 def test_lines_of_stdin_are_streamed(
@@ -64,7 +83,31 @@ def test_bad_input_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stream_that_is_interrupted_leaves_a_valid_file(tmp_path: Path) -> None:
+def test_an_interrupt_while_streaming_leaves_what_was_said(tmp_path: Path) -> None:
+    speaking = subprocess.Popen(
+        [sys.executable, "-m", "mmspec", "speak", "one two three. " * 400, "--stream", "-o", "x.wav"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+    def written() -> int:
+        return sum(path.stat().st_size for path in tmp_path.iterdir())
+
+    while speaking.poll() is None and written() < 4000:  # an eighth of a second of sound
+        time.sleep(0.05)
+    speaking.send_signal(signal.SIGINT)
+    out, err = speaking.communicate(timeout=300)
+    assert (speaking.returncode, out, err) == (130, "", "mmspec: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.wav"]
+    found, rate = soundfile.read(tmp_path / "x.wav")
+    assert rate == 16000 and 0.1 < len(found) / rate < 300 and np.abs(found).max() > 0.1
+
+
+def test_chunks_that_end_in_an_interrupt_leave_a_valid_file(tmp_path: Path) -> None:
     def chunks() -> Iterator[np.ndarray]:
         yield np.full((1, 500), 0.25, dtype=np.float32)
         yield np.full((1, 300), -0.25, dtype=np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ class Voice:
 
     def __init__(self) -> None:
         self.channels = 1
+        self.streamed: list[str] = []
 
     def set_progress_bar_config(self, *, disable: bool) -> None:
         assert disable
@@ -141,6 +143,11 @@ class Voice:
         parts = dict.fromkeys(("target", "drafter", "rule", "other"), 0.1)
         stats = Stats(calls, 10 * len(texts), 10 / calls, [], 0, 0.4, parts, 7, rows=rows)
         return type("Sounds", (list,), {"stats": stats})(made)
+
+    def stream(self, text: str, *, recipe: Recipe, seed: int, **options: Any) -> Iterator[np.ndarray]:
+        self.streamed.append(recipe.name)
+        yield np.zeros((self.channels, RATE // 4), dtype=np.float32)
+        raise AssertionError("what comes behind the first sound is not asked for")
 
 
 @pytest.fixture
@@ -170,6 +177,10 @@ def test_an_evaluation_listens(voice: Voice, tmp_path: Path, networks: dict[str,
     assert plain["wer"]["value"] == pytest.approx(1) and plain["wer"]["n"] == 6  # random weights hear nothing
     speed = record["rows"][0]["speed"]
     assert speed["real_time"] == pytest.approx(speed["seconds"] / 0.5) and speed["grid"] is None
+    # Of each recipe and of the reference two calls of three texts, and one to warm up.
+    assert (
+        voice.streamed.count("lantern") == 2 * 3 and voice.streamed.count("plain") == 2 * 2 + 1 and speed["first"] > 0
+    )
     files = sorted((tmp_path / "samples").rglob("*.wav"))
     assert len(files) == 4 * 6
     sound = read_sound(files[0])

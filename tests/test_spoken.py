@@ -125,7 +125,10 @@ def deviation(recipe_text: str, guesses: type[TextGuesses] = TextGuesses) -> tup
     return float((counts / SAMPLES - joint).abs().sum() / 2), floor + 5 * spread
 
 
-@pytest.mark.parametrize("recipe", ["table:window=4", "scd:window=4,start=table", "draft:window=3", "tree:branch=2/1"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["table:window=4", "scd:window=4,start=table", "draft:window=3", "layer-skip:window=3,layers=1", "tree:branch=2/1"],
+)
 def test_recipes_keep_the_law(recipe: str) -> None:
     measured, limit = deviation(recipe)
     assert measured <= limit

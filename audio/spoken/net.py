@@ -145,10 +145,16 @@ class SpokenTransformer(nn.Module):
         return self.code(tokens % self.codes) + ended * self.ends + told + self.age(age.clamp(max=_AGES - 1))
 
     def run(
-        self, h: Tensor, turn: tuple[Tensor, Tensor], bias: Tensor | None, cache: Cache | None, write: Write | None
+        self,
+        h: Tensor,
+        turn: tuple[Tensor, Tensor],
+        bias: Tensor | None,
+        cache: Cache | None,
+        write: Write | None,
+        layers: int | None = None,
     ) -> Tensor:
-        """The blocks and the head: [B, W, dim] to logits [B, W, vocab_size]."""
-        for i, block in enumerate(self.blocks):
+        """The blocks, or the first `layers` of them, and the head: [B, W, dim] to logits [B, W, vocab_size]."""
+        for i, block in enumerate(list(self.blocks)[:layers]):
             h = block(h, turn, bias, None if cache is None or write is None else (cache.k[i], cache.v[i], write))
         return self.head(self.norm(h))
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.spoken.net import LONGEST, Cache, SpokenTransformer, Write
+from mmspec.drafters.first_layers import Part
 from mmspec.law import Logits
 from mmspec.tree import Tree
 
@@ -42,6 +43,7 @@ class SpokenTarget:
 
     def __init__(self, net: SpokenTransformer, features: Sequence[Index], length: int, slack: int) -> None:
         self.vocab_size = net.vocab_size
+        self.layers = len(net.blocks)
         self.codes = net.codes
         self.device = net.start.device
         self._net = net
@@ -71,7 +73,7 @@ class SpokenTarget:
         h = (first + self._told[:, 0])[:, None]
         return self._answer(h, self._turn(slice(0, 1)), None, Write(1, start=0), phone, age)
 
-    def forward(self, tokens: Tensor, at: Index) -> Logits:
+    def forward(self, tokens: Tensor, at: Index, part: Part | None = None) -> Logits:
         width = tokens.shape[1]
         phone, age = follow(*self.where(at), tokens.cpu().numpy() >= self.codes)
         phone = np.minimum(phone, self._last[:, None])
@@ -80,15 +82,15 @@ class SpokenTarget:
             span = slice(int(at[0]) + 1, int(at[0]) + 1 + width)
             self._phone[:, span], self._age[:, span] = phone, age
             bias = self._causal[span, : span.stop] if width > 1 else None
-            return self._answer(h, self._turn(span), bias, Write(span.stop, start=span.start), phone, age)
+            return self._answer(h, self._turn(span), bias, Write(span.stop, start=span.start), phone, age, part)
         places = at[:, None] + np.arange(1, 1 + width)
         rows = np.arange(len(at))[:, None]
         self._phone[rows, places], self._age[rows, places] = phone, age
         index, end = torch.from_numpy(places).to(self.device), int(places.max()) + 1
         bias = self._causal[index, :end][:, None]
-        return self._answer(h, self._turn(index), bias, Write(end, places=index), phone, age)
+        return self._answer(h, self._turn(index), bias, Write(end, places=index), phone, age, part)
 
-    def forward_tree(self, tokens: Tensor, at: Index, tree: Tree, first: int = 0) -> Logits:
+    def forward_tree(self, tokens: Tensor, at: Index, tree: Tree, first: int = 0, part: Part | None = None) -> Logits:
         width = tokens.shape[1]
         last = first + width
         phone, age = self._follow_tree(tokens.cpu().numpy(), at, tree, first)
@@ -102,7 +104,7 @@ class SpokenTarget:
         sees = tree.sees[:, first:last, 1:last].expand(len(root), -1, -1)
         bias.scatter_(2, behind.expand_as(sees), torch.where(sees, 0.0, -torch.inf).to(bias.dtype))
         h = self._enter(tokens, phone, age)
-        return self._answer(h, self._turn(depths), bias[:, None], Write(end, places=places), phone, age)
+        return self._answer(h, self._turn(depths), bias[:, None], Write(end, places=places), phone, age, part)
 
     def settle(self, at: Index, path: Index) -> None:
         steps = np.arange(1, 1 + path.shape[1])
@@ -154,9 +156,16 @@ class SpokenTarget:
         return (cos, sin) if isinstance(places, slice) else (cos[:, None], sin[:, None])
 
     def _answer(
-        self, h: Tensor, turn: tuple[Tensor, Tensor], bias: Tensor | None, write: Write, phone: Index, age: Index
+        self,
+        h: Tensor,
+        turn: tuple[Tensor, Tensor],
+        bias: Tensor | None,
+        write: Write,
+        phone: Index,
+        age: Index,
+        part: Part | None = None,
     ) -> Logits:
-        logits = self._net.run(h, turn, bias, self._cache, write)
+        logits = self._net.run(h, turn, bias, self._cache, write, None if part is None else part.layers)
         kind = (phone == self._last[:, None]) + 2 * (age >= LONGEST - 1)
         return Logits(logits + self._forbidden[torch.from_numpy(kind).to(self.device)], None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -54,7 +54,7 @@ def keys(config: Config, needs_reference: bool) -> list[list[list[Key]]]:
 
 @dataclass
 class _Call:
-    """A call and what was seen of it: seconds until the first tokens, and what each target call gave each row."""
+    """A call and what was seen of it: seconds until the first output, and what each target call gave each row."""
 
     media: list[Medium]
     stats: Stats
@@ -118,7 +118,20 @@ def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
     options: dict[str, Any] = {**config.sampling, "measure_entropy": config.entropy, "on_step": on_step}
     out = pipe(prompts, recipe=recipe, seed=seeds, **options)
     seconds = time.perf_counter() - start
-    return _Call(media_of(out, len(asked)), out.stats, seconds, first[0] if first else seconds, gains)
+    wait = first[0] if first else seconds
+    media = media_of(out, len(asked))
+    if isinstance(media[0], Recording) and hasattr(pipe, "stream"):
+        wait = _first_sound(pipe.stream(prompts[0], recipe=recipe, seed=seeds[0], **config.sampling))
+    return _Call(media, out.stats, seconds, wait, gains)
+
+
+def _first_sound(stream: Generator[Any, None, None]) -> float:
+    """Seconds until a stream gives its first chunk; it is left then."""
+    start = time.perf_counter()
+    next(stream)
+    seconds = time.perf_counter() - start
+    stream.close()
+    return seconds
 
 
 def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:

@@ -21,7 +21,8 @@ class Sample:
     - `seed`: as asked for; `drawn`: the seed that it was drawn with, which depends on the prompt too.
     - `file`: its path inside the results folder.
     - `seconds`: its share of the wall-clock of its call, from prompt to file's content; `parts`: of the decoding.
-    - `latency`: of the whole call; `first`: until its first tokens were there.
+    - `latency`: of the whole call; `first`: until its first tokens were there; of sound that streams, until its first
+      text, streamed alone, gave its first chunk.
     - `calls`: target calls it took part in; `gains`: what each of them gave it, where the pipeline tells.
     - `grid`: tokens per row of the picture; None where its tokens are no grid, as those of sound.
     - `length`: seconds of sound; None for a picture.

@@ -23,7 +23,7 @@ class Speed:
     - `speedup`: tokens per second over plain's, all samples together, with the 95 % interval over calls; None where a
       recipe that says it is exact failed the check of that.
     - `seconds`: of a sample, the mean; `p50`, `p95`: of the seconds of a call; `first`: the median of those until its
-      first tokens; `parts`: mean seconds by part.
+      first tokens, or of sound that streams its first chunk; `parts`: mean seconds by part.
     - `real_time`: seconds of computing per second of sound; None for pictures.
     - `peak_memory`: bytes, the largest; on the CPU of the whole process, so that it does not tell recipes apart.
     - `tv_bound`: what a relaxed rule says of itself, per token; see `mmspec.stats.Stats`.

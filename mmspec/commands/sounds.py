@@ -52,16 +52,15 @@ def make(pipe: Any, model: str, order: Order) -> None:
     record |= {"sampling_rate": codec.sampling_rate}
     with sound_bar(order.as_json, codec.hop / codec.sampling_rate) as on_step:
         if order.stream:
-            first, lengths = _stream(pipe, order, on_step)
-            record |= {"first_chunk_seconds": first}
+            first, lengths, notes = _stream(pipe, order, on_step)
+            record |= {"first_chunk_seconds": first, "notes": notes}
         else:
             sounds = pipe(list(order.texts), seed=order.seed, recipe=order.recipe, on_step=on_step, **order.settings)
             lengths = [sound.seconds for sound in sounds]
             for path, sound in zip(order.paths, sounds, strict=True):
                 write_sound(sound.audio, codec.sampling_rate, path)
                 if not order.as_json:
-                    for note in sound.notes:
-                        print(f"mmspec: note: {note}", file=sys.stderr)
+                    _tell(sound.notes)
                     print(path)
             record |= {"notes": [sound.notes for sound in sounds], "stats": sounds.stats.to_dict()}
     seconds = time.perf_counter() - start
@@ -72,8 +71,13 @@ def make(pipe: Any, model: str, order: Order) -> None:
         print(f"{sum(lengths):.1f} s of sound in {seconds:.1f} s, {pace}", file=sys.stderr)
 
 
-def _stream(pipe: Any, order: Order, on_step: OnStep | None) -> tuple[float, list[float]]:
-    """Writes each text as it comes; returns the seconds until the first sound, and how long each sounds."""
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"mmspec: note: {note}", file=sys.stderr)
+
+
+def _stream(pipe: Any, order: Order, on_step: OnStep | None) -> tuple[float, list[float], list[list[str]]]:
+    """Writes each text as it comes; returns the seconds until the first sound, and of each its length and notes."""
     from mmspec.audio.wave import write_raw, write_stream
 
     codec, start, first = pipe.speaker.codec, time.perf_counter(), 0.0
@@ -84,8 +88,12 @@ def _stream(pipe: Any, order: Order, on_step: OnStep | None) -> tuple[float, lis
             first = first or time.perf_counter() - start
             yield chunk
 
+    # All texts are read before any is said, so that one that cannot be said stops the command at once.
+    notes = [pipe.read(text, order.settings.get("voice")).notes for text in order.texts]
     lengths = []
     for i, (text, path) in enumerate(zip(order.texts, order.paths, strict=True)):
+        if not order.as_json:
+            _tell(notes[i])
         chunks = timed(pipe.stream(text, seed=order.seed + i, recipe=order.recipe, on_step=on_step, **order.settings))
         if path == STDOUT:
             samples = write_raw(chunks, sys.stdout.buffer)
@@ -94,4 +102,4 @@ def _stream(pipe: Any, order: Order, on_step: OnStep | None) -> tuple[float, lis
             if not order.as_json:
                 print(path)
         lengths.append(samples / codec.sampling_rate)
-    return first, lengths
+    return first, lengths, notes
