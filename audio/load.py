@@ -16,6 +16,8 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.codecs.snac import is_snac, read_snac
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.speakers import chatterbox, cosyvoice, grafted
+from mmspec.audio.speakers.grafted import TextSide
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import architecture, read_processor
 
@@ -52,6 +54,18 @@ def speaks(name: str | None) -> bool:
     return name in SPEAKERS
 
 
+def speaks_from(folder: Path) -> bool:
+    """Whether a folder is loaded as a speech pipeline."""
+    return speaks(architecture(folder)) or published(folder) is not None
+
+
+def published(folder: Path) -> Callable[..., TextSide] | None:
+    """What reads a folder of a family that is no class of transformers, or None."""
+    if (folder / chatterbox.FILE).is_file():
+        return chatterbox.read
+    return cosyvoice.read if cosyvoice.is_cosyvoice(folder) else None
+
+
 def from_folder(
     folder: Path,
     processor: Any = None,
@@ -71,6 +85,8 @@ def from_folder(
     claim to be.
     """
     options = dict(config or {})
+    if (read := published(folder)) is not None:
+        return from_published(read, folder, processor, codec, options, device, dtype)
     model = read_model(folder, device, dtype)
     if processor is None and any((folder / file).exists() for file in PROCESSORS):
         processor = folder
@@ -102,6 +118,28 @@ def from_model(
         raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
     voice: Codec | None = given
     return SpeechPipeline(make(model, processor, voice, options, draft_model))
+
+
+def from_published(
+    read: Callable[..., TextSide],
+    folder: Path,
+    tokenizer: Any,
+    codec: Path | None,
+    options: dict[str, Any],
+    device: str,
+    dtype: torch.dtype,
+) -> SpeechPipeline:
+    """A pipeline of a family whose sound the caller's codec makes.
+
+    **Raises:** as `from_folder`.
+    """
+    draft, voice, given = (options.pop(name, None) for name in ("draft_model", "voice", "codec"))
+    side = read(folder, tokenizer, voice, device, dtype)
+    smaller = None
+    if draft is not None:
+        other = found(draft)
+        smaller = (published(other) or read)(other, tokenizer, voice, device, dtype)
+    return SpeechPipeline(grafted.make(side, given if codec is None else read_codec(codec, device), smaller, options))
 
 
 def read_codec(folder: Path, device: str) -> Codec:

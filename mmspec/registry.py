@@ -119,8 +119,8 @@ def load(
       checkpoint its tokenizer, for Chameleon its VQGAN; without one a call gives tokens only. For a flat speech model
       its codec.
     - `config`: what the files cannot tell: for an original checkpoint, under the original argument names; for Chameleon
-      the `layout`, "anole" or "lumina"; for a flat speech model its `style`, "llasa" or "orpheus"; for all that speak a
-      `draft_model` of the family, a folder, a Hub id or "pair".
+      the `layout`, "anole" or "lumina"; for a flat speech model its `style`, "llasa" or "orpheus"; for CosyVoice and
+      Chatterbox a `codec` and a `voice`; for all that speak a `draft_model` of the family, a folder, Hub id or "pair".
     - `drafter`: a folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
     - `device`: where to put what is loaded; None is the CPU. A model that is loaded already stays where it is.
     - `dtype`: a `torch.dtype`; None is float32.
@@ -164,7 +164,7 @@ def load(
         from mmspec.hf.folder import architecture
         from mmspec.vision.hf.load import from_folder, is_stage
 
-        if audio.speaks(architecture(path)):
+        if audio.speaks_from(path):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         if is_stage(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
