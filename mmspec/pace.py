@@ -125,14 +125,16 @@ def decode_auto(
     meter: Meter,
     on_step: OnStep | None,
     clock: Callable[[], float] = time.perf_counter,
+    alone: int = 1,
 ) -> None:
     """`mmspec.loop.decode` with windows as `pace` chooses them.
 
     The window never depends on a draft that it cuts off, so the rule stays as exact as it is. It does depend on the
-    clock: the law of the tokens is the target's, but a seed gives other tokens in another run.
+    clock: the law of the tokens is the target's, but a seed gives other tokens in another run. The target draws the
+    first `alone` >= 1 tokens of each row without drafts.
     """
     pace.begin(rows.layout.length)
-    going = decode_steps(target, law, rows, 1, meter, on_step, drafter)
+    going = decode_steps(target, law, rows, alone, meter, on_step, drafter)
     while going:
         width = pace.choose()
         start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()

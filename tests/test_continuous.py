@@ -27,6 +27,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.law import Logits, Sampling
 from mmspec.loop import decode_plain
 from mmspec.noise import Draws, Noise
+from mmspec.pace import Pace
 from mmspec.recipes import parse
 from mmspec.rows import Rows
 from mmspec.stats import Meter
@@ -93,6 +94,33 @@ def test_a_draft_that_is_the_target_is_always_accepted(drafting: str, rule: str)
     recipe = parse(f"{drafting}+{name}:{knobs},window=4" if knobs else f"{drafting}+{name}:window=4")
     found = run_latents(ToyBackbone(rows, 3, length, 0), head, recipe, layout, range(rows), aids)
     assert found.stats.acceptance == [1.0, 1.0, 1.0] and found.stats.tokens_per_call == 13 / 4
+
+
+class Random(Pace):
+    """Chooses without a clock, so that a seed gives what it gave."""
+
+    def choose(self) -> int:
+        self._calls += 1
+        return self.widths[(self._calls * 5) % 3]
+
+    def steps(self) -> int:
+        return 1
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+        pass
+
+
+@pytest.mark.parametrize("drafting", ["draft", "scd"])
+def test_a_window_that_is_chosen_keeps_the_law(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.continuous.run.Pace", Random)
+    found = check_latents(f"{drafting}+smoothed:window=auto,sigma=0.3", samples=SAMPLES)
+    assert found.ok and found.tokens_per_call > 1.05, found
+    monkeypatch.undo()
+    aids, layout = LatentAids(), Layout(length=40, cell=(2,), dtype=torch.float32)
+    for _ in range(2):
+        run_latents(ToyBackbone(1, 2, 40, 0), ToyHead(2), parse("scd+tolerance:window=auto"), layout, [0], aids)
+    (pace,) = aids.paces.values()
+    assert pace.rate(1) > 0 and pace.rate(4) > 0
 
 
 class Untruncated(Smoothed):

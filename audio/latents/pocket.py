@@ -22,6 +22,7 @@ from mmspec.continuous.run import LatentAids, LatentStats, Sibling, run_latents
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits
 from mmspec.loop import OnStep
+from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
@@ -208,6 +209,7 @@ def speak(
         draft_model=None if draft_model is None else lambda: Sibling(target(draft_model), head(draft_model)),
         first_layers=lambda layers: Sibling(target(model, layers), head(model)),
         few_steps=lambda steps: Sibling(target(model), head(model, steps)),
+        paces=paces_of(model),
     )
     dim = model.config.latent_dim
     layout = Layout(max_frames, cell=(dim + 1,), dtype=torch.float32, ends=lambda tokens: tokens[..., -1] == 0)

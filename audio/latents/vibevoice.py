@@ -24,6 +24,7 @@ from mmspec.continuous.run import LatentAids, LatentStats, Sibling, run_latents
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits
 from mmspec.loop import OnStep
+from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
@@ -261,6 +262,7 @@ def converse(
         draft_model=None if draft_model is None else lambda: Sibling(target(draft_model), head(draft_model)),
         first_layers=lambda layers: Sibling(target(model, layers), head(model)),
         few_steps=lambda steps: Sibling(target(model), head(model, steps)),
+        paces=paces_of(model),
     )
     config, dim = model.config, model.config.audio_config.hidden_size
     layout = Layout(

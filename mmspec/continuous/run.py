@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
 from mmspec.continuous.jacobi import LatentJacobi
 from mmspec.continuous.law import Account, Head, LatentLaw, LatentRule
-from mmspec.continuous.model import LatentModel
 from mmspec.continuous.tolerance import Tolerance
+from mmspec.drafters.model import ModelDrafter
 from mmspec.errors import ArgumentError
 from mmspec.loop import Drafter, OnStep, decode_plain, decode_steps, decode_window
 from mmspec.noise import Noise
+from mmspec.pace import Pace, Paces, decode_auto
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
 from mmspec.rows import Rows
@@ -37,11 +38,13 @@ class LatentAids:
     - `draft_model`: makes a smaller sibling, for the recipe `draft`.
     - `first_layers`: makes one of the target's first so many layers, for the recipe `layer-skip`.
     - `few_steps`: makes the target again with a head of so many steps, for the recipe `few-steps`.
+    - `paces`: what earlier runs have taught about windows, for `window=auto`; see `mmspec.pace.paces_of`.
     """
 
     draft_model: Callable[[], Sibling] | None = None
     first_layers: Callable[[int], Sibling] | None = None
     few_steps: Callable[[int], Sibling] | None = None
+    paces: Paces = field(default_factory=dict)
 
 
 @dataclass
@@ -86,8 +89,6 @@ def run_latents(
     **Raises:** `ArgumentError` when the recipe is for tokens that are numbers, or needs an aid the model does not have.
     """
     rule = build_latent_rule(recipe)
-    if recipe.auto:
-        raise ArgumentError(f"recipe '{recipe}' is not possible with tokens that are vectors; give the window a number")
     meter = Meter(target.device, len(seeds))
     rows = Rows(seeds, layout, recipe.window, target.device)
 
@@ -100,9 +101,15 @@ def run_latents(
             decode_plain(target, ours, rows, meter, on_step)
         else:
             drafter = build_latent_drafter(recipe, ours, law, aids)
-            going = decode_steps(target, ours, rows, rule.alone(layout.length), meter, on_step, drafter)
-            while going:
-                going = decode_window(target, drafter, rule, ours, rows, recipe.window, meter, on_step)
+            alone = rule.alone(layout.length)
+            if recipe.auto:
+                # Guidance and the head's steps change what a call costs; a pace forgets the old cost in a few calls.
+                pace = aids.paces.setdefault((str(recipe), len(seeds), False), Pace())
+                decode_auto(target, drafter, rule, ours, rows, pace, meter, on_step, alone=alone)
+            else:
+                going = decode_steps(target, ours, rows, alone, meter, on_step, drafter)
+                while going:
+                    going = decode_window(target, drafter, rule, ours, rows, recipe.window, meter, on_step)
             calls = drafter.calls
     meter.clock.lap("other")
     return Latents(rows.result().clone(), with_account(meter.stats(calls), ours.account))
@@ -147,7 +154,7 @@ def build_latent_drafter(
             f"recipe {recipe.name!r} is not possible with this model of latents; it can be drafted for by "
             f"{', '.join(possible)}"
         )
-    return LatentModel(sibling.target, law(sibling.head))
+    return ModelDrafter(sibling.target, law(sibling.head), 2 if ours.rule.truncates else recipe.window + 1)
 
 
 def with_account(stats: Stats, account: Account) -> LatentStats:

@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary as drafter."""
+"""A model of the same tokens as drafter: a smaller one, or of vectors also the target with less work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ class ModelDrafter:
 
     - `model`: wrapped as a target, with the same prompts.
     - `law`: how its tokens are drawn; q is this law, whatever the target's own settings are.
+    - `behind`: how many tokens before a window may differ from what it has read. After a window accepted whole two are
+      new to it, the last draft and what the target drew; all are where a rule replaces drafts in place.
     """
 
-    def __init__(self, model: Target, law: TokenLaw) -> None:
+    def __init__(self, model: Target, law: TokenLaw, behind: int = 2) -> None:
         self.calls = 0
         self._model = model
         self._law = law
-        self._missed = -1  # tokens of single steps, which it has not read; the first is among the two of `propose`
+        self._behind = behind
+        self._missed = -1  # tokens of single steps, which it has not read; the first is among those `behind`
 
     def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
         if verdict.tokens.shape[1] == 1:
@@ -40,8 +43,8 @@ class ModelDrafter:
             self._model.prefill()
             self.calls = 1
         positions = rows.positions(count)
-        # After a window accepted whole, its last draft has not been read yet; reading one token twice is harmless.
-        unread = min(2 + self._missed, int(rows.length.min()))
+        # Reading a token twice is harmless.
+        unread = min(self._behind + self._missed, int(rows.length.min()))
         self._missed = 0
         step, at = rows.last(unread), rows.length - unread
         tokens, laws = [], []

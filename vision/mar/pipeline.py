@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.continuous.run import LatentAids, Sibling, run_latents
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.loop import OnStep
+from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.rows import Step
 from mmspec.seeds import row_seeds
@@ -180,6 +181,7 @@ class MARPipeline(DiffusionPipeline):
             draft_model=None if draft is None else lambda: Sibling(target(draft, newest=True), head(chain, draft)),
             first_layers=lambda n: Sibling(target(model, newest=True, layers=n), head(chain)),
             few_steps=lambda n: Sibling(target(model, newest=True), head(n)),
+            paces=paces_of(model),
         )
         dim, places = model.config.token_dim, model.places
         layout = Layout(length=places, cell=(dim,), dtype=torch.float32)

@@ -13,6 +13,7 @@ from mmspec.continuous.run import LatentAids, Sibling, run_latents
 from mmspec.drafters.first_layers import FirstLayers, Part
 from mmspec.errors import ArgumentError
 from mmspec.loop import OnStep
+from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
@@ -105,6 +106,7 @@ class LatentShapes:
             draft_model=lambda: Sibling(target(self.draft), law()),
             first_layers=lambda n: Sibling(FirstLayers(ours, Part(n, scale != 1)), law()),
             few_steps=lambda n: Sibling(target(self.target), law(n)),
+            paces=paces_of(self.target),
         )
         grid, dim = self.target.config.grid_size, self.codes.shape[1]
         layout = Layout(length=grid**2, width=grid, cell=(dim,), dtype=torch.float32)
