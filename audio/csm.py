@@ -16,6 +16,7 @@ from transformers import MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
+from mmspec.audio.ahead import decode_ahead
 from mmspec.audio.frames import Frames, decode_frames
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
@@ -30,23 +31,24 @@ from mmspec.seeds import row_seeds
 
 
 class CsmFrames:
-    """A model with its prompts given: a `mmspec.audio.frames.FrameModel`.
+    """A model with its prompts given: a `mmspec.audio.frames.FrameModel`, and a `mmspec.audio.ahead.FrameReader`.
 
     **Arguments:**
 
     - `model`: a `CsmForConditionalGeneration`.
     - `embeds`: [B, T, D], text and sound of the prompt; `mask`: bool [B, T], False on padding at the left.
-    - `length`: frames to be made.
+    - `length`: frames to be made; `slack`: how many a window may reach past the end.
     """
 
-    def __init__(self, model: Any, embeds: Tensor, mask: Tensor, length: int) -> None:
+    def __init__(self, model: Any, embeds: Tensor, mask: Tensor, length: int, slack: int = 0) -> None:
+        self.vocab_size = int(model.config.vocab_size)
         self.codes = int(model.config.num_codebooks) - 1
         self.device = embeds.device
         self._model = model
         self._length = np.zeros(len(embeds), dtype=np.int64)
         backbone = model.backbone_model
         parts = Backbone(backbone, backbone.embed_tokens, model.lm_head, model.lm_head.out_features, embeds.device)
-        self._target = CausalTarget(parts, Prompt(embeds, mask, counted(mask)), None, length, 0)
+        self._target = CausalTarget(parts, Prompt(embeds, mask, counted(mask)), None, length, slack)
 
     def start(self) -> Logits:
         return self._target.prefill()
@@ -58,6 +60,15 @@ class CsmFrames:
 
     def depth(self, first: Tensor, start: int, window: int) -> CsmDepth:
         return CsmDepth(self._model.depth_decoder, self._target.features()[:, -1], first, start, window)
+
+    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        return self._target.forward(frames, at)
+
+    def hidden(self) -> Tensor:
+        return self._target.features()
+
+    def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
+        return CsmDepth(self._model.depth_decoder, hidden, frames[:, :1], 0, 0).whole(frames)
 
     def keep(self, rows: list[int]) -> None:
         self._target.keep(rows)
@@ -89,6 +100,12 @@ class CsmDepth:
     def prefill(self) -> Logits:
         embeds = torch.stack([self._hidden, self._embed(self._first, np.ones((1, 1), dtype=np.int64))[:, 0]], dim=1)
         return self._read(embeds, np.tile([0, 1], (len(embeds), 1)), last=1)
+
+    def whole(self, frame: Tensor) -> Tensor:
+        """Logits [B, codebooks - 1, V] of the codes of a whole frame, int64 [B, codebooks], in one call."""
+        slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
+        embeds = torch.cat([self._hidden[:, None], self._embed(frame[:, :-1], slots[:, 1:])], dim=1)
+        return self._read(embeds, slots, last=self._codebooks - 1).cond
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         slots = at[:, None] - self._start + 2 + np.arange(tokens.shape[1])
@@ -147,13 +164,14 @@ def generate(
     draft_model: Any,
     on_step: OnStep | None,
     inputs: dict[str, Any],
+    ahead: int = 0,
 ) -> Any:
     """`mmspec.generate` for CSM: frames int64 [B, T, codebooks], as its own generate gives them.
 
     The depth decoder draws as its own generation config says (`depth_decoder_do_sample` and the like). A row ends with
     the frame whose codes, but for the last, are all `codebook_eos_token_id`: transformers leaves the last one out, and
     so do we. What follows the end is padding; without an `eos_token_id` transformers goes on making codes there. What a
-    call cost, `on_step` tells.
+    call cost, `on_step` tells. `ahead`: frames in a window, see `mmspec.audio.ahead`; 0 stays inside a frame.
 
     **Raises:** `ArgumentError`, `PromptError`, `ModelError`.
     """
@@ -173,13 +191,41 @@ def generate(
     rows = len(input_ids)
     smaller = None
     if draft_model is not None:
-        smaller = frames_of(check_draft(unwrap(draft_model), model), input_ids, length, inputs)
-    made = decode_frames(
-        frames_of(model, input_ids, length, inputs), recipe, wanted, row_seeds(seed, rows), smaller, on_step
-    )
+        smaller = frames_of(check_draft(unwrap(draft_model), model), input_ids, length, inputs, ahead)
+    prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(seed, rows)
+    if ahead:
+        made = decode_ahead(prompted, recipe, wanted, seeds, ahead, smaller, on_step)
+    else:
+        made = decode_frames(prompted, recipe, wanted, seeds, smaller, on_step)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
     return made.frames
+
+
+def generate_ahead(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    recipe: str | Recipe = "scd",
+    seed: int | Sequence[int] | None = None,
+    draft_model: Any = None,
+    on_step: OnStep | None = None,
+    ahead: int = 2,
+    **inputs: Any,
+) -> Any:
+    """`mmspec.generate` for CSM with windows of `ahead` frames; see `mmspec.audio.ahead`.
+
+    Pass it to `model.generate` as `custom_generate`.
+
+    **Raises:** `ArgumentError`, `PromptError`, `ModelError`.
+    """
+    if ahead < 1:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 frame or more")
+    call = (model, input_ids, logits_processor, stopping_criteria, generation_config)
+    return generate(*call, recipe, seed, draft_model, on_step, inputs, ahead)
 
 
 def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
@@ -187,7 +233,7 @@ def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda frames: (frames[..., :-1] == model.config.codebook_eos_token_id).all(-1)
 
 
-def frames_of(model: Any, input_ids: Tensor, length: int, inputs: dict[str, Any]) -> CsmFrames:
+def frames_of(model: Any, input_ids: Tensor, length: int, inputs: dict[str, Any], ahead: int) -> CsmFrames:
     """A model with the prompts of a call of generate."""
     with torch.inference_mode():
         merged = model._merge_input_ids_with_input_values(
@@ -195,7 +241,7 @@ def frames_of(model: Any, input_ids: Tensor, length: int, inputs: dict[str, Any]
         )
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
-    return CsmFrames(model, merged["inputs_embeds"], mask.bool(), length)
+    return CsmFrames(model, merged["inputs_embeds"], mask.bool(), length, ahead)
 
 
 def check_draft(draft_model: Any, model: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.ahead import MOST, decode_ahead
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.csm import CsmFrames, check_draft, depth_sampling, frame_ends
@@ -35,14 +36,18 @@ class CsmSpeaker:
     - `model`: a `CsmForConditionalGeneration`; `processor`: a `CsmProcessor`, or its tokenizer.
     - `draft_model`: a smaller one of the family, which drafts the depth, or None.
     - `frames`: at most, of a piece of text.
+    - `ahead`: frames in a window, see `mmspec.audio.ahead`; 0 stays inside a frame.
     """
 
     recipe = "scd:window=8"
     guided = False
     voices = ("0", "1")
 
-    def __init__(self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = FRAMES) -> None:
+    def __init__(
+        self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = FRAMES, ahead: int = 0
+    ) -> None:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
+        self.ahead = ahead
         self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
         config = model.generation_config
         self.sampling = Sampling(
@@ -88,27 +93,28 @@ class FrameWork:
         pad = int(speaker.model.config.codebook_eos_token_id)
         frames = Frames(speaker.frames, frame_ends(speaker.model), pad, first, rest)
         draft = None if speaker.draft_model is None or recipe.info.drafter != "model" else speaker.draft_model
-        made = decode_frames(
-            self._prompted(speaker.model),
-            recipe,
-            frames,
-            seeds,
-            None if draft is None else self._prompted(draft),
-            on_step,
-        )
+        model, smaller = self._prompted(speaker.model), None if draft is None else self._prompted(draft)
+        if speaker.ahead:
+            made = decode_ahead(model, recipe, frames, seeds, speaker.ahead, smaller, on_step)
+        else:
+            made = decode_frames(model, recipe, frames, seeds, smaller, on_step)
         return Decoded(made.frames, made.stats)
 
     def _prompted(self, model: Any) -> CsmFrames:
-        return CsmFrames(model, model.embed_text_tokens(self.ids), self.mask, self.speaker.frames)
+        return CsmFrames(model, model.embed_text_tokens(self.ids), self.mask, self.speaker.frames, self.speaker.ahead)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> CsmSpeaker:
     """**Raises:** `ArgumentError` for options it does not have."""
     options = dict(config)
-    frames = options.pop("frames", FRAMES)
+    frames, ahead = options.pop("frames", FRAMES), options.pop("ahead", 0)
     if options:
         wrong = sorted(options)[0]
-        raise ArgumentError(f"config has {wrong!r}, which CSM does not have; it may have 'draft_model' and 'frames'")
+        raise ArgumentError(
+            f"config has {wrong!r}, which CSM does not have; it may have 'draft_model', 'frames' and 'ahead'"
+        )
     if not isinstance(frames, int) or frames < 1:
         raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
-    return CsmSpeaker(model, processor, codec or codec_of(model.codec_model), draft_model, frames)
+    if not isinstance(ahead, int) or not 0 <= ahead <= MOST:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be an integer, 0 to {MOST}")
+    return CsmSpeaker(model, processor, codec or codec_of(model.codec_model), draft_model, frames, ahead)
