@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmspec.audio.call import Sound, Sounds
 from mmspec.audio.codec import Codec
+from mmspec.audio.heard import Heard
 from mmspec.engine import Aids, Decoded, run
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.law import Sampling
@@ -110,6 +111,15 @@ class Timed(Speaker, Protocol):
         ...
 
 
+@runtime_checkable
+class Hearing(Speaker, Protocol):
+    """A speaker, or player, that goes by a sound: follows its melody, speaks with its voice."""
+
+    def hearing(self, sound: Heard) -> Hearing:
+        """The same, going by a sound. **Raises:** `ArgumentError` for one it cannot go by."""
+        ...
+
+
 class _Left(Exception):
     """Ends a decoding that nobody listens to any more."""
 
@@ -137,6 +147,20 @@ class SpeechPipeline:
         if not isinstance(self.speaker, Timed):
             raise ArgumentError(f"seconds={seconds:g} is not possible: how long this model sounds, its text decides")
         return SpeechPipeline(self.speaker.lasting(seconds))
+
+    def hearing(self, audio: NDArray[np.float32], sampling_rate: int, text: str | None = None) -> SpeechPipeline:
+        """The same pipeline, going by a sound: the melody for a model of music, the voice for one that speaks.
+
+        **Arguments:**
+
+        - `audio`: [channels, samples] in -1..1; channels are mixed, and the rate is changed to the model's.
+        - `text`: what is said in it, for a voice.
+
+        **Raises:** `ArgumentError` for a model that goes by none, and for a sound it cannot go by.
+        """
+        if not isinstance(self.speaker, Hearing):
+            raise ArgumentError("this model goes by no melody and no voice but its own")
+        return SpeechPipeline(self.speaker.hearing(Heard(audio, sampling_rate, text)))
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Sound files: WAV and FLAC, written whole, or growing while sound arrives."""
+"""Sound files: read; written as WAV and FLAC, whole, or growing while sound arrives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 
 FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16")}
+
+
+def read_sound(path: Path) -> tuple[NDArray[np.float32], int]:
+    """A sound file as [channels, samples] in -1..1, and its sampling rate.
+
+    **Raises:** `ArgumentError` for a file that is not there, holds no sound that is known, or no samples.
+    """
+    import soundfile
+
+    if not path.is_file():
+        raise ArgumentError(f"'{path}' does not exist; name a sound file, such as WAV or FLAC")
+    try:
+        audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise ArgumentError(f"cannot read '{path}': {error}") from error
+    if not len(audio):
+        raise ArgumentError(f"'{path}' holds no samples")
+    return audio.T, int(rate)
 
 
 def write_sound(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:

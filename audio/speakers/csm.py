@@ -14,6 +14,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.csm import CsmFrames, check_draft, depth_sampling, frame_ends
 from mmspec.audio.frames import Frames, decode_frames
+from mmspec.audio.heard import Heard
 from mmspec.audio.pipeline import Reading
 from mmspec.audio.speakers.flat import pieces
 from mmspec.engine import Decoded
@@ -37,6 +38,7 @@ class CsmSpeaker:
     - `draft_model`: a smaller one of the family, which drafts the depth, or None.
     - `frames`: at most, of a piece of text.
     - `ahead`: frames in a window, see `mmspec.audio.ahead`; 0 stays inside a frame.
+    - `heard`: a recording to go on from, what it says and its codes int64 [F, codebooks], or None.
     """
 
     recipe = "scd:window=8"
@@ -44,10 +46,17 @@ class CsmSpeaker:
     voices = ("0", "1")
 
     def __init__(
-        self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = FRAMES, ahead: int = 0
+        self,
+        model: Any,
+        processor: Any,
+        codec: Codec,
+        draft_model: Any = None,
+        frames: int = FRAMES,
+        ahead: int = 0,
+        heard: tuple[str, Tensor] | None = None,
     ) -> None:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
-        self.ahead = ahead
+        self.ahead, self.heard = ahead, heard
         self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
         config = model.generation_config
         self.sampling = Sampling(
@@ -55,8 +64,23 @@ class CsmSpeaker:
         )
 
     def read(self, text: str, voice: str | None) -> Reading:
-        spoken = [f"[{voice or self.voices[0]}]{piece}" for piece in pieces(text, LETTERS)]
-        return Reading([list(torch.as_tensor(self.processor(line)["input_ids"]).flatten().tolist()) for line in spoken])
+        who, before = voice or self.voices[0], []
+        if self.heard is not None:
+            said, codes = self.heard
+            config = self.model.config
+            before = [*self._ids(f"[{who}]{said}"), *[config.audio_token_id] * len(codes), config.audio_eos_token_id]
+        return Reading([before + self._ids(f"[{who}]{piece}") for piece in pieces(text, LETTERS)])
+
+    def _ids(self, line: str) -> list[int]:
+        return list(torch.as_tensor(self.processor(line)["input_ids"]).flatten().tolist())
+
+    def hearing(self, sound: Heard) -> CsmSpeaker:
+        mimi = self.model.codec_model
+        said, wave = sound.said("CSM"), sound.mono(self.codec.sampling_rate).to(mimi.device)
+        with torch.inference_mode():
+            codes = mimi.encode(wave[None, None]).audio_codes[0, : self.model.config.num_codebooks].T
+        heard = said, codes.to(self.model.device)
+        return CsmSpeaker(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, heard)
 
     def task(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[Sampling]) -> FrameWork:
         longest = max(len(part) for part in parts)
@@ -101,7 +125,14 @@ class FrameWork:
         return Decoded(made.frames, made.stats)
 
     def _prompted(self, model: Any) -> CsmFrames:
-        return CsmFrames(model, model.embed_text_tokens(self.ids), self.mask, self.speaker.frames, self.speaker.ahead)
+        config, embeds = model.config, model.embed_text_tokens(self.ids)
+        if self.speaker.heard is not None:
+            codes = self.speaker.heard[1]
+            end = torch.full_like(codes[:1], config.codebook_eos_token_id)
+            for mark, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, end)):
+                read = model.backbone_model.embed_tokens(frames[None])[0]
+                embeds = embeds.masked_scatter((self.ids == mark)[..., None], read.repeat(len(embeds), 1))
+        return CsmFrames(model, embeds, self.mask, self.speaker.frames, self.speaker.ahead)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> CsmSpeaker:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.delayed import ColumnWork, same_class
 from mmspec.audio.dia import Guidance, Request, plan
-from mmspec.audio.interleave import triangles, undelay
+from mmspec.audio.heard import Heard
+from mmspec.audio.interleave import delay, undelay
 from mmspec.audio.pipeline import Reading
 from mmspec.audio.speakers.flat import pieces
 from mmspec.errors import ArgumentError
@@ -22,6 +25,14 @@ from mmspec.recipes import Recipe
 
 FRAMES = 2048  # 24 seconds of the published model
 LETTERS = 400
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What is said in a recording, and its codes int64 [F, C]."""
+
+    text: str
+    codes: Tensor
 
 
 class DiaSpeaker:
@@ -35,13 +46,23 @@ class DiaSpeaker:
     - `codec`: of its codes.
     - `draft_model`: a smaller one of the family, or None.
     - `frames`: at most, of a part.
+    - `voice`: one to go on from, or None.
     """
 
     recipe = "scd:window=4"
     guided = True
     voices = ()
 
-    def __init__(self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = FRAMES) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        codec: Codec,
+        draft_model: Any = None,
+        frames: int = FRAMES,
+        voice: Voice | None = None,
+    ) -> None:
+        self.voice = voice
         self.model, self.processor, self.codec = model.eval(), processor, codec
         self.draft_model = None if draft_model is None else same_class(model, draft_model).eval()
         config, late = model.generation_config, max(model.config.delay_pattern)
@@ -58,6 +79,21 @@ class DiaSpeaker:
     def read(self, text: str, voice: str | None) -> Reading:
         return Reading(pieces(text, LETTERS))
 
+    def hearing(self, sound: Heard) -> DiaSpeaker:
+        dac = getattr(self.processor, "audio_tokenizer", None)
+        if dac is None:
+            raise ArgumentError("the processor hears no voice; pass a DiaProcessor, with its DAC")
+        text, wave = sound.said("Dia"), sound.mono(self.codec.sampling_rate).to(dac.device)
+        with torch.inference_mode():
+            codes = dac.encode(F.pad(wave, (0, -len(wave) % self.codec.hop))[None, None]).audio_codes[0].T
+        room = self.frames - len(codes)
+        if room < 1:
+            raise ArgumentError(
+                f"audio of {len(codes)} frames is too long for a voice; the model has places for {self.frames} in all"
+            )
+        voice = Voice(text, codes.to(self.model.device))
+        return DiaSpeaker(self.model, self.processor, self.codec, self.draft_model, room, voice)
+
     def task(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[Sampling]) -> ColumnWork:
         s, model = samplings[0], self.model
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
@@ -67,14 +103,21 @@ class DiaSpeaker:
         """Texts to a request; with guidance, zeros stand for the text of the unconditional side."""
         config, delays = model.config.decoder_config, model.config.delay_pattern
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
-        words = tokenizer(list(parts), padding=True, return_tensors="pt").to(model.device)
+        said = [part if self.voice is None else f"{self.voice.text} {part}" for part in parts]
+        words = tokenizer(said, padding=True, return_tensors="pt").to(model.device)
         ids, mask = words["input_ids"], words["attention_mask"]
         guidance = None
         if sampling.guidance_scale != 1:
             guidance = Guidance(sampling.guidance_scale, sampling.top_k or None)
             ids, mask = torch.cat([ids, torch.zeros_like(ids)]), mask.repeat(2, 1)
-        begin = torch.full((len(parts), 1, len(delays)), int(config.bos_token_id), device=model.device)
-        known = triangles(self.frames + max(delays), delays, int(config.bos_token_id), None)
+        heard = torch.full((1, 1, len(delays)), int(config.bos_token_id), device=model.device)
+        if self.voice is not None:
+            heard = torch.cat([heard, self.voice.codes[None]], dim=1)
+        # Columns that the voice is whole in come first; what it has of later ones is known.
+        columns = delay(heard, delays, int(config.bos_token_id), -1)
+        begin = columns[:, : heard.shape[1]].expand(len(parts), -1, -1)
+        late = columns[0, heard.shape[1] :].cpu().numpy()
+        known = np.pad(late, ((0, self.frames), (0, 0)), constant_values=-1)
         return Request(
             begin,
             torch.ones(begin.shape[:2], dtype=torch.bool, device=model.device),

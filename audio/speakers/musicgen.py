@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.delayed import ColumnWork, same_class
+from mmspec.audio.heard import Heard
 from mmspec.audio.interleave import undelay
-from mmspec.audio.musicgen import Request, delays_of, plan, sound_of
+from mmspec.audio.musicgen import MELODY, Request, delays_of, plan, sound_of
 from mmspec.audio.pipeline import Reading
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.law import Sampling
@@ -30,6 +31,7 @@ class MusicgenPlayer:
     - `codec`: of its codes.
     - `draft_model`: a smaller one of the family, or None.
     - `seconds`: of sound.
+    - `melody`: features float [1, T, 12] of one to follow, or None.
     """
 
     recipe = "scd:window=4"
@@ -37,7 +39,13 @@ class MusicgenPlayer:
     voices = ()
 
     def __init__(
-        self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, seconds: float = SECONDS
+        self,
+        model: Any,
+        processor: Any,
+        codec: Codec,
+        draft_model: Any = None,
+        seconds: float = SECONDS,
+        melody: Tensor | None = None,
     ) -> None:
         codes = model.decoder.config.vocab_size
         if codec.codebooks < model.decoder.num_codebooks or codec.codebook_size < codes:
@@ -47,7 +55,7 @@ class MusicgenPlayer:
             )
         self.model, self.processor, self.codec = model.eval(), processor, codec
         self.draft_model = None if draft_model is None else same_class(model, draft_model).eval()
-        self.seconds = seconds
+        self.seconds, self.melody = seconds, melody
         config = model.generation_config
         settings = (config.temperature or 1.0, TOP_K if config.top_k is None else config.top_k, config.top_p or 1.0)
         self.sampling = Sampling(
@@ -65,7 +73,17 @@ class MusicgenPlayer:
             raise ArgumentError(
                 f"seconds={seconds:g} is not allowed; this model makes {1 / rate:g} to {most:g} seconds"
             )
-        return MusicgenPlayer(self.model, self.processor, self.codec, self.draft_model, seconds)
+        return MusicgenPlayer(self.model, self.processor, self.codec, self.draft_model, seconds, self.melody)
+
+    def hearing(self, sound: Heard) -> MusicgenPlayer:
+        if type(self.model).__name__ != MELODY:
+            raise ArgumentError("this model follows no melody; facebook/musicgen-melody and its kin do")
+        extract = getattr(self.processor, "feature_extractor", None)
+        if extract is None:
+            raise ArgumentError("the processor reads no melody; pass that of the model, with its feature extractor")
+        rate = extract.sampling_rate
+        features = extract(sound.mono(rate).numpy(), sampling_rate=rate, return_tensors="pt")["input_features"]
+        return MusicgenPlayer(self.model, self.processor, self.codec, self.draft_model, self.seconds, features)
 
     def read(self, text: str, voice: str | None) -> Reading:
         return Reading([text])
@@ -74,12 +92,15 @@ class MusicgenPlayer:
         model, device = self.model, self.model.device
         words = self.processor(text=list(parts), padding=True, return_tensors="pt").to(device)
         states = model.text_encoder(input_ids=words["input_ids"], attention_mask=words["attention_mask"])
+        inputs = {"encoder_outputs": states, "attention_mask": words["attention_mask"]}
+        if self.melody is not None:
+            inputs["input_features"] = self.melody.to(device).expand(len(parts), -1, -1)
         frames = round(self.seconds * self.codec.sampling_rate / self.codec.hop)
         request = Request(
             torch.empty(len(parts), 0, model.decoder.num_codebooks, dtype=torch.int64, device=device),
             max(frames, 1) + max(delays_of(model)),
             samplings[0],
-            {"encoder_outputs": states, "attention_mask": words["attention_mask"]},
+            inputs,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
         return ColumnWork(model, plan(model, request), draft)

@@ -20,7 +20,7 @@ from mmspec.commands.options import (
     read_recipe,
 )
 from mmspec.commands.outputs import plan
-from mmspec.commands.pipes import load_speaker
+from mmspec.commands.pipes import go_by, load_speaker
 from mmspec.commands.sounds import STDOUT, SUFFIXES, Order, make
 from mmspec.errors import ArgumentError
 
@@ -38,6 +38,9 @@ def music(
         ),
     ] = Path("out.wav"),
     seconds: Annotated[float | None, typer.Option(min=0, show_default="the model's", help="How long to play.")] = None,
+    melody: Annotated[
+        Path | None, typer.Option(show_default=False, help="A sound file whose melody to follow (musicgen-melody).")
+    ] = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Pieces per prompt.")] = 1,
     recipe: Annotated[
         str | None,
@@ -63,5 +66,6 @@ def music(
     paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
     pipe = load_speaker(model, device)
     pipe = pipe if seconds is None else pipe.lasting(seconds)
+    pipe = pipe if melody is None else go_by(pipe, melody)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
     make(pipe, model, Order(wanted, paths, chosen, settings, seed, stream, as_json))

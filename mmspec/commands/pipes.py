@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import ArgumentError
@@ -45,6 +46,16 @@ def load_speaker(model: str, device: str) -> SpeechPipeline:
     if not isinstance(pipe, SpeechPipeline):
         raise ArgumentError(f"model {model!r} does not speak; see `mmspec image`")
     return pipe
+
+
+def go_by(pipe: SpeechPipeline, file: Path, text: str | None = None) -> SpeechPipeline:
+    """The same pipeline, going by a sound file: its melody, or its voice, which says `text`.
+
+    Raises `ArgumentError` for a file that holds no sound, and for a model that goes by none.
+    """
+    from mmspec.audio.wave import read_sound
+
+    return pipe.hearing(*read_sound(file), text)
 
 
 def silence_loading() -> None:

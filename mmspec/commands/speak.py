@@ -10,7 +10,7 @@ import typer
 
 from mmspec.commands.options import Device, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
 from mmspec.commands.outputs import plan
-from mmspec.commands.pipes import load_speaker
+from mmspec.commands.pipes import go_by, load_speaker
 from mmspec.commands.sounds import STDOUT, SUFFIXES, Order, make
 from mmspec.errors import ArgumentError, PromptError
 
@@ -30,6 +30,10 @@ def speak(
         ),
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(show_default="the model's", help="One of the model's voices.")] = None,
+    voice_file: Annotated[
+        Path | None, typer.Option(show_default=False, help="A sound file with a voice to speak with (Dia, CSM).")
+    ] = None,
+    voice_text: Annotated[str | None, typer.Option(show_default=False, help="What is said in the voice file.")] = None,
     recipe: Annotated[
         str | None,
         typer.Option(show_default="the model's", help="A name from `mmspec ls recipes`, with knobs: table:window=6."),
@@ -47,12 +51,16 @@ def speak(
     chosen = None if recipe is None else read_recipe(recipe, window)
     if window is not None and chosen is None:
         raise ArgumentError("--window goes with --recipe")
+    if voice_text is not None and voice_file is None:
+        raise ArgumentError("--voice-text goes with --voice-file")
     wanted = read_texts(texts)
     if output == STDOUT and (not stream or as_json):
         raise ArgumentError("-o/--output: - goes with --stream and without --json")
     paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
     settings = {"voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    make(load_speaker(model, device), model, Order(wanted, paths, chosen, settings, seed, stream, as_json))
+    pipe = load_speaker(model, device)
+    pipe = pipe if voice_file is None else go_by(pipe, voice_file, voice_text)
+    make(pipe, model, Order(wanted, paths, chosen, settings, seed, stream, as_json))
 
 
 def read_texts(texts: list[str]) -> list[str]:
