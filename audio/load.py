@@ -33,6 +33,9 @@ SPEAKERS = {
     "DiaForConditionalGeneration": "mmspec.audio.speakers.dia:make",
     "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.speakers.higgs:make",
     "CsmForConditionalGeneration": "mmspec.audio.speakers.csm:make",
+    "PocketTTSForConditionalGeneration": "mmspec.audio.speakers.pocket:make",
+    "GradiumPhononTTSForConditionalGeneration": "mmspec.audio.speakers.pocket:make",
+    "VibeVoiceForConditionalGeneration": "mmspec.audio.speakers.vibevoice:make",
 }
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub ids of a family: who drafts for whom.

@@ -8,24 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import (
-    GradiumPhononTTSConfig,
-    GradiumPhononTTSForConditionalGeneration,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PocketTTSConfig,
-    PocketTTSForConditionalGeneration,
-    VibeVoiceConfig,
-    VibeVoiceForConditionalGeneration,
-)
+from tiny_latents import AUDIO, planned_head, tiny, vibevoice
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import mmspec.audio.latents.vibevoice
 from mmspec.audio.latents.pocket import speak
-from mmspec.audio.latents.vibevoice import VibeVoiceHead, converse
-from mmspec.continuous.law import Gaussian
+from mmspec.audio.latents.vibevoice import converse
 from mmspec.errors import ArgumentError
-from mmspec.law import Logits
 from mmspec.noise import Noise
 
 # diffusers hands tensors to NumPy in its solver.
@@ -33,7 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 IDS = torch.tensor([[3, 3, 5, 6, 7, 33], [4, 5, 8, 9, 10, 33]])
 PROMPT = {"input_ids": IDS, "attention_mask": (IDS != 3).long(), "frames_after_eos": torch.tensor([2, 1])}
-AUDIO, EOS = 4, 1
 DRAFTED = [
     "draft+smoothed:window=4,sigma=0.3",
     "layer-skip+smoothed:layers=1,sigma=0.5",
@@ -41,30 +30,6 @@ DRAFTED = [
     "draft+cspd:window=3",
     "few-steps+tolerance:distance=0.2",
 ]
-
-
-def spread(model: Any, std: float) -> Any:
-    torch.manual_seed(0)
-    for name, p in model.named_parameters():
-        if p.ndim >= 2 or "bos" in name:
-            nn.init.normal_(p, std=std)
-    return model.eval()
-
-
-def tiny(family: str, flow: str = "lsd", layers: int = 3) -> Any:
-    head = {
-        "hidden_size": 16, "num_hidden_layers": 2, "latent_dim": 4, "condition_dim": 32, "frequency_embedding_size": 16,
-        "flow_type": flow,
-    }  # fmt: skip
-    sizes: dict[str, Any] = {
-        "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 4,
-        "intermediate_size": 64, "latent_dim": 4, "pad_token_id": 3, "audio_prompt_token_id": 30,
-        "audio_latent_token_id": 31, "audio_bos_token_id": 33, "flow_head_config": head,
-    }  # fmt: skip
-    if family == "pocket":
-        return spread(PocketTTSForConditionalGeneration(PocketTTSConfig(audio_prompt_bos_token_id=32, **sizes)), 0.12)
-    config = GradiumPhononTTSConfig(audio_prompt_dim=6, **sizes)
-    return spread(GradiumPhononTTSForConditionalGeneration(config), 0.12)
 
 
 def with_voice(family: str) -> dict[str, Any]:
@@ -160,25 +125,6 @@ def test_what_speech_refuses() -> None:
         speak(model, PROMPT, "draft+smoothed", draft_model=other)
 
 
-def vibevoice(layers: int = 3, std: float = 0.15) -> Any:
-    codec = {
-        "hidden_size": 6, "num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "kernel_size": 3,
-        "layer_scale_init_value": 0.5,
-    }  # fmt: skip
-    text = {
-        "model_type": "qwen2", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": layers,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128,
-    }  # fmt: skip
-    config = VibeVoiceConfig(
-        text_config=text,
-        audio_config={"model_type": "vibevoice_acoustic_tokenizer", **codec},
-        semantic_model_config={"model_type": "vibevoice_acoustic_tokenizer_encoder", **codec, "hidden_size": 5},
-        diffusion_head_config={"num_hidden_layers": 2, "intermediate_size": 48, "frequency_embedding_size": 16},
-        pad_token_id=0, eos_token_id=EOS, audio_bos_token_id=2, audio_eos_token_id=3, audio_token_id=AUDIO,
-    )  # fmt: skip
-    return spread(VibeVoiceForConditionalGeneration(config), std)
-
-
 SCRIPT = torch.tensor([[5, 6, 7, 8, 2]])
 PLANS = [[4, 4, 4, 4, 4, 4, 1], [4, 4, 4, 3, 2, 4, 4, 4, 1], [2, 4, 4, 3, 2, 4, 4, 1]]
 
@@ -200,15 +146,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A plan of kinds for our head; fill it."""
     plan: list[int] = []
 
-    class Planned(VibeVoiceHead):
-        def __call__(self, logits: Logits, noise: Tensor, positions: np.ndarray) -> Gaussian:
-            law, (cond, uncond) = super().__call__(logits, noise, positions), logits
-            assert uncond is not None
-            kinds = torch.tensor([[plan[min(n, len(plan) - 1)] for n in row] for row in positions])[..., None]
-            mean = self._solve(cond.flatten(0, 1), uncond.flatten(0, 1), noise.flatten(0, 1)).view_as(law.mean)
-            return Gaussian.certain(torch.where(kinds == AUDIO, mean, 0.0), kinds.float())
-
-    monkeypatch.setattr(mmspec.audio.latents.vibevoice, "VibeVoiceHead", Planned)
+    monkeypatch.setattr(mmspec.audio.latents.vibevoice, "VibeVoiceHead", planned_head(plan))
     return plan
 
 

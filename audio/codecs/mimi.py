@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,12 @@ class Mimi:
         return self._model.decode(codes.to(self._model.device)).audio_values.float()
 
     def stream(self) -> CodecStream:
-        return MimiStream(self._model, self.hop, self.channels)
+        model = self._model
+
+        def features(codes: Tensor) -> Tensor:
+            return model.quantizer.decode(codes.to(model.device))
+
+        return MimiStream(model.decoder, features, self.hop, self.channels)
 
     def tables(self) -> list[Tensor]:
         quantizer = self._model.quantizer
@@ -54,11 +60,14 @@ class MimiStream:
 
     `MimiModel.decode` with `decoder_past_key_values` keeps the cache but not what the convolutions saw, which is heard
     at every seam.
+
+    **Arguments:**
+
+    - `decoder`: Mimi's, or one of the same parts; `features`: what it reads of codes, [B, C, F].
     """
 
-    def __init__(self, model: Any, hop: int, channels: int) -> None:
-        decoder = model.decoder
-        self._model = model
+    def __init__(self, decoder: Any, features: Callable[[Tensor], Tensor], hop: int, channels: int) -> None:
+        self._features = features
         self._transformer = decoder.decoder_transformer
         self._cache = DynamicCache(config=decoder.config)
         self._up: OverlapStream | None = None
@@ -68,12 +77,12 @@ class MimiStream:
             hop //= stride
         # Padding of zeros needs nothing to come; any other mode repeats what follows.
         far = reach(decoder.decoder_seanet)
-        ahead = 0 if model.config.pad_mode == "constant" and model.config.use_causal_conv else far
+        ahead = 0 if decoder.config.pad_mode == "constant" and decoder.config.use_causal_conv else far
         self._back = OverlapStream(Part(decoder.decoder_seanet, hop, channels), far, ahead)
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:
-        latents = self._model.quantizer.decode(codes.to(self._model.device))
+        latents = self._features(codes)
         hidden = latents if self._up is None else self._up.push(latents)
         out = self._transformer(hidden.transpose(1, 2), past_key_values=self._cache, use_cache=True)
         return self._back.push(out.last_hidden_state.transpose(1, 2)).float()

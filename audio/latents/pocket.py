@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmspec.audio.latents.reader import Reader, shallow
 from mmspec.continuous.law import Gaussian
-from mmspec.continuous.run import LatentAids, LatentStats, Sibling, run_latents
+from mmspec.continuous.run import LatentAids, Latents, LatentStats, Sibling, run_latents
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits
 from mmspec.loop import OnStep
@@ -184,7 +184,32 @@ def speak(
 
     **Raises:** `ArgumentError`, `UnknownNameError`.
     """
-    recipe, given = parse(recipe), dict(inputs)
+    seeds = row_seeds(seed, len(inputs["input_ids"]))
+    found = draw_frames(
+        model, inputs, parse(recipe), seeds, draft_model, max_frames, temperature, num_flow_steps, eos_threshold,
+        min_frames_before_eos, on_step,
+    )  # fmt: skip
+    lengths = torch.tensor([row.tokens for row in found.stats.rows], device=found.tokens.device)
+    mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
+    latents = model.denormalize_latents(found.tokens[:, : mask.shape[1], :-1]) * mask[..., None]
+    return Spoken(latents, mask.long(), seeds, found.stats)
+
+
+def draw_frames(
+    model: Any,
+    inputs: dict[str, Any],
+    recipe: Recipe,
+    seeds: Sequence[int],
+    draft_model: Any = None,
+    max_frames: int = 512,
+    temperature: float = 0.7,
+    num_flow_steps: int = 1,
+    eos_threshold: float = -4.0,
+    min_frames_before_eos: int = 6,
+    on_step: OnStep | None = None,
+) -> Latents:
+    """Tokens of prompts, [B, F, D + 1], a frame's mark behind its latent as the model reads it; see `speak`."""
+    given = dict(inputs)
     after = given.pop("frames_after_eos", 1)
     known = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
     if unknown := [name for name in given if name not in known]:
@@ -197,7 +222,6 @@ def speak(
         check_sibling(model, draft_model)
     rows = len(given["input_ids"])
     frames_after = torch.as_tensor(after, dtype=torch.float32).expand(rows)
-    seeds = row_seeds(seed, rows)
 
     def target(model: Any, layers: int | None = None) -> PocketTarget:
         return PocketTarget(model, dict(given), frames_after, max_frames + recipe.window, layers)
@@ -213,11 +237,7 @@ def speak(
     )
     dim = model.config.latent_dim
     layout = Layout(max_frames, cell=(dim + 1,), dtype=torch.float32, ends=lambda tokens: tokens[..., -1] == 0)
-    found = run_latents(target(model), head(model), recipe, layout, seeds, aids, on_step)
-    lengths = torch.tensor([row.tokens for row in found.stats.rows], device=found.tokens.device)
-    mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
-    latents = model.denormalize_latents(found.tokens[:, : mask.shape[1], :dim]) * mask[..., None]
-    return Spoken(latents, mask.long(), seeds, found.stats)
+    return run_latents(target(model), head(model), recipe, layout, seeds, aids, on_step)
 
 
 def check_sibling(model: Any, draft: Any) -> None:

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.convolutions import Rewinding
 from mmspec.audio.latents.reader import Reader, shallow
 from mmspec.continuous.law import Gaussian
-from mmspec.continuous.run import LatentAids, LatentStats, Sibling, run_latents
+from mmspec.continuous.run import LatentAids, Latents, LatentStats, Sibling, run_latents
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits
 from mmspec.loop import OnStep
@@ -241,14 +242,37 @@ def converse(
 
     **Raises:** `ArgumentError`, `UnknownNameError`.
     """
-    recipe, given = parse(recipe), dict(inputs)
+    seeds = row_seeds(seed, len(inputs["input_ids"]))
+    found = draw_tokens(
+        model, inputs, parse(recipe), seeds, draft_model, max_tokens, guidance_scale, num_diffusion_steps,
+        sample_voice, on_step,
+    )  # fmt: skip
+    tokens = [row[: stats.tokens] for row, stats in zip(found.tokens, found.stats.rows, strict=True)]
+    codec = VibeVoiceCodec(model)
+    sounds = [codec.decode(latents_of(model, row)[None])[0].cpu() for row in tokens]
+    return Conversation(sounds, tokens, seeds, found.stats)
+
+
+def draw_tokens(
+    model: Any,
+    inputs: dict[str, Any],
+    recipe: Recipe,
+    seeds: Sequence[int],
+    draft_model: Any = None,
+    max_tokens: int = 512,
+    guidance_scale: float = 1.3,
+    num_diffusion_steps: int = 10,
+    sample_voice: bool = False,
+    on_step: OnStep | None = None,
+) -> Latents:
+    """Tokens of scripts, [B, n, D + 1], latents and kinds; see `converse`."""
+    given = dict(inputs)
     if max_tokens < 1 or num_diffusion_steps < 1:
         raise ArgumentError(
             f"max_tokens={max_tokens} and num_diffusion_steps={num_diffusion_steps} must both be 1 or more"
         )
     if draft_model is not None and draft_model.config.audio_config != model.config.audio_config:
         raise ArgumentError("draft_model has another acoustic tokenizer than the model; they do not belong together")
-    seeds = row_seeds(seed, len(given["input_ids"]))
     read = {id(each): embed_prompt(each, given, sample_voice) for each in (model, draft_model) if each is not None}
 
     def target(each: Any, layers: int | None = None) -> VibeVoiceTarget:
@@ -271,15 +295,11 @@ def converse(
         dtype=torch.float32,
         ends=lambda tokens: tokens[..., -1] == config.eos_token_id,
     )
-    found = run_latents(target(model), head(model), recipe, layout, seeds, aids, on_step)
-    tokens = [row[: stats.tokens] for row, stats in zip(found.tokens, found.stats.rows, strict=True)]
-    return Conversation([sound(model, row) for row in tokens], tokens, seeds, found.stats)
+    return run_latents(target(model), head(model), recipe, layout, seeds, aids, on_step)
 
 
-def sound(model: Any, tokens: Tensor) -> Tensor:
-    """The sound of a row's tokens [n, D + 1], float32 [channels, samples]."""
-    frames = tokens[tokens[:, -1] == model.config.audio_token_id, :-1].to(model.dtype)[None]
-    if not frames.shape[1]:
-        return torch.zeros(model.config.audio_config.channels, 0)
-    scaled = frames / model.model.latent_scaling_factor - model.model.latent_bias_factor
-    return model.model.audio_tower.decode(scaled).audio[0].float().cpu()
+def latents_of(model: Any, tokens: Tensor) -> Tensor:
+    """The frames of sound among a row's tokens [n, D + 1], as the codec wants them, [D, F]."""
+    ends = (tokens[:, -1] == model.config.eos_token_id).nonzero()
+    tokens = tokens[: int(ends[0])] if len(ends) else tokens
+    return tokens[tokens[:, -1] == model.config.audio_token_id, :-1].T
