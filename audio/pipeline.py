@@ -207,7 +207,7 @@ class SpeechPipeline:
         **Arguments:**
 
         - `voice`: a name of `speaker.voices`; None is the first.
-        - `recipe`: how to decode, e.g. `"table:window=6"`; None takes the model's own.
+        - `recipe`: how to decode, e.g. `"table:window=8"`; None takes the model's own.
         - `seed`: text i uses `seed + i`; or one per text. None draws one.
         - `temperature`, `top_k`, `top_p`, `guidance_scale`: see `mmspec.law.Sampling`; None takes the model's own.
         - `on_step`: called with a `mmspec.rows.Step` after every target call.

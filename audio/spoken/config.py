@@ -70,4 +70,4 @@ class RecogniserTraining:
     lr: float = 2e-3
 
 
-TEMPERATURE, TOP_K, RECIPE = 0.7, 25, "table:window=6"  # default decoding settings
+TEMPERATURE, TOP_K, RECIPE = 0.7, 25, "table:window=8"  # default decoding settings

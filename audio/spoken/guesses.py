@@ -21,39 +21,59 @@ from mmspec.rows import Rows
 from mmspec.verify import Draft, Verdict
 
 Index = NDArray[np.int64]
-LEVELS = 4
-_BEFORE, _PHONE, _AFTER, _VOICE = 1, 2, 3, 11  # columns of a script's features
-OLDEST, _PHONES = 15, 128
+_VOICE, _BEFORE, _PHONE, _AFTER, _LATER = 11, 1, 2, 3, 4  # columns of a script's features
+OLDEST = 15
 _PRIME, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+_AGE, _LEFT, _SECOND, _THIRD = 0xF, 0x7FF << 4, 0x7FF << 15, 0x7FF << 26  # of what `tell` packs
+
+# What a guess is looked up by, from what tells least to what tells most: of the script, and of the tokens before.
+LEVELS: tuple[tuple[tuple[int, ...], int], ...] = (
+    ((_VOICE, _PHONE), 0),
+    ((_VOICE, _PHONE), _AGE),
+    ((_VOICE, _PHONE, _AFTER), _AGE),
+    ((_VOICE, _PHONE), _AGE | _LEFT),
+    ((_VOICE, _PHONE, _AFTER), _AGE | _LEFT),
+    ((_VOICE, _PHONE), _LEFT | _SECOND),
+    ((_VOICE, _PHONE), _AGE | _LEFT | _SECOND),
+    ((_VOICE, _PHONE, _AFTER), _AGE | _LEFT | _SECOND),
+    ((_VOICE, _PHONE, _AFTER, _BEFORE), _AGE | _LEFT | _SECOND),
+    ((_VOICE, _PHONE, _AFTER), _AGE | _LEFT | _SECOND | _THIRD),
+    ((_VOICE, _PHONE, _AFTER, _BEFORE, _LATER), _AGE | _LEFT | _SECOND | _THIRD),
+)
 
 Number = TypeVar("Number", bound=Any)  # int, or an array of uint64
 
 
-def places(features: Index) -> tuple[Index, Index]:
-    """A number for each phone, its next one and the voice, and one for these and the phone before, int64 [J] each."""
-    wide = (features[:, _VOICE] * _PHONES + features[:, _PHONE]) * _PHONES + features[:, _AFTER]
-    return wide, wide * _PHONES + features[:, _BEFORE]
+def places(features: Index) -> NDArray[np.uint64]:
+    """A number for each level and each phone of a script, uint64 [levels, J]."""
+    found = []
+    for level, (columns, _) in enumerate(LEVELS):
+        number = np.full(len(features), level, dtype=np.uint64)
+        for column in columns:
+            number = number * 128 + features[:, column].astype(np.uint64)
+        number *= _PRIME
+        found.append(number ^ number >> 29)
+    return np.stack(found)
 
 
-def key(level: int, wide: Number, full: Number, old: Number, left: Number, second: Number) -> Number:
-    """What a guess is looked up by, below 2**32; level 0 tells most.
+def tell(old: Number, left: Number, second: Number, third: Number) -> Number:
+    """What tokens tell, as one number.
 
     **Arguments:**
 
-    - `wide`, `full`: of `places`; `old`: tokens of the phone before, at most `OLDEST`.
-    - `left`, `second`: the code before and the one before that; `CODES` where there is none.
+    - `old`: tokens of the phone before, at most `OLDEST`.
+    - `left`, `second`, `third`: the code before, the one before that and so on; `CODES` where there is none.
     """
-    told = (wide if level > 1 else full) * (OLDEST + 1) + old
-    if level < 3:
-        told = told * (CODES + 1) + left
-    if level < 1:
-        told = told * (CODES + 1) + second
-    hashed: Number = ((told * LEVELS + level) * _PRIME & _WORD) >> 32
-    return hashed
+    return old | left << 4 | second << 15 | third << 26
+
+
+def key(place: Number, told: Number) -> Number:
+    """What a guess is looked up by, below 2**32: one of `places`, and what its level asks of `told`."""
+    return ((place + told) * _PRIME & _WORD) >> 32
 
 
 class TextTable:
-    """The token that was seen most often in each context.
+    """The likeliest token in each context, of contexts that know better than those that tell less.
 
     **Arguments:**
 
@@ -66,21 +86,47 @@ class TextTable:
         self._found: dict[int, int] = dict(zip(keys.tolist(), tokens.tolist(), strict=True))
 
     @staticmethod
-    def count(keys: Index, tokens: Index, least: int = 3) -> TextTable:
-        """Counts contexts int64 [levels, n] and the tokens int64 [n] in them; what was seen less often is left out."""
-        pairs, counts = np.unique(np.tile(tokens, len(keys)) + keys.ravel() * 2**12, return_counts=True)
-        order = np.lexsort((-counts, pairs >> 12))
-        pairs, counts = pairs[order], counts[order]
-        first = np.concatenate([[True], np.diff(pairs >> 12) > 0]) & (counts >= least)
-        return TextTable(pairs[first] >> 12, pairs[first] % 2**12)
+    def count(keys: Index, tokens: Index, weights: NDArray[np.float32], least: float, gain: float) -> TextTable:
+        """Counts contexts.
 
-    def guess(self, wide: int, full: int, old: int, left: int, second: int) -> int:
-        """The token of the most telling context that is known; token 0 where none is."""
-        for level in range(LEVELS):
-            token = self._found.get(key(level, wide, full, old, left, second))
+        **Arguments:**
+
+        - `keys`: int64 [levels, n]; `tokens`: int64 [n, K], what may come there; `weights`: [n, K], how likely.
+        - `least`: times that a token must be expected in a context in all.
+        - `gain`: times that it must be right more often than the guess of the levels before, so that most contexts,
+          which say what is known already, are left out.
+        """
+        kept: list[tuple[Index, Index]] = []
+        known = np.full(len(tokens), -1)
+        for level in keys:
+            contexts, at = np.unique(level, return_inverse=True)
+            pairs, which = np.unique(at[:, None] * 2**12 + tokens, return_inverse=True)
+            counts = np.bincount(which.ravel(), weights=weights.ravel())
+            order = np.lexsort((-counts, pairs >> 12))
+            first = order[np.diff(pairs[order] >> 12, prepend=-1) > 0]
+            best, most = pairs[first] % 2**12, counts[first]
+            right = np.bincount(at, weights=(weights * (tokens == known[:, None])).sum(1))
+            better = (most >= least) & (most - right >= gain)
+            known = np.where(better[at], best[at], known)
+            kept.append((contexts[better], best[better]))
+        order = np.argsort(np.concatenate([part for part, _ in kept]), kind="stable")
+        return TextTable(*(np.concatenate(parts)[order] for parts in zip(*kept, strict=True)))
+
+    def guess(self, places: Sequence[int], told: int) -> int:
+        """The token of the most telling context that is known; token 0 where none is.
+
+        **Arguments:**
+
+        - `places`: of `places`, of one phone; `told`: of `tell`.
+        """
+        for place, mask in zip(reversed(places), _MASKS, strict=True):
+            token = self._found.get(key(place, told & mask))
             if token is not None:
                 return token
         return 0
+
+
+_MASKS = tuple(mask for _, mask in reversed(LEVELS))
 
 
 class TextGuesses:
@@ -100,7 +146,7 @@ class TextGuesses:
     def __init__(self, table: TextTable, target: SpokenTarget, features: Sequence[Index]) -> None:
         self._table = table
         self._target = target
-        self._scripts = [[part.tolist() for part in places(one)] for one in features]
+        self._scripts: list[list[list[int]]] = [places(one).T.tolist() for one in features]
 
     def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
         pass
@@ -111,20 +157,20 @@ class TextGuesses:
     def extend(self, rows: Rows, draft: Draft, carried: Index, draws: Draws) -> Draft:
         count, codes = draft.tokens.shape[1], self._target.codes
         phones, ages = (part.tolist() for part in self._target.where(rows.length - 1))
-        latest = rows.last(2).tolist()
+        latest = rows.last(3).tolist()
         tokens = draft.tokens.tolist()
-        for (wide, full), line, phone, age, (second, left), kept in zip(
+        for script, line, phone, age, (*before, left), kept in zip(
             self._scripts, tokens, phones, ages, latest, carried.tolist(), strict=True
         ):
-            end = len(wide) - 1
-            older = CODES if second < 0 else second % codes
+            end = len(script) - 1
+            third, second = (CODES if token < 0 else token % codes for token in before)
             for j in range(count):
                 phone, age = (min(phone + 1, end), 0) if left >= codes else (phone, age + 1)
                 code = left % codes
                 if j >= kept:
-                    token = self._table.guess(wide[phone], full[phone], min(age, OLDEST), code, older)
+                    token = self._table.guess(script[phone], tell(min(age, OLDEST), code, second, third))
                     line[j] = 2 * codes if phone == end and token >= codes else token
-                older, left = code, line[j]
+                third, second, left = second, code, line[j]
         drafted = torch.tensor(tokens, device=rows.device)
         sure = torch.zeros_like(draft.q).scatter_(2, drafted[..., None], 1.0)
         if carried.any():

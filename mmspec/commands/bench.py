@@ -84,7 +84,7 @@ def bench_image(
 
 def bench_speak(
     model: Model = "spoken",
-    recipes: Recipes = "plain,table:window=6,draft:window=4,recycle:window=4,scd:window=6,table+lantern:window=6",
+    recipes: Recipes = "plain,table:window=8,draft:window=4,recycle:window=4,scd:window=6,table+lantern:window=8",
     batch: Batch = "1,8",
     prompts: Prompts = "builtin",
     limit: Limit = None,

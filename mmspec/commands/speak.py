@@ -36,7 +36,7 @@ def speak(
     voice_text: Annotated[str | None, typer.Option(show_default=False, help="What is said in the voice file.")] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(show_default="the model's", help="A name from `mmspec ls recipes`, with knobs: table:window=6."),
+        typer.Option(show_default="the model's", help="A name from `mmspec ls recipes`, with knobs: table:window=8."),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Write sound as soon as it is there.")] = False,
     seed: Seed = 0,
