@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from mmspec.engine import Aids, Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
+from mmspec.neighbours import Codebook
 from mmspec.pace import paces_of
 from mmspec.recipes import Recipe
 from mmspec.stats import Stats
@@ -75,6 +76,7 @@ class ColumnPlan:
         draft: ColumnPlan | None,
         on_step: OnStep | None,
         measure_entropy: bool = False,
+        tables: Callable[[], Sequence[Tensor]] | None = None,
     ) -> Decoded:
         """Runs a recipe.
 
@@ -83,10 +85,12 @@ class ColumnPlan:
         - `model`: what windows have cost of it is remembered under it.
         - `draft`: of the same call with a smaller model, for the recipe `draft`. It is not guided, which is half the
           work: a draft is tested against the law it was drawn from, whatever that is.
+        - `tables`: gives what the codes stand for, float [codes, D] of each codebook, for rules that ask which of them
+          are alike.
 
         **Raises:** `ModelError` when the draft model makes other columns.
         """
-        aids = Aids(paces=paces_of(model))
+        aids = Aids(paces=paces_of(model), codebooks=None if tables is None else lambda: self._codebooks(tables()))
         if draft is not None:
             for what, theirs, ours in (
                 ("codebooks", draft.layout.cell, self.layout.cell),
@@ -96,15 +100,21 @@ class ColumnPlan:
                 if theirs != ours:
                     raise ModelError(f"draft_model makes {theirs} {what}, the model {ours}; they are of two families")
             s, small = draft.sampling, draft
-            aids = Aids(
+            aids = replace(
+                aids,
                 draft_model=lambda: small.target(recipe.window, False),
                 draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(seeds),
-                paces=paces_of(model),
             )
         with torch.no_grad():
             target = self.target(recipe.window, self.guided)
             samplings = [self.sampling] * len(seeds)
             return run(target, recipe, self.layout, samplings, seeds, aids, on_step, measure_entropy)
+
+    def _codebooks(self, tables: Sequence[Tensor]) -> list[Codebook]:
+        """What codes stand for; the marks behind them are like nothing."""
+        size = self.vocab_size
+        parts = [table[:size] for table in tables[: self.layout.cell[0]]]
+        return [Codebook(part, torch.arange(len(part)), size) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -112,11 +122,13 @@ class ColumnWork:
     """A batch of a pipeline's; see `mmspec.audio.pipeline.Work`.
 
     - `model`, `plan`: what decodes, and how; `draft`: how a draft model does, or None.
+    - `tables`: gives what the codes stand for.
     """
 
     model: Any
     plan: ColumnPlan
     draft: ColumnPlan | None
+    tables: Callable[[], Sequence[Tensor]]
 
     def run(
         self,
@@ -127,7 +139,7 @@ class ColumnWork:
         measure_entropy: bool,
     ) -> Decoded:
         """Columns int64 [B, N, K]; the plan has the samplings in it."""
-        return self.plan.decode(self.model, recipe, seeds, self.draft, on_step, measure_entropy)
+        return self.plan.decode(self.model, recipe, seeds, self.draft, on_step, measure_entropy, self.tables)
 
 
 def same_class(model: Any, draft_model: Any) -> Any:

@@ -75,7 +75,9 @@ def generate(
     request = read(model, input_ids, logits_processor, stopping_criteria, config, inputs)
     rows = len(request.codes)
     draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
-    decoded = plan(model, request).decode(model, recipe, row_seeds(seed, rows), draft, on_step)
+    decoded = plan(model, request).decode(
+        model, recipe, row_seeds(seed, rows), draft, on_step, tables=lambda: sound_of(model).tables()
+    )
     frames = frames_of(model, request, decoded.tokens)
     sound = sound_of(model).decode(frames.transpose(1, 2))
     if config.return_dict_in_generate:

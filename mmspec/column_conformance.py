@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from mmspec.columns import entries
 from mmspec.conformance import Conformity, noise_floor
 from mmspec.engine import Aids, run
 from mmspec.law import Logits, Sampling
+from mmspec.neighbours import Codebook
 from mmspec.recipes import Recipe, parse
 from mmspec.target import Layout
 
@@ -116,6 +117,7 @@ def check_columns(
     batch: int = 20_000,
     spread: float = 1.2,
     draft: Callable[[int], ColumnToy] | None = None,
+    alike: Sequence[Codebook] | None = None,
 ) -> Conformity:
     """Runs `recipe` on a toy of columns and measures its distance from plain decoding; see `mmspec.conformance.check`.
 
@@ -125,6 +127,7 @@ def check_columns(
     **Arguments:**
 
     - `draft`: makes a draft model for so many rows; None takes another toy, without guidance.
+    - `alike`: what the entries of each cell stand for, for rules that ask.
     """
     recipe = parse(recipe)
     guided, (codebooks,), length = sampling.guidance_scale != 1, layout.cell, layout.length
@@ -140,7 +143,11 @@ def check_columns(
         size = min(batch, samples - first)
         plain = [replace(Sampling(), temperature=sampling.temperature)] * size
         make = draft or (lambda rows: toy(rows, seed + 1000, False))
-        aids = Aids(draft_model=lambda make=make, size=size: make(size), draft_sampling=plain)  # type: ignore[misc]
+        aids = Aids(
+            draft_model=lambda make=make, size=size: make(size),  # type: ignore[misc]
+            draft_sampling=plain,
+            codebooks=None if alike is None else lambda: alike,
+        )
         seeds = range(seed * 10**9 + first, seed * 10**9 + first + size)
         target = toy(size, seed, guided)
         decoded = run(target, recipe, layout, [sampling] * size, seeds, aids)

@@ -23,6 +23,7 @@ from mmspec.errors import ArgumentError
 from mmspec.law import Law, Logits, Sampling
 from mmspec.noise import ACCEPT, REDRAW, Draws
 from mmspec.rules import Accept
+from mmspec.rules.by_codebook import ByCodebook
 from mmspec.verify import Draft, Verdict, ratio, sample, sample_many
 
 # Draws of one column after which the residual counts as empty, which by rounding it may be. The error in total
@@ -163,9 +164,8 @@ def chance(rule: Accept, p: Tensor, draft: Draft, free: Tensor | None) -> Tensor
     x = entries(draft.tokens, p.shape[-1])
     ratios = ratio(p, draft.q, x)
     if rule is not ratio:
-        # Codebook by codebook: a rule takes [B, m] drafts, and slot i of them is what it calls slot i.
-        relaxed = [rule(p[:, :, k], draft.q[:, :, k], x[:, :, k]) for k in range(x.shape[2])]
-        ratios = torch.maximum(ratios, torch.stack(relaxed, dim=-1))
+        cells = rule if isinstance(rule, ByCodebook) else ByCodebook([rule] * x.shape[2])
+        ratios = torch.maximum(ratios, cells(p, draft.q, x))
     if free is not None:
         ratios = ratios.masked_fill(~free, 1.0)
     return ratios.double().prod(-1)  # 32 ratios leave the range of float32

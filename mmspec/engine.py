@@ -36,6 +36,7 @@ from mmspec.pace import Pace, Paces, decode_auto
 from mmspec.recipes import LARGEST, READERS, Recipe
 from mmspec.rows import Rows
 from mmspec.rules import Accept
+from mmspec.rules.by_codebook import ByCodebook
 from mmspec.stats import Meter, Stats
 from mmspec.target import FeatureTarget, Layout, Target
 from mmspec.tree import TreeTarget
@@ -52,7 +53,8 @@ class Aids:
     - `draft_model`: makes a smaller model with the same prompts, wrapped as a target, for the recipe `draft`.
     - `draft_sampling`: how that model's tokens are drawn, one per row. Where there are none, first layers draft at
       the rows' own temperature, top-k and top-p.
-    - `codebook`: what its tokens stand for, for rules that ask which of them are alike.
+    - `codebook`: what its tokens stand for, for rules that ask which of them are alike; `codebooks`: the same of each
+      cell, where tokens are columns.
     - `paces`: what earlier runs have taught about windows, for `window=auto`; see `mmspec.pace.paces_of`.
     - `heads`: networks on the target's features, by the name of the recipe that drafts with them.
     - `guided_draft_model`: makes the draft model with guidance, where it has any.
@@ -67,6 +69,7 @@ class Aids:
     paces: Paces = field(default_factory=dict)
     guided_draft_model: Callable[[], Target] | None = None
     guesses: Callable[[], Extender] | None = None
+    codebooks: Callable[[], Sequence[Codebook]] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,8 @@ def build_rule(recipe: Recipe, aids: Aids) -> Accept:
             f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for tokens that are vectors, "
             "and this model's are numbers; see 'mmspec ls rules'"
         )
+    if recipe.rule.takes_codebook and aids.codebooks is not None:
+        return ByCodebook([recipe.rule.build(recipe.knobs, codebook) for codebook in aids.codebooks()])
     codebook = aids.codebook() if recipe.rule.takes_codebook and aids.codebook is not None else None
     return recipe.rule.build(recipe.knobs, codebook)
 

@@ -21,7 +21,7 @@ from mmspec.files import replacing
 
 _CHUNK = 2**24  # distances at a time: 64 MiB
 _WORTH_KEEPING = 2**22  # distances from which on a table is kept on disk
-_MOST_RECENT = 4  # tables kept in memory, so that every call of a pipeline need not read them again
+_MOST_RECENT = 16  # tables kept in memory, so that every call of a pipeline need not read them again
 _recent: dict[str, Tensor] = {}
 
 

@@ -123,6 +123,18 @@ def test_greedy_is_the_models_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
+def test_musicgen_knows_which_codes_are_alike(channels: int) -> None:
+    model, call = tiny.musicgen(channels=channels), text(max_new_tokens=14)
+    drawn = {"do_sample": True, "draft_model": tiny.musicgen(1, channels=channels)}
+    exact, same, more = (
+        ours(model, call, recipe=f"draft{rule}window=3", **drawn)
+        for rule in (":", "+lantern:delta=0,", "+lantern:delta=0.9,k=8,")
+    )
+    assert torch.equal(same.columns, exact.columns) and same.stats.tv_bound == 0
+    assert more.stats.tokens_per_call > exact.stats.tokens_per_call and more.stats.tv_bound > 0
+
+
+@pytest.mark.parametrize("channels", [1, 2])
 def test_musicgen_goes_on_from_sound(channels: int) -> None:
     """From codes, and from what the codec makes of a waveform."""
     model = tiny.musicgen(codes=1024, channels=channels)

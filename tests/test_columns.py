@@ -19,9 +19,10 @@ import mmspec.conformance
 from mmspec.audio.interleave import delay, steps, triangles, undelay
 from mmspec.column_conformance import ColumnToy, check_columns
 from mmspec.columns import ColumnLaw, ForcedCells, chance, thin
-from mmspec.engine import Aids, run
+from mmspec.engine import Aids, Decoded, run
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits, Sampling
+from mmspec.neighbours import Codebook
 from mmspec.noise import ACCEPT, REDRAW, Draws, Noise
 from mmspec.recipes import parse
 from mmspec.target import Layout
@@ -176,6 +177,41 @@ def test_relaxed_rules_accept_more_and_say_how_much(rule: str) -> None:
     )
     assert relaxed.tokens_per_call > exact.tokens_per_call and exact.tv_bound == 0
     assert exact.ok and relaxed.tv_bound > 0 and relaxed.tv < relaxed.limit + 4 * relaxed.tv_bound
+
+
+# Entries on a circle, by their angles: in the first codebook 0 is next to 1, in the second to 3.
+ALIKE = [
+    Codebook(torch.stack([angles.cos(), angles.sin()], dim=1))
+    for angles in (torch.tensor([0.0, 0.3, 2.0, 2.3]), torch.tensor([0.0, 2.0, 2.3, 0.3]))
+]
+
+
+@pytest.mark.parametrize(
+    ("none", "some"),
+    [
+        ("lantern:delta=0", "lantern:delta=0.4,k=1"),
+        ("lantern++:factor=1", "lantern++:factor=4,k=1"),
+        ("pcg:size=0", "pcg:size=2,theta=0.5"),
+        ("gsd:group=0", "gsd:group=6,probability=1,distance=1"),
+    ],
+)
+def test_rules_that_ask_what_is_alike_ask_each_codebook(none: str, some: str) -> None:
+    """At strength 0 they give the exact rule's columns; above it they accept more, and say how much."""
+    layout, rows = Layout(length=3, cell=(2,)), 300
+
+    def decode(recipe: str, alike: list[Codebook]) -> Decoded:
+        aids = Aids(
+            draft_model=lambda: ColumnToy(rows, 4, 2, 3, 9), draft_sampling=[Sampling()] * rows, codebooks=lambda: alike
+        )
+        return run(ColumnToy(rows, 4, 2, 3, 5), parse(recipe), layout, [Sampling()] * rows, range(rows), aids)
+
+    exact = decode("draft:window=3", ALIKE)
+    assert torch.equal(decode(f"draft+{none},window=3", ALIKE).tokens, exact.tokens)
+    relaxed = decode(f"draft+{some},window=3", ALIKE)
+    assert relaxed.stats.tokens_per_call > exact.stats.tokens_per_call
+    assert not torch.equal(decode(f"draft+{some},window=3", [ALIKE[0]] * 2).tokens, relaxed.tokens)
+    found = check_columns(f"draft+{some},window=3", Sampling(), 15_000, 4, 4, Layout(length=2, cell=(2,)), alike=ALIKE)
+    assert found.tv_bound > 0 and found.tv < found.limit + 2 * found.tv_bound
 
 
 def test_trees_and_tables_are_refused() -> None:

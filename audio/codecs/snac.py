@@ -135,16 +135,19 @@ class SnacDecoder(nn.Module):
 class Quantizer(nn.Module):
     """Codes int64 [B, F / stride] of each codebook to latents [B, D, F]."""
 
+    quantizers: Any
+
     def __init__(self, width: int, size: int, dim: int, strides: Sequence[int]) -> None:
         super().__init__()
         self.strides = strides
         self.quantizers = nn.ModuleList([Codes(width, size, dim) for _ in strides])
 
     def forward(self, books: Sequence[Tensor]) -> Tensor:
-        return sum(
+        parts = [
             part.out_proj(part.codebook(codes).transpose(1, 2)).repeat_interleave(stride, dim=-1)
             for part, codes, stride in zip(self.quantizers, books, self.strides, strict=True)
-        )
+        ]
+        return torch.stack(parts).sum(0)
 
 
 class Codes(nn.Module):

@@ -6,7 +6,7 @@ text is nothing but its places. Text is read as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ class Chatterbox:
     - `tokenizer`: of texts.
     """
 
-    codes, ends, start = CODES, (END,), START
+    codes = CODES
+    ends: Sequence[int] = (END,)
+    start: int | None = START
     sampling = Sampling(0.8, guidance_scale=1.5)
     guided = True
 

@@ -44,7 +44,7 @@ class CosyVoice:
     - `codes`: how many there are; `ends`: the ids that end a stream.
     """
 
-    start = None
+    start: int | None = None
     sampling = Sampling(1.0, 25, 0.8)
     guided = False
 

@@ -97,7 +97,7 @@ class DiaSpeaker:
     def task(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[Sampling]) -> ColumnWork:
         s, model = samplings[0], self.model
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
-        return ColumnWork(model, plan(model, self._request(model, parts, s)), draft)
+        return ColumnWork(model, plan(model, self._request(model, parts, s)), draft, self.codec.tables)
 
     def _request(self, model: Any, parts: Sequence[str], sampling: Sampling) -> Request:
         """Texts to a request; with guidance, zeros stand for the text of the unconditional side."""

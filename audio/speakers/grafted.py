@@ -83,7 +83,7 @@ class GraftSpeaker:
     """
 
     recipe = "recycle:window=4"
-    voices = ()
+    voices: Sequence[str] = ()
 
     def __init__(self, side: TextSide, codec: Codec, draft: TextSide | None = None) -> None:
         if codec.codebooks != 1 or codec.codebook_size < side.codes:

@@ -73,7 +73,7 @@ class HiggsSpeaker:
             self.repetition,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnWork(model, plan(model, request), draft)
+        return ColumnWork(model, plan(model, request), draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         config = self.model.config

@@ -103,7 +103,7 @@ class MusicgenPlayer:
             inputs,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnWork(model, plan(model, request), draft)
+        return ColumnWork(model, plan(model, request), draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return undelay(tokens[None], delays_of(self.model))[0].T
