@@ -290,6 +290,28 @@ def test_a_draft_that_is_the_target_is_accepted_where_its_conditions_are(recipe:
     assert published[0] == 1.0 and all(a is not None and a < 0.7 for a in published[1:])
 
 
+def test_the_published_schedule_takes_the_published_calls() -> None:
+    sizes = {"encoder_depth": 1, "decoder_depth": 1, "grid_size": 16}
+    pipe = quiet(MARPipeline(tiny(**sizes), None, tiny(lean=0.02, **sizes)))
+    call: dict[str, Any] = {"class_labels": 1, "seed": 0, "head_steps": 2, "guidance_scale": 1, "output_type": "latent"}
+    out = pipe(recipe="draft+cspd:window=9", steps=64, **call)
+    assert (out.stats.nfe, out.stats.draft_calls, out.stats.tokens) == (12, 60, 256)
+    assert bool(out.tokens.isfinite().all()) and bool((out.tokens != 0).all())
+
+
+def test_the_published_schedule_keeps_what_the_target_would_draw_in_the_first_pass() -> None:
+    call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "head_steps": 6, "output_type": "latent", "steps": 8}
+    same = quiet(MARPipeline(tiny(), None, tiny()))
+    recipe = "draft+cspd:flatten=1,prefill=0"
+    # Looked at after each pass, a draft that is the target is the target: nothing was hidden.
+    out = same(recipe=f"{recipe},window=2", **call)
+    assert all(a == 1.0 for a in out.stats.acceptance) and out.stats.nfe == 8
+    later = same(recipe=f"{recipe},window=5", **call)
+    assert later.stats.nfe < 8 and min(a for a in later.stats.acceptance if a is not None) < 0.7
+    alone = same(recipe=f"{recipe},window=5", **{**call, "seed": 1, "class_labels": [2]})
+    assert torch.allclose(alone.tokens[0], later.tokens[1], atol=1e-4)
+
+
 def test_shortcuts_cost_what_they_say() -> None:
     pipe = quiet(MARPipeline(tiny()))
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "head_steps": 12, "output_type": "latent"}

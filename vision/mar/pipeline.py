@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.continuous.run import LatentAids, Sibling, run_latents
+from mmspec.continuous.run import LatentAids, Sibling, build_latent_rule, run_latents
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
@@ -22,6 +22,7 @@ from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
 from mmspec.vision.mar.chain import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import Shortcuts, decode_masked
+from mmspec.vision.mar.published import decode_published
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 
@@ -105,7 +106,8 @@ class MARPipeline(DiffusionPipeline):
         - `recipe`: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one, as does
           `plain+smoothed`.
         - `seed`: row i uses `seed + i`; or one seed per row. None draws one, from `generator` where that is given.
-        - `steps`: passes of the backbone, 1 to the number of latents, which is the default and what a recipe needs.
+        - `steps`: passes of the backbone, 1 to the number of latents, which is the default and what recipes need, but
+          for `draft+cspd` in its published schedule: a window of W is then W - 1 passes of the draft.
         - `head_steps`: of the diffusion head, 2 to 1000. `temperature`: of its noise, above 0.
         - `guidance_scale`: 1 is off; `cfg_schedule`: "linear" (it grows along the passes) or "constant".
         - `shortcuts`: what to give up for speed; goes with `plain`.
@@ -141,10 +143,13 @@ class MARPipeline(DiffusionPipeline):
                 latents, stats = decode_masked(
                     self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, watch
                 )
-            elif passes != places or shortcuts.lossy:
+            elif shortcuts.lossy or (passes != places and not self._runs_as_published(recipe)):
                 raise ArgumentError(
-                    f"recipe '{recipe}' draws latents one by one: leave out steps and shortcuts, or take 'plain'"
+                    f"recipe '{recipe}' draws latents one by one: leave out steps and shortcuts, or take 'plain', or "
+                    "with a draft_transformer draft+cspd, which may have fewer steps"
                 )
+            elif passes != places:
+                latents, stats = self._publish(recipe, head, chain, labels, order, seeds, scale != 1, passes, watch)
             else:
                 latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, watch)
         images = latents if output_type == "latent" else self._pixels(latents, output_type)
@@ -188,6 +193,33 @@ class MARPipeline(DiffusionPipeline):
         found = run_latents(ours, head(chain), recipe, layout, seeds, aids, observe)
         index = order.to(found.tokens.device)[..., None].expand_as(found.tokens)
         return torch.zeros_like(found.tokens).scatter_(1, index, found.tokens), found.stats
+
+    def _runs_as_published(self, recipe: Recipe) -> bool:
+        drafting = recipe.parts == ("draft", "cspd") and not recipe.knobs["layers"] and not recipe.auto
+        return drafting and recipe.knobs["schedule"] == "published" and self.draft_transformer is not None
+
+    def _publish(
+        self,
+        recipe: Recipe,
+        head: Callable[..., MARHead],
+        chain: int,
+        labels: Tensor,
+        order: Tensor,
+        seeds: list[int],
+        guided: bool,
+        passes: int,
+        watch: OnStep | None,
+    ) -> tuple[Tensor, Any]:
+        assert self.draft_transformer is not None
+        models = (self.transformer, self.draft_transformer)
+        ours, theirs = (MARTarget(model, labels, order, guided, blind=True) for model in models)
+        rule = build_latent_rule(recipe)
+        tokens, stats = decode_published(
+            ours, head(chain), theirs, head(chain, self.draft_transformer), rule, seeds, self.transformer.places,
+            passes, recipe.window - 1, watch,
+        )  # fmt: skip
+        index = order.to(tokens.device)[..., None].expand_as(tokens)
+        return torch.zeros_like(tokens).scatter_(1, index, tokens), stats
 
     def _labels(self, prompt: str | Sequence[str] | None, class_labels: int | Sequence[int] | Tensor | None) -> Tensor:
         if (prompt is None) == (class_labels is None):

@@ -67,9 +67,15 @@ class MARTarget:
         self._rank = self._order.argsort(dim=1)
 
     def prefill(self) -> Logits:
-        return self._say(torch.zeros(len(self._order), 1, dtype=torch.int64, device=self.device))
+        return self.say(torch.zeros(len(self._order), 1, dtype=torch.int64, device=self.device))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        positions = self.put(tokens, at)
+        done = (positions + 1).clamp(max=self._order.shape[1] - 1)
+        return self.say(done[:, -1:] if self._newest else done)
+
+    def put(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
+        """Takes over tokens from positions `at` on; returns the position of each, int64 [B, W]."""
         width, count = tokens.shape[1], self._order.shape[1]
         positions = torch.from_numpy(at).to(self.device)[:, None] + torch.arange(width, device=self.device)
         inside = positions < count
@@ -77,8 +83,7 @@ class MARTarget:
         # Past the end there is no place; the last one keeps what it has.
         kept = self._latents.gather(1, places)
         self._latents.scatter_(1, places, torch.where(inside[..., None], tokens.to(kept), kept))
-        done = (positions + 1).clamp(max=count - 1)
-        return self._say(done[:, -1:] if self._newest else done)
+        return positions
 
     def keep(self, rows: list[int]) -> None:
         self._condition = self._condition[both_sides(rows, len(self._order), self._guided, self.device)]
@@ -91,7 +96,7 @@ class MARTarget:
             tokens = step.tokens[own]
             self._latents[row, self._order[row, : len(tokens)]] = tokens.to(self._latents)
 
-    def _say(self, done: Tensor) -> Logits:
+    def say(self, done: Tensor) -> Logits:
         """The head's conditions at the places of positions `done` [B, W]; each sees as many latents."""
         sides = 1 + self._guided
         seen = done[:, :1] if self._blind else done

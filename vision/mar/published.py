@@ -1,0 +1,134 @@
+"""Continuous Speculative Decoding as its code runs it on MAR: a smaller MAR draws whole passes, several places each.
+
+The first passes are the target's. Then the draft goes ahead, and behind every pass whose number divides by some G the
+target looks at all places drafted since it last looked: once, from the latents before them. What it does not keep it
+replaces in place. With 64 passes, G = 8 and 5 % of the passes its own, that is 12 calls of the target and 60 of the
+draft for 256 latents (arXiv 2411.11925). What comes of it follows neither model's law.
+
+Each place is guided here as in its own pass; the published code guides all that are looked at as in the last one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.continuous.law import Account, Gaussian, LatentRule, normals
+from mmspec.continuous.run import LatentStats, with_account
+from mmspec.loop import OnStep
+from mmspec.noise import ACCEPT, DRAFT, REDRAW, Noise
+from mmspec.rows import Step
+from mmspec.stats import Meter
+from mmspec.vision.mar.chain import MARHead
+from mmspec.vision.mar.masked import missing
+from mmspec.vision.mar.target import MARTarget
+
+
+class Side:
+    """A model and its head, either of the two.
+
+    **Arguments:**
+
+    - `target`: which hides from every place of a call what is drawn in it; `head`: its head.
+    - `noise`: of the rows; `guided_as`: the position whose guidance each position has, host int64 [N].
+    """
+
+    def __init__(self, target: MARTarget, head: MARHead, noise: Noise, guided_as: NDArray[np.int64]) -> None:
+        self.target = target
+        self._head = head
+        self._noise = noise
+        self._guided_as = guided_as
+
+    def laws(self, positions: NDArray[np.int64]) -> Gaussian:
+        """The laws of positions [B, W], all behind what is there before the first of them."""
+        said = self.target.say(torch.from_numpy(positions).to(self.target.device))
+        return self._head(said, self._noise.normals(positions, self._head.normals), self._guided_as[positions])
+
+
+def decode_published(
+    target: MARTarget,
+    head: MARHead,
+    draft: MARTarget,
+    draft_head: MARHead,
+    rule: LatentRule,
+    seeds: list[int],
+    places: int,
+    passes: int,
+    look_every: int,
+    on_step: OnStep | None = None,
+) -> tuple[Tensor, LatentStats]:
+    """Latents [B, N, D] in the order of their drawing, and what they cost.
+
+    **Arguments:**
+
+    - `target`, `draft`: both blind; `head`, `draft_head`: their heads.
+    - `rule`: draws and tests; its `alone` says how many passes are the target's.
+    - `places`: N; `passes`: S, 1 to N; `look_every`: G.
+    """
+    left = missing(places, passes)
+    # All places of a pass are guided alike, by how many are missing after it.
+    sizes = -np.diff([places, *left])
+    guided_as = np.repeat([places - max(n, 1) - 1 for n in left], sizes)
+    noise, meter, account = Noise(seeds, target.device), Meter(target.device, len(seeds)), Account()
+    ours, theirs = Side(target, head, noise, guided_as), Side(draft, draft_head, noise, guided_as)
+    tokens = torch.zeros(len(seeds), places, head.dim, device=target.device)
+    alone, done, looked, draft_calls = rule.alone(passes), 0, 0, 0
+    laws: list[Gaussian] = []
+
+    def put(latents: Tensor, at: int) -> None:
+        tokens[:, at : at + latents.shape[1]] = latents
+        for side in (ours, theirs):
+            side.target.put(latents, np.full(len(latents), at))
+
+    for s, goal in enumerate(done_after(sizes)):
+        positions = np.tile(np.arange(done, goal), (len(seeds), 1))
+        draws = noise.window(positions, s)
+        meter.clock.lap("other")
+        if s < alone:
+            p = ours.laws(positions)
+            put(rule.draw(p, normals(draws, REDRAW, head.dim)), done)
+            meter.clock.lap("target")
+        else:
+            q = theirs.laws(positions)
+            put(rule.draw(q, normals(draws, DRAFT, head.dim)), done)
+            laws.append(q)
+            draft_calls += 1
+            meter.clock.lap("drafter")
+        done = goal
+        if laws and (s % look_every == 0 or done == places):
+            positions = np.tile(np.arange(looked, done), (len(seeds), 1))
+            draws = noise.window(positions, passes + s)
+            p, q, x = ours.laws(positions), joined(laws), tokens[:, looked:done]
+            meter.clock.lap("target")
+            chance = rule.chance(p, q, x)
+            kept = draws[ACCEPT] < chance
+            distance = (x - p.mean).square().mean(-1).sqrt()
+            account.add(kept.cpu().numpy(), np.ones(kept.shape, dtype=bool), distance.cpu().numpy())
+            excess = rule.excess(p, q, x, chance.clamp(max=1.0))
+            if excess is not None:
+                meter.excess += excess.sum(1).double().cpu().numpy()
+            put(torch.where(kept[..., None], x, rule.redraw(p, q, x, draws)), looked)
+            laws = []
+            meter.clock.lap("rule")
+        if not laws:
+            meter.nfe += 1
+            meter.calls += 1
+            meter.tokens += done - looked
+            looked = done
+            if on_step is not None:
+                so_far = [row[:done].clone() for row in tokens]
+                on_step(Step(meter.nfe, done * len(seeds), places * len(seeds), so_far))
+    return tokens, with_account(meter.stats(draft_calls), account)
+
+
+def done_after(sizes: NDArray[np.int64]) -> list[int]:
+    """How many places are there after each pass."""
+    return np.cumsum(sizes).tolist()
+
+
+def joined(laws: list[Gaussian]) -> Gaussian:
+    """The laws of several passes as those of one window."""
+    parts = [(law.mean, law.log_sigma, law.path, law.marks) for law in laws]
+    return Gaussian(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
