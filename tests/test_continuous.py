@@ -8,6 +8,7 @@ the statistics is found in 99 of 100 runs.
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,6 +209,42 @@ def test_rows_do_not_depend_on_their_batch() -> None:
         together = toy(parse(recipe), [3, 4, 5], 0, 2, 9, head, draft)
         alone = toy(parse(recipe), [4], 0, 2, 9, head, draft)
         assert torch.allclose(together.tokens[1], alone.tokens[0], atol=1e-5), recipe
+
+
+class Guided(ToyBackbone):
+    """Also says what it would say of no prompt: half as strongly."""
+
+    def prefill(self) -> Logits:
+        return Logits(super().prefill().cond, super().prefill().cond / 2 - 0.2)
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        cond = super().forward(tokens, at).cond
+        return Logits(cond, cond / 2 - 0.2)
+
+
+class GuidedHead(ToyHead):
+    """Mixes both sides, colder than standard normal."""
+
+    def __call__(self, logits: Logits, noise: Tensor, positions: NDArray[np.int64]) -> Gaussian:
+        assert logits.uncond is not None
+        said = torch.lerp(logits.uncond, logits.cond, 1.7)
+        return super().__call__(Logits(said, None), noise * 0.8, positions)
+
+
+def test_guidance_and_temperature_are_of_the_law() -> None:
+    layout, head = Layout(4, cell=(2,), dtype=torch.float32), GuidedHead(2)
+
+    def drawn(recipe: str, seeds: range) -> Any:
+        aids = LatentAids(lambda: Sibling(Guided(SAMPLES, 2, 4, 0, spread=0.9), GuidedHead(2, 0.15)))
+        return run_latents(Guided(SAMPLES, 2, 4, 0), head, parse(recipe), layout, seeds, aids)
+
+    expected = drawn("plain+smoothed:sigma=0.3", range(10**9, 10**9 + SAMPLES)).tokens
+    for recipe in ("draft+smoothed:window=4,sigma=0.3", "scd+smoothed:window=3,sigma=0.3"):
+        found = drawn(recipe, range(SAMPLES))
+        score, limit = compare(found.tokens, expected)
+        assert score <= limit and found.stats.tokens_per_call > 1.05, recipe
+    unguided = plain(Smoothed(0.3), SAMPLES, 0, 2, 4, ToyHead(2))
+    assert compare(unguided, expected)[0] > limit
 
 
 class EndingHead(ToyHead):
