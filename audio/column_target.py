@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.crossed import Crossed
+from mmspec.drafters.first_layers import Part
 from mmspec.hf.target import Backbone, CausalTarget, Prompt
 from mmspec.law import Logits
 from mmspec.target import both_sides
@@ -51,12 +52,13 @@ class ColumnTarget:
         # The target below knows tokens of one number: a column goes through it as K of them, to the embedding.
         flat = Backbone(decoder, lambda ids: embed(ids.unflatten(1, (-1, codebooks))), heads, vocab_size, self.device)
         self._target = CausalTarget(flat, prompt, (uncond or prompt) if guided else None, length, slack)
+        self.layers = self._target.layers
 
     def prefill(self) -> Logits:
         return self._target.prefill()
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        return self._target.forward(tokens.flatten(1), at)
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
+        return self._target.forward(tokens.flatten(1), at, part)
 
     def keep(self, rows: list[int]) -> None:
         if self._crossed is not None:

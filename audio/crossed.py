@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +33,18 @@ class Crossed:
         self.bias = self.bias.masked_fill_(~mask.bool(), torch.finfo(states.dtype).min)[:, None, None]
         self._cache: EncoderDecoderCache | None = None
 
-    def beside(self, own: Any) -> EncoderDecoderCache:
-        """The cache of a decoder whose self-attention keeps its own."""
+    def beside(self, own: Any, rows: int) -> EncoderDecoderCache:
+        """The cache of a decoder whose self-attention keeps its own, for the first `rows` rows."""
         if self._cache is None:
             self._cache = EncoderDecoderCache(own, DynamicCache())
-        return self._cache
+        if rows == len(self.states):
+            return self._cache
+        some = DynamicCache()
+        for layer in self._cache.cross_attention_cache.layers:
+            cut = copy(layer)
+            cut.keys, cut.values = layer.keys[:rows], layer.values[:rows]
+            some.layers.append(cut)
+        return EncoderDecoderCache(own, some)
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these (int64 [rows'])."""

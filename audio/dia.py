@@ -29,6 +29,7 @@ from mmspec.audio.crossed import Crossed, Hidden
 from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules, same_class
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
+from mmspec.drafters.first_layers import Part
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.families import unwrap
@@ -160,7 +161,7 @@ def plan(model: Any, request: Request) -> ColumnPlan:
         crossed = Crossed(states, mask)
         prompt = Prompt(decoder.embeddings(request.prompt), request.mask, counted(request.mask))
         inner = ColumnTarget(
-            Decoder(decoder, crossed),
+            Decoder(decoder, crossed, len(decoder.layers)),
             decoder.embeddings,
             lambda hidden: model.logits_dense(hidden).unflatten(-1, (channels, size)),
             channels,
@@ -196,7 +197,7 @@ class DiaTarget:
     def __init__(
         self, inner: ColumnTarget, history: ColumnHistory, guidance: Guidance | None, length: int, config: Any
     ) -> None:
-        self.vocab_size = inner.vocab_size
+        self.vocab_size, self.layers = inner.vocab_size, inner.layers
         self.device = inner.device
         self._inner = inner
         self._history = history
@@ -211,9 +212,9 @@ class DiaTarget:
         logits = self._inner.prefill()
         return self._law(logits, np.zeros((len(logits.cond), 1), dtype=np.int64))
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
         self._history.write(tokens, at)
-        return self._law(self._inner.forward(tokens, at), at[:, None] + 1 + np.arange(tokens.shape[1]))
+        return self._law(self._inner.forward(tokens, at, part), at[:, None] + 1 + np.arange(tokens.shape[1]))
 
     def keep(self, rows: list[int]) -> None:
         self._history.keep(rows)
@@ -244,11 +245,16 @@ def only(codes: Tensor, one: int) -> Tensor:
 
 
 class Decoder:
-    """The layers of a `DiaDecoder`, around caches of our own."""
+    """The first `count` layers of a `DiaDecoder`, around caches of our own."""
 
-    def __init__(self, decoder: Any, crossed: Crossed) -> None:
+    def __init__(self, decoder: Any, crossed: Crossed, count: int) -> None:
+        self.count = count
         self._decoder = decoder
         self._crossed = crossed
+
+    def first(self, count: int) -> Decoder:
+        """The same without the layers behind the first `count`."""
+        return Decoder(self._decoder, self._crossed, count)
 
     def __call__(
         self,
@@ -258,15 +264,16 @@ class Decoder:
         past_key_values: Any,
         use_cache: bool,
     ) -> Hidden:
-        hidden, cache = inputs_embeds, self._crossed.beside(past_key_values)
+        hidden, rows = inputs_embeds, len(inputs_embeds)
+        cache, states, bias = self._crossed.beside(past_key_values, rows), self._crossed.states, self._crossed.bias
         places = self._decoder.rotary_emb(hidden, position_ids=position_ids)
-        for layer in self._decoder.layers:
+        for layer in self._decoder.layers[: self.count]:
             hidden = layer(
                 hidden,
                 places,
                 attention_mask,
-                self._crossed.states,
-                encoder_attention_mask=self._crossed.bias,
+                states[:rows],
+                encoder_attention_mask=bias[:rows],
                 past_key_values=cache,
             )
         return Hidden(self._decoder.norm(hidden))

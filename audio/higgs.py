@@ -25,6 +25,7 @@ from mmspec.audio.crossed import Hidden
 from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules, same_class
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
+from mmspec.drafters.first_layers import Part
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.families import unwrap
@@ -152,7 +153,7 @@ def plan(model: Any, request: Request) -> ColumnPlan:
             sound = core.embed_audio_tokens(request.columns)[request.there]
             embeds = embeds.masked_scatter(marks[..., None], sound.to(embeds.dtype))
         inner = ColumnTarget(
-            Decoder(core, marks),
+            Decoder(core, marks, len(core.layers)),
             core.embed_audio_tokens,
             lambda hidden: model.audio_lm_head(hidden).unflatten(-1, (codebooks, size)),
             codebooks,
@@ -195,7 +196,7 @@ class HiggsTarget:
         repetition: Repetition | None,
         config: Any,
     ) -> None:
-        self.vocab_size = inner.vocab_size
+        self.vocab_size, self.layers = inner.vocab_size, inner.layers
         self.device = inner.device
         self._inner = inner
         self._history = history
@@ -208,9 +209,9 @@ class HiggsTarget:
         logits = self._inner.prefill()
         return self._shape(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
         self._history.write(tokens, at)
-        return self._shape(self._inner.forward(tokens, at).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
+        return self._shape(self._inner.forward(tokens, at, part).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
 
     def keep(self, rows: list[int]) -> None:
         self._history.keep(rows)
@@ -248,12 +249,18 @@ class Decoder:
 
     **Arguments:**
 
-    - `marks`: bool [B, T], where the prompt is sound; behind it, everything is.
+    - `marks`: bool [B, T], where the prompt is sound; behind it, everything is. None where the prompt was read.
+    - `count`: how many of the layers.
     """
 
-    def __init__(self, core: Any, marks: Tensor) -> None:
+    def __init__(self, core: Any, marks: Tensor | None, count: int) -> None:
+        self.count = count
         self._core = core
-        self._marks: Tensor | None = marks
+        self._marks = marks
+
+    def first(self, count: int) -> Decoder:
+        """The same without the layers behind the first `count`, for what follows the prompt."""
+        return Decoder(self._core, None, count)
 
     def __call__(
         self,
@@ -265,7 +272,7 @@ class Decoder:
     ) -> Hidden:
         hidden, (marks, self._marks) = inputs_embeds, (self._marks, None)
         places = self._core.rotary_emb(hidden, position_ids)
-        for layer in self._core.layers:
+        for layer in self._core.layers[: self.count]:
             hidden = layer(
                 hidden,
                 attention_mask=attention_mask,

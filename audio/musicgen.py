@@ -168,7 +168,7 @@ def plan(model: Any, request: Request) -> ColumnPlan:
         prompts = [embeds if side is None else torch.cat([side, embeds], dim=1) for side in sides]
         mask = torch.ones(prompts[0].shape[:2], dtype=torch.bool, device=device)
         cond, uncond = (Prompt(p, mask, counted(mask)) for p in (prompts[0], prompts[-1]))
-        layers = Decoder(decoder.model.decoder, crossed)
+        layers = Decoder(decoder.model.decoder, crossed, len(decoder.model.decoder.layers))
         return ColumnTarget(
             layers, embed, heads, codebooks, ids_of_head(model), cond, guided, length, window, crossed, uncond
         )
@@ -213,11 +213,17 @@ class Decoder:
     **Arguments:**
 
     - `decoder`: a `MusicgenDecoder` or `MusicgenMelodyDecoder`; `crossed`: the text, for the former.
+    - `count`: how many of its layers.
     """
 
-    def __init__(self, decoder: Any, crossed: Crossed | None) -> None:
+    def __init__(self, decoder: Any, crossed: Crossed | None, count: int) -> None:
+        self.count = count
         self._decoder = decoder
         self._crossed = crossed
+
+    def first(self, count: int) -> Decoder:
+        """The same without the layers behind the first `count`."""
+        return Decoder(self._decoder, self._crossed, count)
 
     def __call__(
         self,
@@ -233,9 +239,10 @@ class Decoder:
         hidden = inputs_embeds + places.weights[position_ids].to(inputs_embeds.device)
         cache, text = past_key_values, {}
         if self._crossed is not None:
-            cache = self._crossed.beside(past_key_values)
-            text = {"encoder_hidden_states": self._crossed.states, "encoder_attention_mask": self._crossed.bias}
-        for layer in self._decoder.layers:
+            rows = len(hidden)
+            cache, bias = self._crossed.beside(past_key_values, rows), self._crossed.bias[:rows]
+            text = {"encoder_hidden_states": self._crossed.states[:rows], "encoder_attention_mask": bias}
+        for layer in self._decoder.layers[: self.count]:
             out = layer(hidden, attention_mask, **text, past_key_values=cache, use_cache=use_cache)
             hidden = out[0] if isinstance(out, tuple) else out
         return Hidden(self._decoder.layer_norm(hidden))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mmspec.columns import ColumnLaw
@@ -14,6 +15,7 @@ from mmspec.drafters.column_guesses import (
     random_column,
     repeat_left,
 )
+from mmspec.drafters.first_layers import FirstLayers, Part
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.model import ModelDrafter
 from mmspec.errors import ArgumentError
@@ -47,8 +49,13 @@ def build_column_drafter(
     if recipe.info.tree or kind not in ("model", "recycle", "jacobi") or (kind == "jacobi" and start not in STARTS):
         raise ArgumentError(
             f"recipe '{recipe}' is not possible here: this model makes columns of {layout.cell[0]} codes, for which "
-            f"there are plain, draft, recycle, sjd and scd, with start={'/'.join(STARTS)}"
+            f"there are plain, draft, layer-skip, recycle, sjd and scd, with start={'/'.join(STARTS)}"
         )
+    if kind == "model" and (layers := int(knobs["layers"])):
+        scale = float(knobs["guidance"])
+        part = FirstLayers(target, Part(layers, guided=scale != 1))
+        settings = [replace(s, guidance_scale=scale, guidance_end=None) for s in aids.draft_sampling or samplings]
+        return ModelDrafter(part, column_law(settings, layout, part))
     if kind == "model":
         if aids.draft_model is None:
             raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model brings none")

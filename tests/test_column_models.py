@@ -33,7 +33,7 @@ from mmspec.verify import Draft, Verdict, ratio
 
 TEXT = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]])
 SPOKEN = torch.tensor([[0, 0, 5, 6, 7, 31], [8, 9, 3, 4, 5, 31]])
-RECIPES = ["plain", "scd:window=5", "recycle:window=3", "draft:window=4"]
+RECIPES = ["plain", "scd:window=5", "recycle:window=3", "draft:window=4", "layer-skip:layers=1,window=3"]
 
 
 def voice(codes: int, delays: tuple[int, ...], frames: int = 0) -> dict[str, Tensor]:
@@ -325,8 +325,10 @@ def whole(joint: Tensor) -> Tensor:
 SAMPLES = 4000
 
 
-@pytest.mark.parametrize("melody", [False, True])
-def test_musicgen_samples_follow_the_law(melody: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("melody", "recipe"), [(False, "draft:window=3"), (True, "scd:window=4"), (False, "layer-skip:layers=1,window=3")]
+)
+def test_musicgen_samples_follow_the_law(melody: bool, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three frames of two codes of two codebooks: 64 sequences. With 4000 samples the floor is near 0.05, the
     limit 0.02 above it. The draft model is not guided.
     """
@@ -342,9 +344,7 @@ def test_musicgen_samples_follow_the_law(melody: bool, monkeypatch: pytest.Monke
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 4, **settings}
 
     joint = whole(own_law(model, call(64), columns, columns < 2, monkeypatch).prod(-1).prod(-1))
-    sampled(
-        CASES["musicgen"], [model, draft], call(SAMPLES), joint, columns, "scd:window=4" if melody else "draft:window=3"
-    )
+    sampled(CASES["musicgen"], [model, draft], call(SAMPLES), joint, columns, recipe)
 
 
 def test_dia_samples_follow_the_law(monkeypatch: pytest.MonkeyPatch) -> None:

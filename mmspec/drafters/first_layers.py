@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits
+from mmspec.target import Target
 from mmspec.tree import Tree, TreeTarget
 
 
@@ -34,7 +35,7 @@ class Part:
 
 
 @runtime_checkable
-class LayeredTarget(TreeTarget, Protocol):
+class LayeredTarget(Target, Protocol):
     """A target whose first layers can be asked alone. `layers` counts all of them."""
 
     layers: int
@@ -46,6 +47,11 @@ class LayeredTarget(TreeTarget, Protocol):
         whole call reads all tokens from the first one on that only a part has read.
         """
         ...
+
+
+@runtime_checkable
+class LayeredTreeTarget(LayeredTarget, TreeTarget, Protocol):
+    """One that reads trees as well."""
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
@@ -85,6 +91,7 @@ class FirstLayers:
         return self._target.forward(tokens, at, self._part)
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
+        assert isinstance(self._target, LayeredTreeTarget), "a target of windows has no recipes with trees"
         return self._target.forward_tree(tokens, at, tree, first, self._part)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
