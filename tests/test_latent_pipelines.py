@@ -134,6 +134,8 @@ def test_what_does_not_fit() -> None:
             mmspec.load(model, processor=processor, config=config)
     sound = mmspec.load(model, processor=processor, config={"voices": {"a": np.sin(np.arange(100.0))}})
     assert sound.speaker.known["a"].shape[1] == 4
+    heard = sound.hearing(np.sin(np.arange(200.0))[None], 2000)
+    assert heard.speaker.voices == ("heard", "a") and heard.speaker.known["heard"].shape[1] == 4
     pipe = mmspec.load(vibevoice(), processor=vibevoice_processor(), config={"frames": 2})
     for call, message in (({"temperature": 0.5}, "leave them out"), ({"recipe": "sjd"}, r"sjd\+smoothed")):
         with pytest.raises(ArgumentError, match=message):

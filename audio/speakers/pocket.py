@@ -16,7 +16,7 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.latents.pocket import check_sibling, draw_frames
-from mmspec.audio.pipeline import Reading
+from mmspec.audio.pipeline import Heard, Reading
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
@@ -24,6 +24,7 @@ from mmspec.loop import OnStep
 from mmspec.recipes import Recipe
 
 TEMPERATURE = 0.7  # where a checkpoint names none
+HEARD = "heard"
 PIECE = 50  # tokens of a text that are said at once, at most
 
 
@@ -54,6 +55,11 @@ class PocketSpeaker:
     def read(self, text: str, voice: str | None) -> Reading:
         name = voice or (self.voices[0] if self.voices else None)
         return Reading([(piece, name) for piece in self.processor.split_text(text, PIECE)])
+
+    def hearing(self, sound: Heard) -> PocketSpeaker:
+        wave = sound.mono(self.codec.sampling_rate)
+        heard = read_voice(HEARD, wave, voice_width(self.model), self.processor)
+        return PocketSpeaker(self.model, self.processor, {HEARD: heard, **self.known}, self.draft_model)
 
     def task(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[Sampling]) -> PocketWork:
         if samplings[0].top_k or samplings[0].top_p != 1:
@@ -127,7 +133,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     if draft_model is not None:
         check_sibling(model, draft_model)
     processor.audio_tokenizer.to(model.device)
-    width = getattr(model.config, "audio_prompt_dim", model.config.latent_dim)
+    width = voice_width(model)
     beside = {path.stem: path for path in sorted(Path(model.name_or_path or "-").glob("voices/*.safetensors"))}
     known = {str(name): read_voice(str(name), voice, width, processor) for name, voice in given.items()}
     for name, path in beside.items():
@@ -135,6 +141,11 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         if name not in known and [part.shape[-1] for part in tensors.values()] == [width]:
             known[name] = next(iter(tensors.values())).reshape(-1, width)
     return PocketSpeaker(model, processor, known, draft_model)
+
+
+def voice_width(model: Any) -> int:
+    """Numbers per frame of a voice."""
+    return int(getattr(model.config, "audio_prompt_dim", model.config.latent_dim))
 
 
 def read_voice(name: str, voice: Any, width: int, processor: Any) -> Tensor:

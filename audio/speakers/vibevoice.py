@@ -13,13 +13,14 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.vibevoice import draw_tokens, latents_of
-from mmspec.audio.pipeline import Reading
+from mmspec.audio.pipeline import Heard, Reading
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.recipes import Recipe
 
+HEARD = "heard"
 FRAMES = 1125  # two and a half minutes
 SPEAKER = re.compile(r"^\s*speaker\s+(\d+)\s*:\s*", re.IGNORECASE | re.MULTILINE)
 
@@ -54,6 +55,10 @@ class VibeVoiceSpeaker:
         first = self.voices.index(voice) if voice is not None else 0
         names = self.voices[first:] + self.voices[:first]
         return Reading([(lines, names)])
+
+    def hearing(self, sound: Heard) -> VibeVoiceSpeaker:
+        known = {HEARD: sound.mono(self.codec.sampling_rate).numpy(), **self.known}
+        return VibeVoiceSpeaker(self.model, self.processor, known, self.draft_model, self.frames)
 
     def task(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[Sampling]) -> VibeVoiceWork:
         sampling = samplings[0]

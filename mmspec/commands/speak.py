@@ -31,7 +31,7 @@ def speak(
     ] = Path("out.wav"),
     voice: Annotated[str | None, typer.Option(show_default="the model's", help="One of the model's voices.")] = None,
     voice_file: Annotated[
-        Path | None, typer.Option(show_default=False, help="A sound file with a voice to speak with (Dia, CSM).")
+        Path | None, typer.Option(show_default=False, help="A sound file with a voice to speak with, where it can.")
     ] = None,
     voice_text: Annotated[str | None, typer.Option(show_default=False, help="What is said in the voice file.")] = None,
     recipe: Annotated[
