@@ -56,6 +56,10 @@ class Slots:
         """The laws of some of the slots; `index` is of the axes B and W."""
         return replace(self, reals=self.reals[index], wholes=self.wholes[index])
 
+    def view(self, *shape: int) -> Slots:
+        """The same slots, under other axes than B and W."""
+        return replace(self, reals=self.reals.reshape(*shape, 5), wholes=self.wholes.reshape(*shape, 5))
+
     def lse(self) -> Tensor:
         """Log-sum-exp of the kept logits, float32 [B, W]."""
         return self.reals[..., PEAK] + self.reals[..., TOTAL].log()

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.errors import ArgumentError
 from mmspec.law import Law, Logits, Sampling
 from mmspec.noise import ACCEPT, REDRAW, Draws
 from mmspec.rules import Accept
 from mmspec.rules.by_codebook import ByCodebook
-from mmspec.verify import Draft, Verdict, ratio, sample, sample_many
+from mmspec.verify import Draft, Verdict, pin, ratio, sample, sample_many
 
 # Draws of one column after which the residual counts as empty, which by rounding it may be. The error in total
 # variation is below 1 / (e * 2**20) = 3.5e-7 whatever p and q are.
@@ -101,9 +102,7 @@ class ColumnLaw:
         found = None if self.forced is None else self.forced.at(positions)
         if found is None:
             return p
-        forced = torch.from_numpy(found).to(p.device)[..., None]
-        certain = torch.zeros_like(p).scatter_(-1, entries(forced, p.shape[-1]), 1.0)
-        return torch.where(forced >= 0, certain, p)
+        return pin(p, entries(torch.from_numpy(found).to(p.device), p.shape[-1]), 0, found >= 0)
 
     def sample(self, p: Tensor, draws: Draws, stream: int = REDRAW) -> Tensor:
         """Draws columns from probabilities [B, W, K, V]: int64 [B, W, K]."""
@@ -119,30 +118,44 @@ class ColumnLaw:
         - `draft`: m columns [B, m, K] and their q [B, m, K, V]; m may be 0.
         - `rule`: the acceptance rule of one cell; columns take the product, see `chance`.
         """
-        batch, m = len(p), p.shape[1] - 1
-        if m == 0:
-            return Verdict(self.sample(p, draws), np.zeros(batch, dtype=np.int64), p, draft)
-        free = self._free(draws.positions[:, :m], p.device)
-        kept = chance(rule, p[:, :m], draft, free)
-        first = (draws[ACCEPT][:, :m] < kept).long().cumprod(-1).sum(-1)
-        rows = torch.arange(batch, device=p.device)
-        # Where everything was accepted there is no draft to take away: the free slot is drawn from p itself.
-        q = draft.q[rows, first.clamp(max=m - 1)].masked_fill_((first == m)[:, None, None], 0.0)
-        accepted = first.cpu().numpy()
-        redrawn = thin(p[rows, first], q, draws.at(np.arange(batch), accepted))
-        tokens = torch.cat([draft.tokens, redrawn[:, None]], dim=1)
-        tokens = tokens.scatter_(1, first[:, None, None].expand(-1, 1, tokens.shape[2]), redrawn[:, None])
+        if p.shape[1] == 1:
+            return Verdict(self.sample(p, draws), np.zeros(len(p), dtype=np.int64), p, draft)
+        found = None if self.forced is None else self.forced.at(draws.positions)
+        free = None if found is None else torch.from_numpy(found < 0).to(p.device)
+        verdict = verify_columns(p, draft, rule, draws, free)
         if self.forced is not None:
-            tokens = self.forced.put(tokens, draws.positions)
-        excess = None
-        if rule is not ratio:
-            excess = (kept.clamp(max=1.0) - chance(ratio, p[:, :m], draft, free).clamp(max=1.0)).float()
-        return Verdict(tokens, accepted, p, draft, excess)
+            verdict.tokens = self.forced.put(verdict.tokens, draws.positions)
+        return verdict
 
-    def _free(self, positions: NDArray[np.int64], device: torch.device) -> Tensor | None:
-        """Which cells are free, bool [B, W, K]; None where all are."""
-        found = None if self.forced is None else self.forced.at(positions)
-        return None if found is None else torch.from_numpy(found < 0).to(device)
+
+def verify_columns(p: Tensor, draft: Draft, rule: Accept, draws: Draws, free: Tensor | None) -> Verdict:
+    """`ColumnLaw.verify` for m >= 1 drafts.
+
+    **Arguments:**
+
+    - `free`: bool [B, m + 1, K], which cells are free, or None where all are; the others may come back as anything.
+    """
+    if has_torch_function((p,)):
+        return handle_torch_function(verify_columns, (p,), p, draft, rule, draws, free)
+    batch, m = len(p), p.shape[1] - 1
+    free = None if free is None else free[:, :m]
+    kept = chance(rule, p[:, :m], draft, free)
+    first = (draws[ACCEPT][:, :m] < kept).long().cumprod(-1).sum(-1)
+    rows = torch.arange(batch, device=p.device)
+    # Where everything was accepted there is no draft to take away: the free slot is drawn from p itself.
+    q = draft.q[rows, first.clamp(max=m - 1)].masked_fill_((first == m)[:, None, None], 0.0)
+    accepted = first.cpu().numpy()
+    redrawn = thin(p[rows, first], q, draws.at(np.arange(batch), accepted))
+    excess = None
+    if rule is not ratio:
+        excess = (kept.clamp(max=1.0) - chance(ratio, p[:, :m], draft, free).clamp(max=1.0)).float()
+    return Verdict(behind(draft.tokens, first, redrawn), accepted, p, draft, excess)
+
+
+def behind(tokens: Tensor, first: Tensor, redrawn: Tensor) -> Tensor:
+    """Columns int64 [B, m + 1, K]: the drafts [B, m, K] with the redrawn one [B, K] in slot `first`, int64 [B]."""
+    tokens = torch.cat([tokens, redrawn[:, None]], dim=1)
+    return tokens.scatter_(1, first[:, None, None].expand(-1, 1, tokens.shape[2]), redrawn[:, None])
 
 
 def entries(tokens: Tensor, vocab_size: int) -> Tensor:

@@ -253,6 +253,6 @@ def keep_top_p(p: Tensor, top_p: Tensor) -> Tensor:
 
 def _one_hot(z: Tensor) -> Tensor:
     best = z.argmax(-1, keepdim=True)
-    # A row of NaN stays NaN, so that a broken target is noticed in greedy decoding too.
-    mass = torch.where(z.gather(-1, best).isnan(), torch.nan, 1.0)
+    # A row of NaN, or without an allowed token, becomes NaN: greedy decoding too says that the target is broken.
+    mass = torch.where(z.gather(-1, best).isfinite(), 1.0, torch.nan)
     return torch.zeros_like(z).scatter_(-1, best, mass)

@@ -71,6 +71,12 @@ class Noise:
         """Drops all rows but these."""
         self._keys = self._keys[:, :, rows]
 
+    @property
+    def seeds(self) -> NDArray[np.int64]:
+        """The seeds of the rows, host int64 [B], as two's complement."""
+        low, high = self._keys[0]
+        return (low | (high << _HALF)).view(np.int64)
+
     def uniforms(
         self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int, place: NDArray[np.int64] | int = 0
     ) -> list[Tensor]:

@@ -96,6 +96,16 @@ def resolve(info: Info) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
+def check_device(device: Any) -> None:
+    """**Raises:** `ArgumentError` for a device that is not there."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch built without CUDA asserts
+        raise ArgumentError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
 def load(
     model: Any = "shapes",
     *,
@@ -146,10 +156,7 @@ def load(
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
     device = "cpu" if device is None else device
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch built without CUDA asserts
-        raise ArgumentError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    check_device(device)
     dtype = dtype or torch.float32
     model = str(model)
     known = models()

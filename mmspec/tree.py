@@ -109,11 +109,11 @@ class WithoutReplacement:
     """
 
     def __init__(self, laws: Tensor) -> None:
-        self._laws = laws
+        self.laws = laws
 
     def law(self, entry: Tensor, tokens: Tensor) -> Tensor:
         rows = torch.arange(len(entry), device=entry.device)
-        q = self._laws[rows, entry.clamp(max=self._laws.shape[1] - 1)]
+        q = self.laws[rows, entry.clamp(max=self.laws.shape[1] - 1)]
         if tokens.shape[1] == 1:
             return q
         q = q.scatter(1, tokens[:, :-1], 0.0)
@@ -129,11 +129,11 @@ class Independent:
     """
 
     def __init__(self, laws: Tensor) -> None:
-        self._laws = laws
+        self.laws = laws
 
     def law(self, entry: Tensor, tokens: Tensor) -> Tensor:
         rows = torch.arange(len(entry), device=entry.device)
-        return self._laws[rows, entry.clamp(max=self._laws.shape[1] - 1)]
+        return self.laws[rows, entry.clamp(max=self.laws.shape[1] - 1)]
 
 
 class Chosen:

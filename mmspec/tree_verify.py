@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.rules import Accept
 from mmspec.rules.looking import Looking
@@ -58,6 +59,8 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, red
     - `accept_u`: float32 [B, m] in [0, 1), of the nodes.
     - `redraw_u`: float32 [B, D + 1], of the depths; all independent of each other and of the draft.
     """
+    if has_torch_function((p,)):
+        return handle_torch_function(verify_tree, (p,), p, draft, rule, accept_u, redraw_u)
     tree, batch = draft.tree, len(p)
     rows = torch.arange(batch, device=p.device)
     children = tree.children.expand(batch, -1, -1)

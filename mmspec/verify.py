@@ -91,10 +91,12 @@ def pin(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_]) -> Tensor
 
     - `tokens`: int64 [B, m].
     - `first`, `new`: which those are, host bool [B, m - first] of the slots from `first` on.
+
+    Where a token has several cells, all have one more axis: q [B, m, K, V], tokens and `new` [B, m, K].
     """
     if has_torch_function((q,)):
         return handle_torch_function(pin, (q,), q, tokens, first, new)
-    guessed = torch.zeros_like(q[:, first:]).scatter_(2, tokens[:, first:, None], 1.0)
+    guessed = torch.zeros_like(q[:, first:]).scatter_(-1, tokens[:, first:, ..., None], 1.0)
     if not new.all():
         guessed = torch.where(torch.from_numpy(new).to(q.device)[..., None], guessed, q[:, first:])
     return torch.cat([q[:, :first], guessed], dim=1)

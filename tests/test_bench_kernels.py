@@ -24,7 +24,8 @@ def test_steps_are_timed_on_random_weights(capsys: pytest.CaptureFixture[str], m
     words = "bench image --random-weights --config tiny --batch 2 --repeats 1 --json"
     assert main(words.split()) == 0
     record = json.loads(capsys.readouterr().out)
-    assert [step["window"] for step in record["steps"]["2"]] == [1, 16, 1, 16]
+    assert [step["window"] for step in record["steps"]["2"]] == [1, 16, 1, 16, 1]
+    assert record["date"] and record["environment"]["torch"] and record["environment"]["device"]
     assert all(step["floor"] > 0 and "acceptance" not in step for step in record["steps"]["2"])
 
 
@@ -32,6 +33,7 @@ def test_steps_are_timed_on_random_weights(capsys: pytest.CaptureFixture[str], m
     ("words", "message"),
     [
         ("bench kernels --dtype float23", "unknown dtype 'float23' (did you mean 'float32'?)"),
+        ("bench kernels --device cudda", "device='cudda' cannot be used"),
         ("bench image --random-weights --config llamagen-x", "unknown config 'llamagen-x' (did you mean"),
     ],
 )

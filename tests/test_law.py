@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.law import Constraint, Law, Logits, Sampling
+from mmspec.verify import sample
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -77,6 +78,20 @@ def test_guidance_between_two_forbidden_logits_is_forbidden() -> None:
     cond = torch.tensor([[[0.0, -torch.inf, 1.0]]])
     p = Law([Sampling(guidance_scale=3.0)], None, CPU)(Logits(cond, cond - 1), np.zeros((1, 1), dtype=np.int64))
     assert p.isfinite().all() and p[0, 0, 1] == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_position_without_an_allowed_token_is_an_error(temperature: float, mixed: bool) -> None:
+    """The model forbids what the constraint allows; neither is the other row's business."""
+    cond = torch.tensor([[0.0, 0.0, -torch.inf]]).repeat(2, 1)[:, None]
+    constraint = Constraint(torch.zeros(1, dtype=torch.int64), torch.tensor([[False, False, True]]))
+    law = Law([Sampling(temperature), Sampling(0.5 if mixed else temperature)], constraint, CPU)
+    positions = np.zeros((2, 1), dtype=np.int64)
+    with pytest.raises(ModelError, match="forbade every token"):
+        sample(law(Logits(cond, None), positions), torch.zeros(2, 1))
+    cond[1, 0, 2] = 0.0
+    assert law(Logits(cond, None), positions)[1, 0].tolist() == [0.0, 0.0, 1.0]
 
 
 def test_the_likeliest_token_survives_any_top_p() -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.engine import run
+from mmspec.columns import ForcedCells, entries
+from mmspec.engine import Aids, run
 from mmspec.errors import ModelError
 from mmspec.law import Constraint, Law, Logits, Sampling
+from mmspec.neighbours import Codebook
 from mmspec.recipes import parse
 from mmspec.target import Layout
 
@@ -33,12 +35,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 class Bigram:
-    """Logits that depend on the last token alone, with an unconditional side; each row has a prompt token."""
+    """Logits that depend on the last token alone, with an unconditional side; each row has a prompt token.
+
+    Another `seed` makes another model: one to draft with.
+    """
 
     vocab_size = VOCAB
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(3)
+    def __init__(self, rows: int, device: torch.device, seed: int = 3) -> None:
+        generator = torch.Generator().manual_seed(seed)
         self.device = device
         self.cond, self.uncond = (torch.randn(2, VOCAB, VOCAB, generator=generator) * 1.5).to(device)
         self.rows = rows
@@ -49,8 +54,31 @@ class Bigram:
     def forward(self, tokens: Tensor, at: Any) -> Logits:
         return Logits(self.cond[tokens], self.uncond[tokens])
 
+    def forward_tree(self, tokens: Tensor, at: Any, tree: Any, first: int = 0) -> Logits:
+        return self.forward(tokens, at)
+
+    def settle(self, at: Any, path: Any) -> None:
+        """Nothing is remembered."""
+
     def keep(self, rows: list[int]) -> None:
         self.rows = len(rows)
+
+
+class ColumnBigram(Bigram):
+    """The same of columns of two cells, each of which goes by the cell before."""
+
+    def prefill(self) -> Logits:
+        return self.forward(torch.zeros(self.rows, 1, 2, dtype=torch.int64, device=self.device), np.zeros(self.rows))
+
+
+def aids(device: torch.device) -> Aids:
+    """A model to draft with, and vectors for rules that ask which tokens are alike."""
+    vectors = torch.rand(VOCAB, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    return Aids(
+        draft_model=lambda: Bigram(2, device, seed=4),
+        draft_sampling=[Sampling(0.9, top_p=0.9), Sampling()],
+        codebook=lambda: Codebook(vectors),
+    )
 
 
 def decoded(recipe: str, device: torch.device, kernels: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -60,7 +88,26 @@ def decoded(recipe: str, device: torch.device, kernels: str, monkeypatch: pytest
     allowed[1, ::2] = False
     kinds = torch.tensor([0, 0, 1, 0, 0], device=device)
     layout = Layout(LENGTH, 4, Constraint(kinds, allowed))
-    return run(Bigram(2, device), parse(recipe), layout, samplings, [5, 6])
+    return run(Bigram(2, device), parse(recipe), layout, samplings, [5, 6], aids(device))
+
+
+SLOW = [
+    "scd:window=3,coupling=gumbel",
+    "draft:window=3",
+    "beta:window=3,beta=0.4",
+    "ensemble:window=3,draft=0.4",
+    "omega:window=3",
+    "lantern:window=3,delta=0.3,k=5",
+    "lantern++:window=3,k=4",
+    "draft+gsd:window=3,group=4",
+    "gsd:window=3,group=5,distance=0.3",
+    "recycle+typical:window=3",
+    "tree-chains:branch=2/1",
+    "tree-dynamic:window=4,depth=2,top=2",
+    "tree-sampled:window=4,depth=2",
+    "tree+lantern:branch=2/1,delta=0.3,k=5",
+    "spectr:drafts=2,length=2",
+]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +116,38 @@ def decoded(recipe: str, device: torch.device, kernels: str, monkeypatch: pytest
         "plain",
         "sjd:window=3,start=left",
         "scd:window=3,start=up",
-        pytest.param("scd:window=3,coupling=gumbel", marks=pytest.mark.slow),
-        pytest.param("beta:window=3", marks=pytest.mark.slow),
+        "draft+lantern:window=3,delta=0.3,k=5",
+        "tree:branch=2/1",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in SLOW],
     ],
 )
 def test_the_same_tokens_with_and_without(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = (decoded(recipe, device, kernels, monkeypatch) for kernels in ("triton", "torch"))
     assert torch.equal(ours.tokens, theirs.tokens)
+    assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
+    assert ours.stats.tv_bound == pytest.approx(theirs.stats.tv_bound, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "scd:window=3",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "sjd:window=3", "beta:window=3")],
+    ],
+)
+def test_the_same_columns_with_and_without(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = np.full((4, 2), -1)
+    forced[0, 1], forced[2, 0] = VOCAB + 3, 2  # one of them no entry of the vocabulary
+    layout = Layout(4, cell=(2,), forced=ForcedCells(forced))
+    target = ColumnBigram(2, device)
+    read = target.forward
+    monkeypatch.setattr(target, "forward", lambda tokens, at: read(entries(tokens, VOCAB), at))
+    found = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        found.append(run(target, parse(recipe), layout, [Sampling(0.8, guidance_scale=2.0), Sampling(0.7)], [5, 6]))
+    ours, theirs = found
+    assert torch.equal(ours.tokens, theirs.tokens) and (ours.tokens[:, 0, 1] == VOCAB + 3).all()
     assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
 
 
@@ -84,7 +156,7 @@ def test_nothing_of_a_window_is_written_out(device: torch.device, monkeypatch: p
         raise AssertionError("a law was written out")
 
     monkeypatch.setattr(Unwritten, "dense", written)
-    for recipe in ("plain", "sjd:window=3,start=left"):
+    for recipe in ("plain", "lantern:window=3,start=left,k=3"):
         decoded(recipe, device, "triton", monkeypatch)
 
 
@@ -102,10 +174,23 @@ def test_laws_that_are_not_written_are_tensors_to_all_others(
     assert torch.allclose(p[:, 1:] + 0, wanted[:, 1:], atol=1e-6) and torch.allclose(p[1, 0], wanted[1, 0], atol=1e-6)
 
 
-def test_logits_that_are_not_numbers_are_an_error(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Bigram(1, device)
-    target.cond[:] = torch.nan
+@pytest.mark.parametrize(("bad", "temperature"), [(torch.nan, 1.0), (-torch.inf, 0.0)], ids=["drawn", "greedy"])
+def test_logits_that_are_no_law_are_an_error(
+    bad: float, temperature: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Bigram(2, device)
+    target.cond[:] = bad
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
-    for recipe in ("plain", "sjd:window=3,start=left"):
+    for recipe in ("plain", "tree:branch=2"):
         with pytest.raises(ModelError, match="not numbers"):
-            run(target, parse(recipe), Layout(LENGTH, 4), [Sampling()], [5])
+            run(target, parse(recipe), Layout(LENGTH, 4), [Sampling(temperature)] * 2, [5, 6], aids(device))
+    target.cond[0] = torch.arange(VOCAB)  # the first token is the last of the vocabulary; all behind it is broken
+    with pytest.raises(ModelError, match="not numbers"):
+        run(
+            target,
+            parse("draft:window=3"),
+            Layout(LENGTH, 4),
+            [Sampling(temperature, top_k=1)] * 2,
+            [5, 6],
+            aids(device),
+        )

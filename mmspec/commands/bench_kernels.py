@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from mmspec.commands.options import Device, Json
-from mmspec.errors import ArgumentError, unknown_name
+from mmspec.errors import unknown_name
 from mmspec.files import check_writable, replacing
+from mmspec.registry import check_device
 
 SCHEMA_VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16")
@@ -42,8 +43,7 @@ def bench_kernels(
     from mmspec.metrics import kernel_bench
     from mmspec.metrics.environment import environment
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ArgumentError(f"--device: {device!r} is not there: no CUDA device is available; use cpu")
+    check_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     with torch.inference_mode():

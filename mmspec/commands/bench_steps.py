@@ -7,8 +7,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing
+from mmspec.registry import check_device
 
 SCHEMA_VERSION = 1
 WINDOW = 16
@@ -27,8 +27,7 @@ def bench_steps(config: str, device: str, batches: list[int], repeats: int, outp
     from mmspec.metrics.environment import environment
     from mmspec.metrics.step_bench import bench_steps as measure
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ArgumentError(f"--device: {device!r} is not there: no CUDA device is available; use cpu")
+    check_device(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     times = {batch: measure(config, torch.device(device), dtype, batch, WINDOW, repeats) for batch in batches}
     record = {

@@ -22,12 +22,13 @@ from mmspec.hf.families import Family, unwrap
 from mmspec.hf.families import family_of as family_of
 from mmspec.hf.plan import Plan, Request
 from mmspec.hf.table import count_table
-from mmspec.hf.target import CausalTarget
+from mmspec.hf.target import CausalTarget, recorded
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
 from mmspec.prefix import PrefixTarget, normalised_guidance
 from mmspec.recipes import Recipe, parse
+from mmspec.recorded import RecordedTarget
 from mmspec.rows import Step
 from mmspec.seeds import row_seeds
 from mmspec.stats import Stats
@@ -142,13 +143,13 @@ class Job:
     layout: Layout
     sampling: Sampling
 
-    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget | PrefixTarget:
+    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget | RecordedTarget | PrefixTarget:
         """The model of a plan with its prompts given; windows may reach `slack` tokens past the end.
 
         **Raises:** `ArgumentError` for prefix rules where prompts have other ids than what is made.
         """
         uncond, rules = plan.uncond if guided else None, self.request.rules
-        target = CausalTarget(plan.backbone, plan.cond, uncond, plan.length, slack)
+        target = recorded(CausalTarget(plan.backbone, plan.cond, uncond, plan.length, slack))
         if not rules:
             return target
         if plan.history is None:

@@ -16,6 +16,7 @@ from mmspec.drafters.first_layers import Part
 from mmspec.hf.cache import SlotCache
 from mmspec.hf.first_layers import count_layers, first_layers
 from mmspec.law import Logits
+from mmspec.recorded import RecordedTarget, wanted
 from mmspec.target import both_sides, split_sides
 from mmspec.tree import Tree
 
@@ -126,6 +127,40 @@ class CausalTarget:
         if self._features is not None:
             self._features = self._features[index.to(self._features.device)]
 
+    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """As `mmspec.recorded.Recordable` has it."""
+        embeds = self._backbone.embed(tokens)
+        self._cache.at_slots(slots, end)
+        features = self._run(embeds, slots, self._bias(slots, end, embeds.dtype), None)
+        return self.head(features), features
+
+    @property
+    def rows(self) -> int:
+        """How many rows run."""
+        return self._rows
+
+    @property
+    def sides(self) -> int:
+        """2 with guidance, else 1."""
+        return self._sides_of(None)
+
+    @property
+    def capacity(self) -> int:
+        """Slots per row."""
+        return self._visible.shape[1]
+
+    def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of positions."""
+        return self._prompt + at
+
+    @property
+    def movable(self) -> bool:
+        """Whether layers lie on several devices, or come and go, so that no call of theirs is like the next."""
+        decoder = self._backbone.decoder
+        if not isinstance(decoder, nn.Module) or any(hasattr(module, "_hf_hook") for module in decoder.modules()):
+            return True
+        return any(p.device != self.device for p in decoder.parameters())
+
     def features(self) -> Tensor:
         assert self._features is not None, "nothing has been read yet"
         return self._features
@@ -195,6 +230,11 @@ class CausalTarget:
         if part is None:
             self._features = features
         return split_sides(self.head(features[:, -last:]), self._sides_of(part) == 2)
+
+
+def recorded(target: CausalTarget) -> CausalTarget | RecordedTarget:
+    """The target, read by recorded calls where its device has them and its weights stay where they are."""
+    return RecordedTarget(target) if wanted(target.device) and not target.movable else target
 
 
 def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:

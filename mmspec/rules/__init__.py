@@ -113,17 +113,17 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "beta": Rule(
             "the acceptance probability is raised by beta",
-            "mmspec.rules.scalar:beta",
+            "mmspec.rules.scalar:Beta",
             knobs={"beta": Knob(0.2, "added to p/q", low=0.0, high=1.0)},
         ),
         "ensemble": Rule(
             "the draft is tested against a mixture of the target's and its own law",
-            "mmspec.rules.scalar:ensemble",
+            "mmspec.rules.scalar:Ensemble",
             knobs={"draft": Knob(0.2, "share of the draft's law, 1 - w", low=0.0, high=1.0)},
         ),
         "omega": Rule(
             "p/q is multiplied by a factor that decays along the window",
-            "mmspec.rules.scalar:omega",
+            "mmspec.rules.scalar:Omega",
             knobs={
                 "delta": Knob(2.0, "the factor of the first draft; below 1 it is none", low=0.0, high=1e6),
                 "decay": Knob(0.7, "by which its logarithm falls per slot", low=0.0, high=100.0),

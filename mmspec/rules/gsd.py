@@ -7,36 +7,44 @@ a(x) = sum of p over the group / sum of q over the group. Groups overlap, so not
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.neighbours import Codebook
-from mmspec.rules import Accept
 
 
-def grouped(codebook: Codebook | None, group: int, probability: float, distance: float) -> Accept:
-    """`group` 0 is exact. `distance` 0 leaves the codebook out of it.
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """The rule; `group` 0 is exact, and `distance` 0 leaves the codebook out of it."""
 
-    **Raises:** `ArgumentError` when distances are asked for and the model has no codebook.
-    """
-    if distance and codebook is None:
-        raise ArgumentError(f"gsd:distance={distance} needs the model's codebook, and this model brings none; use 0")
-    offsets = torch.arange(-(group // 2), group - group // 2 + 1)
+    codebook: Codebook | None
+    group: int
+    probability: float
+    distance: float
 
-    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
         index = x[..., None]
         order = p.argsort(dim=-1, descending=True, stable=True)
         rank = (order == index).long().argmax(-1, keepdim=True)
-        place = rank + offsets.to(x.device)  # [B, m, group + 1]
+        offsets = torch.arange(-(self.group // 2), self.group - self.group // 2 + 1, device=x.device)
+        place = rank + offsets  # [B, m, group + 1]
         inside = (place >= 0) & (place < p.shape[-1])
         members = order.gather(-1, place.clamp(0, p.shape[-1] - 1))
         p_members = p.gather(-1, members)
-        near = (p_members - p.gather(-1, index)).abs() < probability
-        if distance and codebook is not None:
-            gap = codebook.vectors[members] - codebook.vectors[index]
-            near &= (gap.square().sum(-1) < distance) & codebook.known[members] & codebook.known[index]
+        near = (p_members - p.gather(-1, index)).abs() < self.probability
+        if self.distance and self.codebook is not None:
+            vectors, known = self.codebook.vectors, self.codebook.known
+            gap = vectors[members] - vectors[index]
+            near &= (gap.square().sum(-1) < self.distance) & known[members] & known[index]
         kept = inside & (near | (members == index))
         return (p_members * kept).sum(-1) / (q.gather(-1, members) * kept).sum(-1)
 
-    return accept
+
+def grouped(codebook: Codebook | None, group: int, probability: float, distance: float) -> Grouped:
+    """The rule for a model. **Raises:** `ArgumentError` when distances are asked for and it has no codebook."""
+    if distance and codebook is None:
+        raise ArgumentError(f"gsd:distance={distance} needs the model's codebook, and this model brings none; use 0")
+    return Grouped(codebook, group, probability, distance)

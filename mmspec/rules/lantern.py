@@ -10,33 +10,51 @@ whether they lent it or not, which moves the outcome further from the target tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from mmspec.neighbours import Codebook, nearest, needed
-from mmspec.rules import Accept
 
 
-def additive(codebook: Codebook | None, delta: float, k: int) -> Accept:
-    """LANTERN: neighbours lend `delta` in all; 0 is exact."""
-    return _lent(codebook, k, lambda p_x: p_x.new_full((), delta))
+@dataclass(frozen=True, eq=False)
+class Additive:
+    """LANTERN: neighbours lend `delta` in all; 0 is exact.
+
+    `near`: int32 [V, k], the nearest tokens of each token, itself where it has no more.
+    """
+
+    near: Tensor
+    delta: float
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        return _lent(self.near, p, q, x, p.new_full((), self.delta))
 
 
-def multiplicative(codebook: Codebook | None, factor: float, k: int) -> Accept:
+@dataclass(frozen=True, eq=False)
+class Multiplicative:
     """LANTERN++: neighbours lend (lambda - 1) p(x) in all, `factor` being lambda; 1 and below is exact."""
-    return _lent(codebook, k, lambda p_x: max(factor - 1, 0.0) * p_x)
+
+    near: Tensor
+    factor: float
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        return _lent(self.near, p, q, x, max(self.factor - 1, 0.0) * p.gather(-1, x[..., None]))
 
 
-def _lent(codebook: Codebook | None, k: int, budget: Callable[[Tensor], Tensor]) -> Accept:
-    table = nearest(needed(codebook), k)  # int32 [V, k], the token itself where it has no more neighbours
+def additive(codebook: Codebook | None, delta: float, k: int) -> Additive:
+    """LANTERN with the `k` nearest tokens of a codebook."""
+    return Additive(nearest(needed(codebook), k), delta)
 
-    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        index = x[..., None]
-        around = table.to(x.device)[x].long()  # [B, m, k]
-        p_x = p.gather(-1, index)
-        lent = p.gather(-1, around).masked_fill(around == index, 0.0).cumsum(-1)
-        lent = lent.masked_fill(lent > budget(p_x), 0.0).amax(-1, keepdim=True)
-        return ((p_x + lent) / q.gather(-1, index))[..., 0]
 
-    return accept
+def multiplicative(codebook: Codebook | None, factor: float, k: int) -> Multiplicative:
+    """LANTERN++ with the `k` nearest tokens of a codebook."""
+    return Multiplicative(nearest(needed(codebook), k), factor)
+
+
+def _lent(near: Tensor, p: Tensor, q: Tensor, x: Tensor, budget: Tensor) -> Tensor:
+    index = x[..., None]
+    around = near.to(x.device)[x].long()  # [B, m, k]
+    lent = p.gather(-1, around).masked_fill(around == index, 0.0).cumsum(-1)
+    lent = lent.masked_fill(lent > budget, 0.0).amax(-1, keepdim=True)
+    return ((p.gather(-1, index) + lent) / q.gather(-1, index))[..., 0]

@@ -20,12 +20,14 @@ from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
+from mmspec.recorded import RecordedTarget
 from mmspec.seeds import row_seeds
 from mmspec.target import Layout
 from mmspec.training.prepared import Prepared
 from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
 from mmspec.vision.llamagen.condition import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.gpt import CaptionEmbedder, LlamaGenGPT
+from mmspec.vision.llamagen.recordings import new_target
 from mmspec.vision.llamagen.table import TokenTable
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens, read_codebook
@@ -236,15 +238,15 @@ class LlamaGenPipeline(DiffusionPipeline):
         condition = condition.to(self.transformer.device)
         rows = len(condition.features)
 
-        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget:
+        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget | RecordedTarget:
             uncond = gpt.unconditional(rows) if guided else None
-            return LlamaGenTarget(gpt, condition.features, uncond, condition.mask, slack)
+            return new_target(gpt, condition.features, uncond, condition.mask, slack)
 
         def small(gpt: Any, tokens: Tensor) -> Tensor:
             mask = condition.mask
             return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
 
-        def small_target(gpt: Any) -> LlamaGenTarget:
+        def small_target(gpt: Any) -> LlamaGenTarget | RecordedTarget:
             return target(gpt, False)
 
         gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -84,15 +82,7 @@ class LlamaGenTarget:
         return self._logits(h, span, width, part)
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Logits [R, W, V] and features [R, W, D] of tokens int64 [R, W] of a doubled batch.
-
-        Nothing in it depends on values of its arguments, so that it can be recorded.
-
-        **Arguments:**
-
-        - `slots`: int64 [R, W], where the tokens go.
-        - `end`: how much of the cache is read; at least one past the last slot.
-        """
+        """As `mmspec.recorded.Recordable` has it."""
         h = self._gpt.embed(tokens) + self._place[slots]
         features = self._gpt.features(h, self._ragged_span(slots, end), self._cache, None)
         return self._gpt.output(features), features
@@ -107,13 +97,27 @@ class LlamaGenTarget:
         """How many rows run."""
         return self._rows
 
-    def slot(self, at: Any) -> Any:
-        """The slot of a position, or of many."""
+    @property
+    def capacity(self) -> int:
+        """Slots per row."""
+        return len(self._causal)
+
+    def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of positions."""
         return self._slots + at
 
-    def end(self, slots: int) -> int:
-        """So many slots of the cache, or all that there are."""
-        return min(slots, len(self._causal))
+    def tensors(self) -> list[Tensor]:
+        """What `read` reads and writes besides the weights."""
+        padding = [] if self._padding is None else [self._padding]
+        return [self._cache.k, self._cache.v, self._cos, self._sin, self._place, self._causal, *padding]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """Uses the `tensors` of an earlier target of the same shapes from now on, before anything has been read."""
+        with torch.inference_mode():  # where some of them may have been made
+            for own, other in zip(self.tensors(), tensors, strict=True):
+                other.copy_(own)
+        self._cache.k, self._cache.v, self._cos, self._sin, self._place, self._causal, *padding = tensors
+        self._padding = padding[0] if padding else None
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None

@@ -1,0 +1,262 @@
+"""A target whose windows are read by calls of fixed shapes, so that a CUDA graph can be replayed for each.
+
+A call of a model launches hundreds of kernels, and at one token each takes less time than its launch. Here a call of a
+given width reads a cache of a given length through buffers of its own: on a CUDA device it is recorded once and then
+replayed, and the host does nothing but copy tokens and slots in. The part of the cache that is read grows in steps of
+128 slots; what lies behind a row's last slot is masked.
+
+Prompts, trees and first layers are read the ordinary way, on the same cache. So is everything where a call cannot be
+recorded, which one that waits for the device cannot. `MMSPEC_RECORD=off` turns recording off.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.drafters.first_layers import LayeredTreeTarget, Part
+from mmspec.errors import ArgumentError
+from mmspec.law import Logits
+from mmspec.target import FeatureTarget, both_sides, split_sides
+from mmspec.tree import Tree
+
+VARIABLE = "MMSPEC_RECORD"
+_STEP = 128  # slots by which the part of the cache that is read grows
+_WIDEST = 128  # tokens per row; wider calls keep a device busy as they are, and a recording holds on to their memory
+
+# Tokens and slots int64 [R, W] and how many slots of the cache are read -> logits [R, W, V] and features [R, W, D].
+Read = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+class Recordable(LayeredTreeTarget, FeatureTarget, Protocol):
+    """A target that keeps what it has read in slots, and can be read without a look at the values of its arguments."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows run."""
+        ...
+
+    @property
+    def sides(self) -> int:
+        """2 with guidance, else 1."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Slots per row."""
+        ...
+
+    def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of positions."""
+        ...
+
+    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Logits [R, W, V] and features [R, W, D] of tokens int64 [R, W] of both sides.
+
+        **Arguments:**
+
+        - `slots`: int64 [R, W], where the tokens go.
+        - `end`: how many slots are read; at least one past the last slot that anybody asks about.
+        """
+        ...
+
+
+def wanted(device: torch.device) -> bool:
+    """Whether calls are to be recorded on a device. **Raises:** `ArgumentError` for a variable that says neither."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "off"):
+        raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset: recorded on CUDA devices")
+    return device.type == "cuda" and not value
+
+
+class Recording:
+    """Recorded calls, by width and length of cache. What one gives has to be copied before the next: they share memory.
+
+    `works`: False once a call could not be recorded.
+    """
+
+    def __init__(self) -> None:
+        self.works = True
+        self._calls: dict[tuple[int, int], _Call] = {}
+        self._pool: Any = None
+
+    def width(self, count: int, most: int) -> int:
+        """The width of the call that reads so many tokens: of a recorded one up to twice as wide, and at most `most`.
+
+        The last windows of a sequence grow narrower; recording a call for each would take longer than it saves.
+        """
+        return min((w for w, _ in self._calls if count <= w < 2 * count and w <= most), default=count)
+
+    def call(self, read: Read, rows: int, width: int, end: int, device: torch.device) -> _Call | None:
+        """The call of that shape; None where it cannot be recorded."""
+        found = self._calls.get((width, end))
+        if found is None:
+            found = _Call(rows, width, end, device)
+            if device.type == "cuda":
+                try:
+                    self._pool = self._pool or torch.cuda.graph_pool_handle()
+                    found.record(read, self._pool, first=not self._calls)
+                except RuntimeError:  # what torch and CUDA raise when something must not be recorded
+                    self.works = False
+                    return None
+            self._calls[width, end] = found
+        return found
+
+
+class _Call:
+    """One width, one length of cache: tokens and slots int64 [R, W] in, logits and features out."""
+
+    def __init__(self, rows: int, width: int, end: int, device: torch.device) -> None:
+        with torch.inference_mode(False):  # they may outlive the mode they are made in
+            self.tokens = torch.zeros(rows, width, dtype=torch.int64, device=device)
+            self.slots = torch.arange(width, device=device).repeat(rows, 1) + (end - width)
+        self._end = end
+        self._out: tuple[Tensor, Tensor] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def record(self, read: Read, pool: Any, first: bool) -> None:
+        """**Raises:** `RuntimeError` when the call cannot be recorded."""
+        device = self.tokens.device
+        with torch.cuda.device(device):
+            # What is set up on a first call, such as a library's workspace, must not be recorded.
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                if first:
+                    read(self.tokens, self.slots, self._end)
+                with _no_waiting():
+                    read(self.tokens, self.slots, self._end)
+            torch.cuda.current_stream(device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._out = read(self.tokens, self.slots, self._end)
+            self._graph = graph
+
+    def __call__(self, read: Read) -> tuple[Tensor, Tensor]:
+        if self._graph is None:
+            return read(self.tokens, self.slots, self._end)
+        self._graph.replay()
+        assert self._out is not None
+        return self._out
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Inside it, what makes the host wait for the device raises: found here it does no harm, in a recording it does."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it may not find everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class RecordedTarget:
+    """A target whose windows are read by recorded calls; everything else is the target's own.
+
+    **Arguments:**
+
+    - `target`: with its prompts given, not read yet.
+    - `recording`: calls that an earlier target recorded, whose tensors this one has taken over; None begins anew.
+    """
+
+    def __init__(self, target: Recordable, recording: Recording | None = None) -> None:
+        self.vocab_size = target.vocab_size
+        self.device = target.device
+        self.layers = target.layers
+        self._target = target
+        self._recording = recording or Recording()
+        self._live: list[int] | None = None  # rows that run on, where some do not and are still read along
+        self._whole = True  # whether all rows are in the target still, so that recorded calls fit it
+        self._features: Tensor | None = None
+
+    def prefill(self) -> Logits:
+        logits = self._target.prefill()
+        self._features = self._target.features()
+        return logits
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
+        if part is not None:
+            return self._ordinary().forward(tokens, at, part)
+        found = self._replayed(tokens, at)
+        if found is None:
+            logits = self._ordinary().forward(tokens, at)
+            self._features = self._target.features()
+            return logits
+        both, self._features = found
+        return split_sides(both, self._target.sides == 2)
+
+    def forward_tree(
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
+    ) -> Logits:
+        logits = self._ordinary().forward_tree(tokens, at, tree, first, part)
+        if part is None:
+            self._features = self._target.features()
+        return logits
+
+    def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
+        self._ordinary().settle(at, path)
+
+    def keep(self, rows: list[int]) -> None:
+        before = self._target.rows if self._live is None else len(self._live)
+        if self._features is not None:
+            index = both_sides(rows, before, self._target.sides == 2, self._features.device)
+            self._features = self._features[index]
+        if not self._whole or not self._recording.works:
+            self._whole = False
+            self._target.keep(rows)
+        else:
+            self._live = rows if self._live is None else [self._live[row] for row in rows]
+
+    def features(self) -> Tensor:
+        assert self._features is not None, "nothing has been read yet"
+        return self._features
+
+    def head(self, features: Tensor) -> Tensor:
+        return self._target.head(features)
+
+    def _replayed(self, tokens: Tensor, at: NDArray[np.int64]) -> tuple[Tensor, Tensor] | None:
+        """Logits and features of the rows that run, copied; None where that takes the ordinary way."""
+        target, count = self._target, tokens.shape[1]
+        if not self._whole or not self._recording.works or count > _WIDEST:
+            return None
+        last = int(target.slot(at).max())
+        width = self._recording.width(count, target.capacity - last)
+        end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
+        sides, rows = target.sides, target.rows
+        call = self._recording.call(target.read, rows * sides, width, end, self.device)
+        if call is None:
+            return None
+        slots = torch.from_numpy(target.slot(at[:, None] + np.arange(width)))
+        if self.device.type == "cuda":
+            slots = slots.pin_memory()
+        tokens = F.pad(tokens, (0, width - count))
+        if self._live is None:
+            call.tokens.copy_(torch.cat([tokens] * sides))
+            call.slots.copy_(torch.cat([slots] * sides), non_blocking=True)
+            logits, features = call(target.read)
+            return logits[:, :count].clone(), features[:, :count].clone()
+        # Rows that have ended are read along: recording calls anew would cost more.
+        live = torch.tensor([row + side * rows for side in range(sides) for row in self._live]).to(self.device)
+        call.tokens[live] = torch.cat([tokens] * sides)
+        call.slots[live] = torch.cat([slots] * sides).to(self.device)
+        logits, features = call(target.read)
+        return logits[live, :count], features[live, :count]
+
+    def _ordinary(self) -> Recordable:
+        """The target without the rows that have ended: where they leave, its cache moves and no recorded call fits."""
+        if self._live is not None:
+            self._target.keep(self._live)
+            self._live, self._whole = None, False
+        return self._target

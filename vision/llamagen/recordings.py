@@ -1,0 +1,59 @@
+"""Recorded calls that outlive the picture they were recorded for: the next ones of the same shapes take them over."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmspec.recorded import RecordedTarget, Recording, wanted
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.target import LlamaGenTarget
+
+_MOST = 2  # kept for a model: each has a cache of its own
+_ROUND = 64  # slots
+
+
+@dataclass
+class _Kept:
+    """Recorded calls; `user` is the target that has them now.
+
+    A graph knows weights and tensors by their addresses, so that it lasts as long as they stay where they are.
+    """
+
+    weights: list[int]
+    tensors: list[Tensor]
+    recording: Recording
+    user: weakref.ref[RecordedTarget]
+
+    def fits(self, target: LlamaGenTarget) -> bool:
+        """Whether nobody uses them, and the target is of the shapes they were recorded for."""
+        shapes = [(t.shape, t.dtype, t.device) for t in target.tensors()]
+        return self.user() is None and shapes == [(t.shape, t.dtype, t.device) for t in self.tensors]
+
+
+_KEPT: weakref.WeakKeyDictionary[LlamaGenGPT, list[_Kept]] = weakref.WeakKeyDictionary()
+
+
+def new_target(
+    gpt: LlamaGenGPT, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
+) -> LlamaGenTarget | RecordedTarget:
+    """A `LlamaGenTarget` of these arguments, read by recorded calls where its device has them."""
+    if not wanted(gpt.device):
+        return LlamaGenTarget(gpt, condition, uncond, mask, slack)
+    # Rounded up, so that recipes with different windows have the same shapes.
+    slack += -(gpt.config.cls_token_num + gpt.config.grid_size**2 + slack) % _ROUND
+    target = LlamaGenTarget(gpt, condition, uncond, mask, slack)
+    weights = [p.data_ptr() for p in gpt.parameters()]
+    kept = _KEPT.setdefault(gpt, [])
+    kept[:] = [old for old in kept if old.weights == weights]
+    found = next((old for old in kept if old.fits(target)), None)
+    recording = Recording() if found is None else found.recording
+    if found is not None:
+        target.take_over(found.tensors)
+        kept.remove(found)
+    user = RecordedTarget(target, recording)
+    kept.append(_Kept(weights, target.tensors(), recording, weakref.ref(user)))
+    del kept[:-_MOST]
+    return user
