@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
+from mmspec.audio.heard import Heard
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.latents.pocket import check_sibling, draw_frames
-from mmspec.audio.pipeline import Heard, Reading
+from mmspec.audio.pipeline import Reading
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling

@@ -11,9 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
+from mmspec.audio.heard import Heard
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.vibevoice import draw_tokens, latents_of
-from mmspec.audio.pipeline import Heard, Reading
+from mmspec.audio.pipeline import Reading
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.law import Sampling
