@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from mmspec.audio.frames import Frames, decode_frames
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache import SlotCache
+from mmspec.hf.call import Call
 from mmspec.hf.families import unwrap
 from mmspec.hf.plan import counted
 from mmspec.hf.target import Backbone, CausalTarget, Prompt, as_bias
@@ -153,19 +154,7 @@ class CsmDepth:
         return logits
 
 
-def generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    recipe: str | Recipe,
-    seed: int | Sequence[int] | None,
-    draft_model: Any,
-    on_step: OnStep | None,
-    inputs: dict[str, Any],
-    ahead: int = 0,
-) -> Any:
+def generate(call: Call, ahead: int = 0) -> Any:
     """`mmspec.generate` for CSM: frames int64 [B, T, codebooks], as its own generate gives them.
 
     The depth decoder draws as its own generation config says (`depth_decoder_do_sample` and the like). A row ends with
@@ -175,29 +164,28 @@ def generate(
 
     **Raises:** `ArgumentError`, `PromptError`, `ModelError`.
     """
-    model, recipe = unwrap(model), parse(recipe)
-    refuse_modes(generation_config, inputs)
-    found, rules = read_processors(logits_processor)
+    model, input_ids, inputs = call.model, call.input_ids, call.inputs
+    refuse_modes(call.config, inputs)
+    found, rules = read_processors(call.processors)
     if rules:
         raise ArgumentError("repetition_penalty and its like are not supported for CSM, whose prompt has no codes")
     if input_ids.ndim != 2:
         raise ArgumentError(
             f"input_ids has shape {list(input_ids.shape)}; give ids of text [B, T], sound as input_values"
         )
-    length, _ = read_length([c for c in stopping_criteria if isinstance(c, MaxLengthCriteria)], input_ids.shape[1])
+    length, _ = read_length([c for c in call.criteria if isinstance(c, MaxLengthCriteria)], input_ids.shape[1])
     pad = int(model.config.codebook_pad_token_id)
-    first = read_sampling(found, bool(generation_config.do_sample))
+    first = read_sampling(found, bool(call.config.do_sample))
     wanted = Frames(length, frame_ends(model), pad, first, depth_sampling(model))
-    rows = len(input_ids)
     smaller = None
-    if draft_model is not None:
-        smaller = frames_of(check_draft(unwrap(draft_model), model), input_ids, length, inputs, ahead)
-    prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(seed, rows)
+    if call.draft_model is not None:
+        smaller = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
+    prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
     if ahead:
-        made = decode_ahead(prompted, recipe, wanted, seeds, ahead, smaller, on_step)
+        made = decode_ahead(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step)
     else:
-        made = decode_frames(prompted, recipe, wanted, seeds, smaller, on_step)
-    if generation_config.return_dict_in_generate:
+        made = decode_frames(prompted, call.recipe, wanted, seeds, smaller, call.on_step)
+    if call.config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
     return made.frames
 
@@ -224,8 +212,8 @@ def generate_ahead(
     """
     if ahead < 1:
         raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 frame or more")
-    call = (model, input_ids, logits_processor, stopping_criteria, generation_config)
-    return generate(*call, recipe, seed, draft_model, on_step, inputs, ahead)
+    asked = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+    return generate(Call(unwrap(model), *asked, parse(recipe), seed, unwrap(draft_model), on_step), ahead)
 
 
 def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
@@ -233,7 +221,7 @@ def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
     return lambda frames: (frames[..., :-1] == model.config.codebook_eos_token_id).all(-1)
 
 
-def frames_of(model: Any, input_ids: Tensor, length: int, inputs: dict[str, Any], ahead: int) -> CsmFrames:
+def frames_of(model: Any, input_ids: Tensor, length: int, inputs: Mapping[str, Any], ahead: int) -> CsmFrames:
     """A model with the prompts of a call of generate."""
     with torch.inference_mode():
         merged = model._merge_input_ids_with_input_values(

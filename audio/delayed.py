@@ -12,11 +12,13 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from mmspec.engine import Aids, Decoded, run
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.hf.call import Call
 from mmspec.law import Sampling
 from mmspec.loop import OnStep
 from mmspec.neighbours import Codebook
 from mmspec.pace import paces_of
 from mmspec.recipes import Recipe
+from mmspec.seeds import row_seeds
 from mmspec.stats import Stats
 from mmspec.target import Layout, Target
 
@@ -115,6 +117,21 @@ class ColumnPlan:
         size = self.vocab_size
         parts = [table[:size] for table in tables[: self.layout.cell[0]]]
         return [Codebook(part, torch.arange(len(part)), size) for part in parts]
+
+
+def decode_columns(
+    call: Call,
+    rows: int,
+    plan: Callable[[Any], ColumnPlan],
+    tables: Callable[[], Sequence[Tensor]] | None = None,
+) -> Decoded:
+    """Answers a call for so many rows. `plan` says how a model does; `tables` as in `ColumnPlan.decode`.
+
+    **Raises:** `ModelError` for a draft model of another class or family.
+    """
+    model, seeds = call.model, row_seeds(call.seed, rows)
+    draft = None if call.draft_model is None else plan(same_class(model, call.draft_model))
+    return plan(model).decode(model, call.recipe, seeds, draft, call.on_step, tables=tables)
 
 
 @dataclass(frozen=True)

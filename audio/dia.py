@@ -10,7 +10,7 @@ length ends its first codebook so that the others have room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,19 +26,16 @@ from transformers.generation.logits_process import (
 
 from mmspec.audio.column_target import ColumnTarget
 from mmspec.audio.crossed import Crossed, Hidden
-from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules, same_class
+from mmspec.audio.delayed import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
 from mmspec.drafters.first_layers import Part
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.families import unwrap
+from mmspec.hf.call import Call
 from mmspec.hf.plan import counted
 from mmspec.hf.target import Prompt
 from mmspec.law import Logits, Sampling
-from mmspec.loop import OnStep
-from mmspec.recipes import Recipe, parse
-from mmspec.seeds import row_seeds
 from mmspec.target import Layout
 
 OWN = (
@@ -89,44 +86,29 @@ def ids_of_head(model: Any) -> int:
     return int(model.vocab_size)
 
 
-def generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    config: Any,
-    recipe: str | Recipe,
-    seed: int | Sequence[int] | None,
-    draft_model: Any,
-    on_step: OnStep | None,
-    inputs: Mapping[str, Any],
-) -> Tensor | ColumnOutput:
+def generate(call: Call) -> Tensor | ColumnOutput:
     """Delayed columns int64 [B, T, C], prompt included, as the model's own generate gives them.
 
     `DiaProcessor.batch_decode` makes sound of them; see `mmspec.generate`.
     """
-    model, recipe = unwrap(model), parse(recipe)
-    request = read(model, input_ids, logits_processor, stopping_criteria, config, inputs)
-    rows = len(request.prompt)
-    draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
-    decoded = plan(model, request).decode(model, recipe, row_seeds(seed, rows), draft, on_step)
-    return ids_of(request.prompt, decoded, ending(model), bool(config.return_dict_in_generate))
+    model, request = call.model, read(call)
+    decoded = decode_columns(call, len(request.prompt), lambda model: plan(model, request))
+    return ids_of(request.prompt, decoded, ending(model), bool(call.config.return_dict_in_generate))
 
 
-def read(
-    model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, inputs: Mapping[str, Any]
-) -> Request:
+def read(call: Call) -> Request:
     """**Raises:** `ArgumentError` for what columns cannot have."""
+    model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
     if config.num_return_sequences not in (None, 1):
         raise ArgumentError(f"num_return_sequences={config.num_return_sequences} is not supported for Dia; use 1")
-    own = {type(processor): processor for processor in processors if type(processor) in OWN}
-    found, rules = read_processors([processor for processor in processors if type(processor) not in OWN])
+    own = {type(processor): processor for processor in call.processors if type(processor) in OWN}
+    found, rules = read_processors([processor for processor in call.processors if type(processor) not in OWN])
     refuse_rules(model, rules)
     cfg = own.get(DiaClassifierFreeGuidanceLogitsProcessor)
-    prompt = input_ids.transpose(1, 2)  # [B, C, P] comes
+    prompt = call.input_ids.transpose(1, 2)  # [B, C, P] comes
     # GenerationMixin counts the channels of [B, C, P] where it means to count columns.
-    length = config.max_new_tokens or read_length(criteria, prompt.shape[1])[0]
+    length = config.max_new_tokens or read_length(call.criteria, prompt.shape[1])[0]
     pad = int(model.config.decoder_config.pad_token_id)
     known = np.full((len(prompt), length, prompt.shape[2]), -1, dtype=np.int64)
     given = inputs["decoder_delay_mask"][:, prompt.shape[1] :][:, :length].cpu().numpy()

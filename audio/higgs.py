@@ -10,7 +10,6 @@ law like any other: p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +21,16 @@ from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAu
 
 from mmspec.audio.column_target import ColumnTarget
 from mmspec.audio.crossed import Hidden
-from mmspec.audio.delayed import ColumnOutput, ColumnPlan, ids_of, refuse_rules, same_class
+from mmspec.audio.delayed import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
 from mmspec.audio.history import ColumnHistory
 from mmspec.columns import ForcedCells
 from mmspec.drafters.first_layers import Part
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.families import unwrap
+from mmspec.hf.call import Call
 from mmspec.hf.plan import counted
 from mmspec.hf.target import Prompt
 from mmspec.law import Law, Logits, Sampling
-from mmspec.loop import OnStep
-from mmspec.recipes import Recipe, parse
-from mmspec.seeds import row_seeds
 from mmspec.target import Layout
 
 
@@ -69,54 +65,39 @@ def ids_of_head(model: Any) -> int:
     return int(model.config.codebook_size)
 
 
-def generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    config: Any,
-    recipe: str | Recipe,
-    seed: int | Sequence[int] | None,
-    draft_model: Any,
-    on_step: OnStep | None,
-    inputs: Mapping[str, Any],
-) -> Tensor | ColumnOutput:
+def generate(call: Call) -> Tensor | ColumnOutput:
     """Delayed columns int64 [B, A + n, K], those of the prompt included, as the model's own generate gives them.
 
     The model's processor makes sound of them; see `mmspec.generate`.
     """
-    model, recipe = unwrap(model), parse(recipe)
-    request = read(model, input_ids, logits_processor, stopping_criteria, config, inputs)
-    rows = len(request.ids)
-    draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
-    decoded = plan(model, request).decode(model, recipe, row_seeds(seed, rows), draft, on_step)
-    return ids_of(request.columns, decoded, ending(model), bool(config.return_dict_in_generate))
+    model, request = call.model, read(call)
+    decoded = decode_columns(call, len(request.ids), lambda model: plan(model, request))
+    return ids_of(request.columns, decoded, ending(model), bool(call.config.return_dict_in_generate))
 
 
-def read(
-    model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, inputs: Mapping[str, Any]
-) -> Request:
+def read(call: Call) -> Request:
     """**Raises:** `ArgumentError` for what columns cannot have, and for a prompt that ends while sound is ending."""
+    model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs)
     own = HiggsAudioV2DelayPatternLogitsProcessor
-    found, rules = read_processors([processor for processor in processors if type(processor) is not own])
+    found, rules = read_processors([processor for processor in call.processors if type(processor) is not own])
     refuse_rules(model, rules)
     codebooks = model.config.num_codebooks
-    if bool((input_ids[:, -codebooks:] == model.config.audio_delay_token_id).any()):
+    if bool((call.input_ids[:, -codebooks:] == model.config.audio_delay_token_id).any()):
         raise ArgumentError("input_ids end in the middle of the end of a sound, from which mmspec cannot go on")
     columns, there = inputs.get("audio_input_ids"), inputs.get("audio_input_ids_mask")
     if columns is None:
-        columns = input_ids.new_zeros(len(input_ids), 0, codebooks)
+        columns = call.input_ids.new_zeros(len(call.input_ids), 0, codebooks)
     if there is None:
         there = torch.ones(columns.shape[:2], dtype=torch.bool, device=columns.device)
     mask = inputs.get("attention_mask")
     window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
     return Request(
-        input_ids,
-        torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool(),
+        call.input_ids,
+        torch.ones_like(call.input_ids, dtype=torch.bool) if mask is None else mask.bool(),
         columns,
         there.bool(),
-        read_length(criteria, input_ids.shape[1])[0],
+        read_length(call.criteria, call.input_ids.shape[1])[0],
         read_sampling(found, bool(config.do_sample)),
         None if window is None or limit is None else Repetition(int(window), int(limit)),
     )

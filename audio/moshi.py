@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,10 @@ from transformers.generation.logits_process import LogitsProcessorList
 from mmspec.audio.frames import Frames, decode_frames
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.families import unwrap
+from mmspec.hf.call import Call
 from mmspec.hf.plan import counted
 from mmspec.hf.target import Backbone, CausalTarget, Prompt, as_bias
 from mmspec.law import Logits, Sampling
-from mmspec.loop import OnStep
-from mmspec.recipes import Recipe, parse
 from mmspec.seeds import row_seeds
 
 
@@ -131,18 +128,7 @@ class MoshiDepth:
         return decoder.lm_heads(hidden, index)
 
 
-def generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    recipe: str | Recipe,
-    seed: int | Sequence[int] | None,
-    draft_model: Any,
-    on_step: OnStep | None,
-    inputs: dict[str, Any],
-) -> Any:
+def generate(call: Call) -> Any:
     """`mmspec.generate` for Moshi: text ids, as its own generate expects them of a loop, which then adds the sound.
 
     Moshi's generate decodes the last frame's codes itself. The depth decoder draws as `depth_decoder_do_sample` and the
@@ -150,14 +136,14 @@ def generate(
 
     **Raises:** `ArgumentError`, also for an `eos_token_id`, with which transformers goes on making frames as well.
     """
-    model, recipe = unwrap(model), parse(recipe)
-    refuse_modes(generation_config, inputs, embeds=True)
-    found, rules = read_processors(logits_processor)
+    model, inputs = call.model, call.inputs
+    refuse_modes(call.config, inputs, embeds=True)
+    found, rules = read_processors(call.processors)
     if rules:
         raise ArgumentError("repetition_penalty and its like are not supported for Moshi")
-    if draft_model is not None:
+    if call.draft_model is not None:
         raise ArgumentError("draft_model is not possible for Moshi, whose prompt is vectors of the model itself")
-    length, eos = read_length(stopping_criteria, input_ids.shape[1])
+    length, eos = read_length(call.criteria, call.input_ids.shape[1])
     if eos:
         raise ArgumentError("eos_token_id is not possible for Moshi; it speaks for max_new_tokens frames")
     embeds, mask = inputs["inputs_embeds"], inputs.get("attention_mask")
@@ -170,14 +156,14 @@ def generate(
         inputs["blank_user_audio_codes"].to(embeds.device),
         length,
     )
-    first = read_sampling(found, bool(generation_config.do_sample))
+    first = read_sampling(found, bool(call.config.do_sample))
     wanted = Frames(length, None, 0, first, depth_sampling(model, inputs["kwargs_depth_decoder"]))
-    made = decode_frames(prompted, recipe, wanted, row_seeds(seed, len(embeds)), None, on_step).frames
+    made = decode_frames(prompted, call.recipe, wanted, row_seeds(call.seed, len(embeds)), None, call.on_step).frames
     codes = torch.cat([model.generated_audio_codes, made[:, :-1, 1:].transpose(1, 2)], dim=2)
     model.generated_audio_codes = model.apply_delay_pattern_mask(codes, inputs["moshi_delay_pattern_mask"])
     model.last_hidden_state = prompted.hidden()[:, None]
-    ids = torch.cat([input_ids, made[..., 0]], dim=1)
-    return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
+    ids = torch.cat([call.input_ids, made[..., 0]], dim=1)
+    return GenerateDecoderOnlyOutput(sequences=ids) if call.config.return_dict_in_generate else ids
 
 
 def depth_sampling(model: Any, settings: dict[str, Any]) -> Sampling:

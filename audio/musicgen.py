@@ -20,18 +20,15 @@ from mmspec.audio.codec import Codec, CodecStream
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.column_target import ColumnTarget
 from mmspec.audio.crossed import Crossed, Hidden
-from mmspec.audio.delayed import ColumnOutput, ColumnPlan, refuse_rules, same_class
+from mmspec.audio.delayed import ColumnOutput, ColumnPlan, decode_columns, refuse_rules
 from mmspec.audio.interleave import delay, steps, triangles, undelay
 from mmspec.columns import ForcedCells
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.families import unwrap
+from mmspec.hf.call import Call
 from mmspec.hf.plan import counted
 from mmspec.hf.target import Prompt
 from mmspec.law import Sampling
-from mmspec.loop import OnStep
-from mmspec.recipes import Recipe, parse
-from mmspec.seeds import row_seeds
 from mmspec.target import Layout
 
 MELODY = "MusicgenMelodyForConditionalGeneration"
@@ -58,39 +55,23 @@ def ids_of_head(model: Any) -> int:
     return int(model.decoder.config.vocab_size)
 
 
-def generate(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    config: Any,
-    recipe: str | Recipe,
-    seed: int | Sequence[int] | None,
-    draft_model: Any,
-    on_step: OnStep | None,
-    inputs: Mapping[str, Any],
-) -> Tensor | ColumnOutput:
+def generate(call: Call) -> Tensor | ColumnOutput:
     """Sound float32 [B, channels, samples], as the model's own generate gives it; see `mmspec.generate`."""
-    model, recipe = unwrap(model), parse(recipe)
-    request = read(model, input_ids, logits_processor, stopping_criteria, config, inputs)
-    rows = len(request.codes)
-    draft = None if draft_model is None else plan(same_class(model, unwrap(draft_model)), request)
-    decoded = plan(model, request).decode(
-        model, recipe, row_seeds(seed, rows), draft, on_step, tables=lambda: sound_of(model).tables()
-    )
+    model, request = call.model, read(call)
+    tables = sound_of(model).tables
+    decoded = decode_columns(call, len(request.codes), lambda model: plan(model, request), tables)
     frames = frames_of(model, request, decoded.tokens)
     sound = sound_of(model).decode(frames.transpose(1, 2))
-    if config.return_dict_in_generate:
+    if call.config.return_dict_in_generate:
         return ColumnOutput(sequences=sound, columns=decoded.tokens, stats=decoded.stats)
     return sound
 
 
-def read(
-    model: Any, input_ids: Tensor, processors: Any, criteria: Any, config: Any, inputs: Mapping[str, Any]
-) -> Request:
+def read(call: Call) -> Request:
     """**Raises:** `ArgumentError` for what columns cannot have, and for less than a frame."""
+    model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
-    found, rules = read_processors(processors)
+    found, rules = read_processors(call.processors)
     refuse_rules(model, rules)
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     scale = config.guidance_scale if guidance is None else guidance.guidance_scale
@@ -98,9 +79,9 @@ def read(
     sampling = read_sampling(found, bool(config.do_sample))
     codebooks, copies = model.decoder.num_codebooks, int(config.num_return_sequences or 1)
     # transformers repeats each row of [B * K, T], which leaves the codebooks of a prompt in disorder.
-    ids = input_ids[::copies].unflatten(0, (-1, codebooks)).repeat_interleave(copies, 0)
+    ids = call.input_ids[::copies].unflatten(0, (-1, codebooks)).repeat_interleave(copies, 0)
     codes = ids[..., 1:].transpose(1, 2)
-    length, _ = read_length(criteria, 1)
+    length, _ = read_length(call.criteria, 1)
     if inputs.get("input_values") is not None and not codes.shape[1]:
         codes = encode(model, inputs)
         length += codes.shape[1]

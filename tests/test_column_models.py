@@ -23,6 +23,7 @@ from mmspec.audio.delayed import ColumnPlan
 from mmspec.columns import ColumnLaw
 from mmspec.conformance import noise_floor
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
+from mmspec.hf.call import Call
 from mmspec.loop import decode
 from mmspec.noise import Draws
 from mmspec.recipes import parse
@@ -194,9 +195,8 @@ def plan_of(case: Case, model: Any, call: dict[str, Any], **settings: Any) -> Co
     def stop(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any
     ) -> Any:
-        return case.module.plan(
-            model, case.module.read(model, input_ids, logits_processor, stopping_criteria, generation_config, i)
-        )
+        asked = (input_ids, logits_processor, stopping_criteria, generation_config, i)
+        return case.module.plan(model, case.module.read(Call(model, *asked, parse("plain"), 0, None, None)))
 
     found: ColumnPlan = GenerationMixin.generate(model, **copied(call), **settings, custom_generate=stop)
     return found

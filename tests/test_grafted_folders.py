@@ -7,6 +7,7 @@ chatterbox-tts 0.1.7 with the same state. CosyVoice: the loop beside it is writt
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def state() -> dict[str, Tensor]:
     """Numbers that need no generator."""
     made = {}
     for name, shape in T3.items():
-        n = torch.arange(np.prod(shape), dtype=torch.float64)
+        n = torch.arange(math.prod(shape), dtype=torch.float64)
         value = ((n * 12.9898 + sum(map(ord, name))).sin() * 43758.5453 % 1 - 0.5).float().view(shape)
         made[name] = 1 + 0.2 * value if name.endswith("norm.weight") else value * (0.9 if "self_attn" in name else 0.4)
     return made

@@ -109,7 +109,12 @@ def test_tables_are_what_the_decoder_sums(tmp_path: Path) -> None:
 def test_orpheus_speaks_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of 7 slots of 16 codes, from ids 11 on; by the family's name the codec is found on the Hub."""
     folder, fetched = saved(tmp_path / "snac"), list[str]()
-    monkeypatch.setattr(mmspec.hub, "fetch", lambda name: (fetched.append(name), folder)[1])
+
+    def fetch(name: str) -> Path:
+        fetched.append(name)
+        return folder
+
+    monkeypatch.setattr(mmspec.hub, "fetch", fetch)
     assert STYLES["orpheus"].codec == "hubertsiuzdak/snac_24khz"
     stream = Stream(codes=16, first=11, end=10, slots=STYLES["orpheus"].stream.slots)
     style = Style(stream, lambda t, text, voice: list(t(text)["input_ids"]), Sampling(0.9), (), 28, codec="some/snac")

@@ -16,6 +16,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.load import Head
 from mmspec.hf.allowed import confirm
 from mmspec.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
+from mmspec.hf.call import Call
 from mmspec.hf.codebook import read_codebook
 from mmspec.hf.families import FAMILIES as FAMILIES
 from mmspec.hf.families import Family, unwrap
@@ -93,11 +94,11 @@ def generate(
 
     **Raises:** `ArgumentError`, `PromptError`, `UnknownNameError`, `ModelError`.
     """
-    own = getattr(family_of(unwrap(model)), "generate", None)
-    if own is not None:  # its tokens are no plain numbers
-        call = (model, input_ids, logits_processor, stopping_criteria, generation_config)
-        return own(*call, recipe, seed, draft_model, on_step, inputs)
     recipe = parse(recipe)
+    own = getattr(family_of(unwrap(model)), "generate", None)
+    if own is not None:
+        asked = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+        return own(Call(unwrap(model), *asked, recipe, seed, unwrap(draft_model), on_step))
     job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
     plan, first, rows = job.plan, job.plan.first_id, len(input_ids)
 
