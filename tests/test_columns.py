@@ -25,8 +25,9 @@ from mmspec.law import Logits, Sampling
 from mmspec.neighbours import Codebook
 from mmspec.noise import ACCEPT, REDRAW, Draws, Noise
 from mmspec.recipes import parse
+from mmspec.rules import Accept
 from mmspec.target import Layout
-from mmspec.verify import Draft, ratio, residual, sample
+from mmspec.verify import Draft, Verdict, ratio, residual, sample
 
 PAD = 2  # of toys with 2 entries: outside the vocabulary, as MusicGen's is
 DELAYED = ForcedCells(triangles(4, [0, 1], PAD, PAD))
@@ -250,7 +251,7 @@ def every_cell_tested_alone(patch: pytest.MonkeyPatch) -> None:
 
 def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
     """What the heads say of forced cells enters the products."""
-    forced, law = ColumnLaw._free, ColumnLaw.__call__
+    law, verify = ColumnLaw.__call__, mmspec.columns.verify_columns
 
     def raw(self: ColumnLaw, logits: Logits, positions: np.ndarray) -> Tensor:
         self.forced, kept = None, self.forced
@@ -258,8 +259,10 @@ def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
         self.forced = kept
         return p
 
-    assert forced is not None
-    patch.setattr(ColumnLaw, "_free", lambda self, positions, device: None)
+    def counted(p: Tensor, draft: Draft, rule: Accept, draws: Draws, free: Tensor | None) -> Verdict:
+        return verify(p, draft, rule, draws, None)
+
+    patch.setattr(mmspec.columns, "verify_columns", counted)
     patch.setattr(ColumnLaw, "__call__", raw)
 
 
