@@ -92,8 +92,8 @@ def llama_target(device: torch.device) -> Any:
     ids = torch.arange(18, device=device).view(3, 6)
     mask = torch.arange(6, device=device) >= torch.tensor([[0], [2], [3]], device=device)
     embed = model.get_input_embeddings()
-    prompts = [Prompt(embed(side).detach(), mask, counted(mask)) for side in (ids, ids * 0 + 7)]
-    return CausalTarget(Backbone(model.model, embed, model.lm_head, 50, device), *prompts, 16, 8)
+    cond, uncond = (Prompt(embed(side).detach(), mask, counted(mask)) for side in (ids, ids * 0 + 7))
+    return CausalTarget(Backbone(model.model, embed, model.lm_head, 50, device), cond, uncond, 16, 8)
 
 
 def test_models_of_transformers_read_as_they_do_otherwise(device: torch.device) -> None:
