@@ -110,7 +110,7 @@ def _by_position(gains: Sequence[Sequence[int]]) -> list[float]:
     """Of what calls gave, the share of samples at each position whose token was not the last of its call."""
     length = min(max((sum(row) for row in gains), default=0), SHOWN)
     accepted, there = np.zeros(length), np.zeros(length)
-    for row in gains:
+    for row in filter(None, gains):  # of some calls it may not be known
         last = np.cumsum(row) - 1
         count = min(sum(row), length)
         there[:count] += 1
