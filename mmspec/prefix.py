@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.drafters.first_layers import LayeredTreeTarget, Part
 from mmspec.errors import ArgumentError
 from mmspec.law import Logits
 from mmspec.target import Target
@@ -49,6 +50,8 @@ class PrefixTarget:
         self.vocab_size = target.vocab_size
         self.device = target.device
         self._target = target
+        if isinstance(target, LayeredTreeTarget):
+            self.layers = target.layers
         self._rules = rules
         self._guide = guide
         self._before = prompt.shape[1]
@@ -58,16 +61,19 @@ class PrefixTarget:
     def prefill(self) -> Logits:
         return self._apply(self._target.prefill(), self._tokens[:, None, : self._before], certain=1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
         slots = self._before + at[:, None] + np.arange(tokens.shape[1])
         self._tokens.scatter_(1, self._index(slots), tokens)
         longest = int(slots.max()) + 1
         # The slot behind a token has it, and everything before, in its prefix.
         wanted = slots[..., None] + np.arange(1 - longest, 1)
-        return self._apply(self._target.forward(tokens, at), self._gather(self._tokens, wanted), certain=1)
+        asked = self._target.forward(tokens, at) if part is None else self._layered().forward(tokens, at, part)
+        return self._apply(asked, self._gather(self._tokens, wanted), certain=1)
 
-    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
-        target, last = self._trees(), first + tokens.shape[1]
+    def forward_tree(
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
+    ) -> Logits:
+        last = first + tokens.shape[1]
         root = self._before + at
         if first == 0:
             self._tokens.scatter_(1, self._index(root[:, None]), tokens[:, :1])
@@ -82,7 +88,10 @@ class PrefixTarget:
         room = self._tokens.shape[1]
         wanted = np.where(step > 0, room + on_path, root[:, None, None] + step)
         both = torch.cat([self._tokens, self._entries], dim=1)
-        logits = target.forward_tree(tokens, at, tree, first)
+        if part is None:
+            logits = self._trees().forward_tree(tokens, at, tree, first)
+        else:
+            logits = self._layered().forward_tree(tokens, at, tree, first, part)
         return self._apply(logits, self._gather(both, wanted), certain=int(first == 0))
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
@@ -98,6 +107,10 @@ class PrefixTarget:
         if not isinstance(self._target, TreeTarget):
             name = type(self._target).__name__
             raise ArgumentError(f"recipes with a tree are not possible here: {name} reads windows only")
+        return self._target
+
+    def _layered(self) -> LayeredTreeTarget:
+        assert isinstance(self._target, LayeredTreeTarget), "without `layers`, nobody asks for a part"
         return self._target
 
     def _index(self, slots: NDArray[np.int64]) -> Tensor:

@@ -22,7 +22,13 @@ from mmspec.target import Layout
 from mmspec.trial import check_samples, check_windows, joint_law
 
 PROMPTS = torch.tensor([[0, 3, 4, 5], [6, 7, 12, 19]])
-RECIPES = ["scd:window=4,start=up", "recycle:window=4", "draft:window=4"]
+RECIPES = [
+    "scd:window=4,start=up",
+    "recycle:window=4",
+    "draft:window=4",
+    "layer-skip:layers=1,window=3",
+    "tree:branch=2/1,layers=1",
+]
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "penalty": {"repetition_penalty": 1.6},
@@ -129,8 +135,9 @@ def test_samples_follow_the_law() -> None:
         return made.target(made.plan, window)
 
     sampling, recipe = Sampling(0.9, top_p=0.95), parse("draft:window=3")
-    found = check_samples(make, layout, "scd:window=3,start=left", sampling, samples=rows)
-    assert found.ok and found.tokens_per_call > 1, found
+    for own in ("scd:window=3,start=left", "layer-skip:layers=1,window=3", "tree:branch=2/1,layers=1,guidance=1.7"):
+        found = check_samples(make, layout, own, sampling, samples=rows)
+        assert found.ok and found.tokens_per_call > 1, found
     made = job(rows)
     aids = replace(made.aids(draft, 3), draft_sampling=[sampling] * rows)
     tokens = run(made.target(made.plan, 3), recipe, layout, [sampling] * rows, range(rows), aids).tokens
