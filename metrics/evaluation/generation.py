@@ -138,10 +138,8 @@ def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:
     """The files go to the disk before the lines that say they are there."""
     stats, count = call.stats, len(asked)
     # A pipeline that adds up calls of its own may not tell rows apart: they then count alike.
-    even = RowStats(
-        stats.tokens // count, round(stats.tokens / stats.tokens_per_call / count), stats.tv_bound, stats.entropy,
-        stats.nll,
-    )  # fmt: skip
+    share = stats.tokens // count
+    even = RowStats(share, round(share / stats.tokens_per_call), stats.tv_bound, stats.entropy, stats.nll)
     rows = stats.rows if len(stats.rows) == count else [even] * count
     samples = []
     for (recipe, prompt, seed), medium, row, gains in zip(asked, call.media, rows, call.gains, strict=True):
