@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.hf.target import Backbone, CausalTarget, Prompt
+from mmspec.hf.target import Backbone, CausalTarget, Prompt, recorded
 from mmspec.law import Constraint, Sampling
 from mmspec.prefix import PrefixRule, PrefixTarget, guidance
 from mmspec.prefix_rules import MinP, RepetitionAware, RepetitionPenalty
@@ -102,7 +102,7 @@ class Graft:
             self.embed.weight.device,
         )
         sides = [self._prompt(cond, length), None if uncond is None else self._prompt(uncond, length)]
-        target = CausalTarget(backbone, sides[0], sides[1], length, window)  # type: ignore[arg-type]
+        target = recorded(CausalTarget(backbone, sides[0], sides[1], length, window))  # type: ignore[arg-type]
         history = torch.empty(len(cond), 0, dtype=torch.int64) if before is None else before
         return PrefixTarget(target, manner.rules, history, length + window, guidance(manner.guidance))
 

@@ -18,7 +18,7 @@ from mmspec.audio.pipeline import Reading, Task
 from mmspec.engine import Aids
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
 from mmspec.hf.plan import counted
-from mmspec.hf.target import Backbone, CausalTarget, Prompt, columns
+from mmspec.hf.target import Backbone, CausalTarget, Prompt, columns, recorded
 from mmspec.law import Constraint, Sampling
 from mmspec.neighbours import Codebook
 from mmspec.prefix import PrefixRule, PrefixTarget
@@ -177,7 +177,8 @@ class FlatSpeaker:
             self._high - self._low,
             model.device,
         )
-        target = CausalTarget(backbone, Prompt(embed(ids), mask, counted(mask)), None, self.style.tokens, window)
+        prompt = Prompt(embed(ids), mask, counted(mask))
+        target = recorded(CausalTarget(backbone, prompt, None, self.style.tokens, window))
         if not self.style.rules:
             return target
         history = torch.where(mask, ids - self._low, -1)
