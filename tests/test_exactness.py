@@ -200,7 +200,7 @@ def draft_noise_shared_with_the_redraw(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_by_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mmspec.drafters.continued, "sample", lambda q, u: q.argmax(-1))
+    patch.setattr(mmspec.drafters.chain, "sample", lambda q, u: q.argmax(-1))
 
 
 def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
