@@ -139,9 +139,9 @@ class Voice:
             made.append({"audio": audio, "sampling_rate": RATE})
         calls = 5 if recipe.name == "plain" else 2
         self.calls += 1
-        parts = len(texts) + (self.calls % 3 == 0)  # in every third call one text is two sentences
+        rows_seen = len(texts) + (self.calls % 3 == 0)  # in every third call one text is two sentences
         for call in range(calls):
-            options["on_step"](Step(call + 1, 10, 10, [torch.zeros(10 * (call + 1) // calls)] * parts))
+            options["on_step"](Step(call + 1, 10, 10, [torch.zeros(10 * (call + 1) // calls)] * rows_seen))
         rows = [RowStats(10, calls, 0.0, None, None)] * len(texts)
         parts = dict.fromkeys(("target", "drafter", "rule", "other"), 0.1)
         stats = Stats(calls, 10 * len(texts), 10 / calls, [], 0, 0.4, parts, 7, rows=rows)

@@ -137,7 +137,7 @@ def test_recipes_keep_the_law(recipe: str) -> None:
 def test_a_table_keeps_what_the_levels_before_do_not_know() -> None:
     general, telling = [7] * 6, [1, 1, 1, 2, 2, 3]
     tokens = np.array([[5, 6]] * 3 + [[6, 5]] * 2 + [[6, 6]])
-    weights = np.tile(np.float32([0.9, 0.1]), (6, 1))
+    weights = np.tile(np.array([0.9, 0.1], dtype=np.float32), (6, 1))
     # Token 6 comes 3.1 times in all, 5 comes 2.9 times; in context 1 it is 5 by far, in 2 and 3 it is 6 as before.
     table = TextTable.count(np.array([general, telling]), tokens, weights, least=1.0, gain=0.5)
     assert dict(zip(table.keys.tolist(), table.tokens.tolist(), strict=True)) == {7: 6, 1: 5}
