@@ -23,10 +23,11 @@ def read_sound(path: Path) -> tuple[NDArray[np.float32], int]:
     import soundfile
 
     if not path.is_file():
-        raise ArgumentError(f"'{path}' does not exist; name a sound file, such as WAV or FLAC")
+        state = "is no file" if path.exists() else "does not exist"
+        raise ArgumentError(f"'{path}' {state}; name a sound file, such as WAV or FLAC")
     try:
         audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
+    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # of a .raw it asks for the rate
         raise ArgumentError(f"cannot read '{path}': {error}") from error
     if not len(audio):
         raise ArgumentError(f"'{path}' holds no samples")
@@ -83,10 +84,13 @@ def write_stream(
 
 
 def write_raw(chunks: Iterable[NDArray[np.float32]], stream: BinaryIO) -> int:
-    """Writes chunks [channels, n] as little-endian 16-bit samples, channels interleaved; returns their number."""
+    """Writes chunks [channels, n] as little-endian 16-bit samples, channels interleaved; returns their number.
+
+    What is louder than -1..1 is clipped, as in files.
+    """
     samples = 0
     for chunk in chunks:
-        stream.write((chunk.T * 32767).round().astype("<i2").tobytes())
+        stream.write((chunk.T.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
         stream.flush()
         samples += chunk.shape[1]
     return samples

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from mmspec.audio.wave import write_sound, write_stream
+from mmspec.audio.wave import write_raw, write_sound, write_stream
 from mmspec.cli import main
 from mmspec.errors import ArgumentError
 
@@ -117,6 +117,12 @@ def test_chunks_that_end_in_an_interrupt_leave_a_valid_file(tmp_path: Path) -> N
         write_stream(chunks(), 16000, tmp_path / "x.flac")
     found, rate = soundfile.read(tmp_path / "x.flac")
     assert rate == 16000 and found.shape == (800,) and np.allclose(np.abs(found), 0.25, atol=1e-4)
+
+
+def test_raw_samples_are_clipped() -> None:
+    out = io.BytesIO()
+    assert write_raw([np.array([[2.0, -2.0, 0.5]], dtype=np.float32)], out) == 3
+    assert np.frombuffer(out.getvalue(), "<i2").tolist() == [32767, -32767, 16384]
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8)])

@@ -20,7 +20,7 @@ from mmspec.commands.options import (
     read_recipe,
 )
 from mmspec.commands.outputs import plan
-from mmspec.commands.pipes import go_by, load_speaker
+from mmspec.commands.pipes import load_speaker
 from mmspec.commands.sounds import STDOUT, SUFFIXES, Order, make
 from mmspec.errors import ArgumentError
 
@@ -64,8 +64,7 @@ def music(
         raise ArgumentError("-o/--output: - goes with --stream and without --json")
     wanted = [prompt for prompt in prompts for _ in range(number)]
     paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
-    pipe = load_speaker(model, device)
+    pipe = load_speaker(model, device, melody)
     pipe = pipe if seconds is None else pipe.lasting(seconds)
-    pipe = pipe if melody is None else go_by(pipe, melody)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
     make(pipe, model, Order(wanted, paths, chosen, settings, seed, stream, as_json))

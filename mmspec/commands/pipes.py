@@ -36,26 +36,23 @@ def load_any(model: str, device: str, drafter: str | None = None) -> Any:
     return pipe
 
 
-def load_speaker(model: str, device: str) -> SpeechPipeline:
-    """The same of a model that speaks. Raises `ArgumentError` also for a model that does not."""
+def load_speaker(model: str, device: str, heard: Path | None = None, said: str | None = None) -> SpeechPipeline:
+    """The same of a model that speaks; with `heard`, going by that sound file: its melody, or its voice, which says
+    `said`.
+
+    Raises `ArgumentError` also for a model that does not speak, or goes by no sound, and, before any model is fetched,
+    for a file that holds none.
+    """
     import mmspec
     from mmspec.audio.pipeline import SpeechPipeline
+    from mmspec.audio.wave import read_sound
 
+    sound = None if heard is None else read_sound(heard)
     silence_loading()
     pipe = mmspec.load(model, device=device)
     if not isinstance(pipe, SpeechPipeline):
         raise ArgumentError(f"model {model!r} does not speak; see `mmspec image`")
-    return pipe
-
-
-def go_by(pipe: SpeechPipeline, file: Path, text: str | None = None) -> SpeechPipeline:
-    """The same pipeline, going by a sound file: its melody, or its voice, which says `text`.
-
-    Raises `ArgumentError` for a file that holds no sound, and for a model that goes by none.
-    """
-    from mmspec.audio.wave import read_sound
-
-    return pipe.hearing(*read_sound(file), text)
+    return pipe if sound is None else pipe.hearing(*sound, said)
 
 
 def silence_loading() -> None:

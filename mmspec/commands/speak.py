@@ -10,7 +10,7 @@ import typer
 
 from mmspec.commands.options import Device, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
 from mmspec.commands.outputs import plan
-from mmspec.commands.pipes import go_by, load_speaker
+from mmspec.commands.pipes import load_speaker
 from mmspec.commands.sounds import STDOUT, SUFFIXES, Order, make
 from mmspec.errors import ArgumentError, PromptError
 
@@ -58,8 +58,7 @@ def speak(
         raise ArgumentError("-o/--output: - goes with --stream and without --json")
     paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
     settings = {"voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    pipe = load_speaker(model, device)
-    pipe = pipe if voice_file is None else go_by(pipe, voice_file, voice_text)
+    pipe = load_speaker(model, device, voice_file, voice_text)
     make(pipe, model, Order(wanted, paths, chosen, settings, seed, stream, as_json))
 
 
