@@ -83,7 +83,7 @@ class DiaSpeaker:
         dac = getattr(self.processor, "audio_tokenizer", None)
         if dac is None:
             raise ArgumentError("the processor hears no voice; pass a DiaProcessor, with its DAC")
-        text, wave = sound.said("Dia"), sound.mono(self.codec.sampling_rate).to(dac.device)
+        text, wave = sound.said("Dia"), sound.mono(self.codec.sampling_rate).to(dac.device, dac.dtype)
         with torch.inference_mode():
             codes = dac.encode(F.pad(wave, (0, -len(wave) % self.codec.hop))[None, None]).audio_codes[0].T
         room = self.frames - len(codes)
