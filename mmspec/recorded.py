@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,11 +72,14 @@ class Recordable(LayeredTreeTarget, FeatureTarget, Protocol):
 
 
 def wanted(device: torch.device) -> bool:
-    """Whether calls are to be recorded on a device. **Raises:** `ArgumentError` for a variable that says neither."""
+    """Whether calls are to be recorded on a device: not under autocast, whose casts of weights end with it.
+
+    **Raises:** `ArgumentError` for a variable that says neither.
+    """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "off"):
         raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset: recorded on CUDA devices")
-    return device.type == "cuda" and not value
+    return device.type == "cuda" and not value and not torch.is_autocast_enabled(device.type)
 
 
 class Recording:
@@ -126,18 +130,22 @@ class _Call:
     def record(self, read: Read, pool: Any, first: bool) -> None:
         """**Raises:** `RuntimeError` when the call cannot be recorded."""
         device = self.tokens.device
-        with torch.cuda.device(device):
-            # What is set up on a first call, such as a library's workspace, must not be recorded.
-            side = torch.cuda.Stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                if first:
-                    read(self.tokens, self.slots, self._end)
-                with _no_waiting():
-                    read(self.tokens, self.slots, self._end)
-            torch.cuda.current_stream(device).wait_stream(side)
+        now, (side, recorder) = torch.cuda.current_stream(device), _streams(device)
+        # The stream is named although it is the current one: a recording that fails leaves its own behind.
+        with torch.cuda.device(device), torch.cuda.stream(now):
+            side.wait_stream(now)
+            try:
+                # What is set up on a first call must not be recorded.
+                with torch.cuda.stream(side):
+                    if first:
+                        read(self.tokens, self.slots, self._end)
+                    with _no_waiting():
+                        read(self.tokens, self.slots, self._end)
+            finally:
+                now.wait_stream(side)  # it writes where the ordinary way, taken instead, writes next
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            # torch's own stream to record on belongs to the first device that anything was recorded on.
+            with torch.cuda.graph(graph, pool=pool, stream=recorder, capture_error_mode="thread_local"):
                 self._out = read(self.tokens, self.slots, self._end)
             self._graph = graph
 
@@ -147,6 +155,12 @@ class _Call:
         self._graph.replay()
         assert self._out is not None
         return self._out
+
+
+@cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Where calls of a device are tried, and recorded. Always the same: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 @contextmanager
@@ -178,6 +192,7 @@ class RecordedTarget:
         self._target = target
         self._recording = recording or Recording()
         self._live: list[int] | None = None  # rows that run on, where some do not and are still read along
+        self._index: Tensor | None = None  # where they are, on both sides
         self._whole = True  # whether all rows are in the target still, so that recorded calls fit it
         self._features: Tensor | None = None
 
@@ -218,6 +233,7 @@ class RecordedTarget:
             self._target.keep(rows)
         else:
             self._live = rows if self._live is None else [self._live[row] for row in rows]
+            self._index = both_sides(self._live, self._target.rows, self._target.sides == 2, self.device)
 
     def features(self) -> Tensor:
         assert self._features is not None, "nothing has been read yet"
@@ -238,19 +254,19 @@ class RecordedTarget:
         call = self._recording.call(target.read, rows * sides, width, end, self.device)
         if call is None:
             return None
-        slots = torch.from_numpy(target.slot(at[:, None] + np.arange(width)))
+        slots = torch.from_numpy(np.tile(target.slot(at[:, None] + np.arange(width)), (sides, 1)))
         if self.device.type == "cuda":
-            slots = slots.pin_memory()
-        tokens = F.pad(tokens, (0, width - count))
-        if self._live is None:
-            call.tokens.copy_(torch.cat([tokens] * sides))
-            call.slots.copy_(torch.cat([slots] * sides), non_blocking=True)
+            slots = slots.pin_memory()  # the host need not wait until it is copied
+        tokens = F.pad(tokens, (0, width - count)).repeat(sides, 1)
+        live = self._index
+        if live is None:
+            call.tokens.copy_(tokens)
+            call.slots.copy_(slots, non_blocking=True)
             logits, features = call(target.read)
             return logits[:, :count].clone(), features[:, :count].clone()
         # Rows that have ended are read along: recording calls anew would cost more.
-        live = torch.tensor([row + side * rows for side in range(sides) for row in self._live]).to(self.device)
-        call.tokens[live] = torch.cat([tokens] * sides)
-        call.slots[live] = torch.cat([slots] * sides).to(self.device)
+        call.tokens[live] = tokens
+        call.slots[live] = slots.to(self.device, non_blocking=True)
         logits, features = call(target.read)
         return logits[live, :count], features[live, :count]
 
@@ -258,5 +274,5 @@ class RecordedTarget:
         """The target without the rows that have ended: where they leave, its cache moves and no recorded call fits."""
         if self._live is not None:
             self._target.keep(self._live)
-            self._live, self._whole = None, False
+            self._live, self._index, self._whole = None, None, False
         return self._target
