@@ -113,9 +113,8 @@ class LlamaGenTarget:
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """Uses the `tensors` of an earlier target of the same shapes from now on, before anything has been read."""
-        with torch.inference_mode():  # where some of them may have been made
-            for own, other in zip(self.tensors(), tensors, strict=True):
-                other.copy_(own)
+        for own, other in zip(self.tensors(), tensors, strict=True):
+            other.copy_(own)
         self._cache.k, self._cache.v, self._cos, self._sin, self._place, self._causal, *padding = tensors
         self._padding = padding[0] if padding else None
 
