@@ -125,7 +125,7 @@ class Constraint:
 
     def kinds(self, positions: NDArray[np.int64]) -> Tensor:
         """The kind of each position, int64 [B, W]."""
-        inside = torch.from_numpy(positions.clip(max=self.kind.shape[-1] - 1)).to(self.kind.device)
+        inside = torch.from_numpy(positions.clip(max=self.kind.shape[-1] - 1)).to(self.kind.device, non_blocking=True)
         return self.kind[inside] if self.rows is None else self.kind.gather(1, inside)
 
 
@@ -183,9 +183,9 @@ class Law:
         - `logits`: of the window.
         - `positions`: int64 [B, W], the position each slot stands for.
 
-        Where the Triton kernels run they are not written out: see `mmspec.unwritten`.
+        Where the Triton kernels run they are not written out: see `mmspec.unwritten`. Kernels know no gradients.
         """
-        if choose(logits.cond.device.type) == "triton":
+        if choose(logits.cond.device.type) == "triton" and not logits.cond.requires_grad:
             return self._unwritten(logits, positions)
         z = logits.cond.float()
         if logits.uncond is not None:
@@ -216,7 +216,8 @@ class Law:
         device = logits.cond.device
         scale = self.guidance[:, 0].expand(positions.shape)
         if self._guidance_ends:
-            scale = torch.where(torch.from_numpy(positions).to(device) < self.guidance_end[:, 0], scale, 1.0)
+            here = torch.from_numpy(positions).to(device, non_blocking=True)
+            scale = torch.where(here < self.guidance_end[:, 0], scale, 1.0)
         settings = Settings(
             scale.contiguous(),
             self.temperature.masked_fill(self.greedy, 0.0).flatten(),

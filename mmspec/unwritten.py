@@ -250,7 +250,8 @@ def _verify_columns(p: Unwritten, draft: Draft, rule: Accept, draws: Draws, free
     device, (batch, width, cells) = p.device, p.shape[:3]
     free = torch.ones(batch, width, cells, dtype=torch.bool, device=device) if free is None else free
     seeds, positions, iteration = (
-        torch.from_numpy(n).to(device) for n in (draws.noise.seeds, draws.positions, draws.iteration.copy())
+        torch.from_numpy(n).to(device, non_blocking=True)
+        for n in (draws.noise.seeds, draws.positions, draws.iteration.copy())
     )
     law, own = p.slots.view(batch, width * cells), _slots_of(draft.q).view(batch, (width - 1) * cells)
     x = entries(draft.tokens, p.shape[-1])
