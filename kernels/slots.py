@@ -82,7 +82,8 @@ class Slots:
         cond, uncond = self.cond, self.uncond
         if uncond is not None and uncond.stride() != cond.stride():
             cond, uncond = cond.contiguous(), uncond.contiguous()
-        return cond, uncond, self.allowed, self.reals.contiguous(), self.wholes.contiguous()
+        allowed = None if self.allowed is None else self.allowed.contiguous()
+        return cond, uncond, allowed, self.reals.contiguous(), self.wholes.contiguous()
 
 
 def pinned(like: Slots, tokens: Tensor) -> Slots:
