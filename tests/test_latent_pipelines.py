@@ -115,6 +115,7 @@ def test_vibevoice_reads_scripts() -> None:
     (lines, names) = pipe.read("speaker 1: hello\nbig\n Speaker 0: world", None).parts[0]
     assert lines == [("1", "hello\nbig"), ("0", "world")] and names == ("anna",)
     assert pipe.read("hello world", None).parts[0][0] == [("0", "hello world")]
+    assert pipe.read("hello\nSpeaker 1: world", None).parts[0][0] == [("0", "hello"), ("1", "world")]
     prompt, heard = pipe.speaker.script(lines, names)
     assert prompt.count("<sound>") == 1 and len(heard) == 1  # the second speaker has no voice
     bare = mmspec.load(model, processor=processor, config={"frames": 4})

@@ -52,7 +52,9 @@ class VibeVoiceSpeaker:
 
     def read(self, text: str, voice: str | None) -> Reading:
         head, *rest = SPEAKER.split(text)
-        lines = list(zip(rest[::2], (line.strip() for line in rest[1::2]), strict=True)) or [("0", head.strip())]
+        lines = list(zip(rest[::2], (line.strip() for line in rest[1::2]), strict=True))
+        if head.strip():
+            lines.insert(0, ("0", head.strip()))
         first = self.voices.index(voice) if voice is not None else 0
         names = self.voices[first:] + self.voices[:first]
         return Reading([(lines, names)])
