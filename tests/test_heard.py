@@ -66,10 +66,13 @@ def test_a_melody_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     heard = pipe.hearing(*read_sound(file))("piano", recipe="plain", temperature=0, seed=0)
     np.testing.assert_allclose(written, heard.audio[0].clip(-1, 1), atol=1e-4)
     capsys.readouterr()
-    (tmp_path / "no.wav").write_text("none")
+    for name in ("no.wav", "no.raw"):
+        (tmp_path / name).write_text("none")
     for more, message in (
-        (["--melody", str(tmp_path / "none.wav")], "none.wav' does not exist; name a sound file"),
+        (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' does not exist; name a sound file"),
+        (["--melody", str(tmp_path)], "is no file; name a sound file"),
         (["--melody", str(tmp_path / "no.wav")], "cannot read"),
+        (["--melody", str(tmp_path / "no.raw")], "cannot read"),
     ):
         assert main([*words, *more, "-o", str(tmp_path / "y.wav")]) == 2
         assert message in capsys.readouterr().err
@@ -151,6 +154,8 @@ def test_csm_speaks_with_a_voice_as_in_its_own_generate() -> None:
     assert not np.array_equal(pipe("two three", recipe="plain", temperature=0, seed=0).audio, out[0].audio)
     with pytest.raises(ArgumentError, match="text of the voice is missing; CSM goes on"):
         pipe.hearing(sound, 1000, " ")
+    with pytest.raises(ArgumentError, match="too long for a voice; of the model's 64 places, 8 are for what it says"):
+        pipe.hearing(wave(4000), 1000, "six")
 
 
 class Words:

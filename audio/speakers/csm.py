@@ -76,9 +76,15 @@ class CsmSpeaker:
 
     def hearing(self, sound: Heard) -> CsmSpeaker:
         mimi = self.model.codec_model
-        said, wave = sound.said("CSM"), sound.mono(self.codec.sampling_rate).to(mimi.device)
+        said, wave = sound.said("CSM"), sound.mono(self.codec.sampling_rate).to(mimi.device, mimi.dtype)
         with torch.inference_mode():
             codes = mimi.encode(wave[None, None]).audio_codes[0, : self.model.config.num_codebooks].T
+        places = self.model.config.max_position_embeddings
+        if len(codes) + self.frames >= places:
+            raise ArgumentError(
+                f"audio of {len(codes)} frames is too long for a voice; of the model's {places} places, {self.frames} "
+                "are for what it says with it"
+            )
         heard = said, codes.to(self.model.device)
         return CsmSpeaker(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, heard)
 

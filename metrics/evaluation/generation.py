@@ -126,9 +126,9 @@ def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
 
 
 def _first_sound(stream: Generator[Any, None, None]) -> float:
-    """Seconds until a stream gives its first chunk; it is left then."""
+    """Seconds until a stream gives its first chunk, or ends without one; it is left then."""
     start = time.perf_counter()
-    next(stream)
+    next(stream, None)
     seconds = time.perf_counter() - start
     stream.close()
     return seconds
