@@ -17,6 +17,7 @@ from mmspec.law import Constraint, Law, Logits, Sampling
 from mmspec.neighbours import Codebook
 from mmspec.recipes import parse
 from mmspec.target import Layout
+from mmspec.verify import ratio
 
 pytest.importorskip("triton")
 
@@ -194,3 +195,30 @@ def test_logits_that_are_no_law_are_an_error(
             [5, 6],
             aids(device),
         )
+
+
+def test_laws_that_are_learned_have_gradients(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    hidden = torch.randn(2, 3, VOCAB, generator=torch.Generator().manual_seed(0)).to(device)
+    weight = torch.eye(VOCAB, device=device, requires_grad=True)
+    law, positions = Law([Sampling(top_k=5)] * 2, None, device), np.tile(np.arange(3), (2, 1))
+    q = law(Logits(hidden @ weight, None), positions)
+    q.clamp(min=1e-9).log().sum().backward()
+    assert weight.grad is not None
+    assert float(weight.grad.abs().sum()) > 0
+
+
+def test_allowed_tokens_may_be_a_slice(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.rand(3, 2 * VOCAB, generator=generator) < 0.5
+    whole[:, 12] = True
+    rule = Constraint(torch.arange(3, device=device), whole[:, 10 : 10 + VOCAB].to(device))
+    logits = Logits(torch.randn(2, 3, VOCAB, generator=generator).to(device), None)
+    positions = np.tile(np.arange(3), (2, 1))
+    laws = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        law = Law([Sampling()] * 2, rule, device)(logits, positions)
+        one = torch.ones(2, 3, VOCAB, device=device)
+        laws.append(torch.stack([ratio(law, one, torch.full((2, 3), t, device=device)) for t in range(VOCAB)]))
+    torch.testing.assert_close(laws[0], laws[1])
