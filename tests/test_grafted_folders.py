@@ -125,6 +125,9 @@ def test_chatterbox_is_the_published_model(tmp_path: Path, monkeypatch: pytest.M
     for recipe in ("plain", "scd:window=4", "recycle:window=3"):
         out = pipe(list(GREEDY), recipe=recipe, temperature=0, seed=0)
         assert [sound.tokens[0].tolist() for sound in out] == list(GREEDY.values())
+    for where in (tmp_path, tmp_path / "tokenizer.json"):
+        other = mmspec.load(str(tmp_path), processor=where, config={"codec": Levels(6561)})
+        assert other.speaker.side.line("one two").cond.shape == pipe.speaker.side.line("one two").cond.shape
     heard = sum(code < 6561 for code in GREEDY["two"])
     assert out[1].sampling_rate == 1000 and out[1].audio.shape == (1, 4 * heard)
 

@@ -91,11 +91,11 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     began = voice_of(state, voice, embed.weight.float(), places.weight.float())
     for part in (embed, texts, text_places, places, head, decoder):
         part.to(device, dtype).eval()
-    try:
-        found = Tokenizer.from_file(str(folder / "tokenizer.json")) if tokenizer is None else tokenizer
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ModelError(f"tokenizer '{folder / 'tokenizer.json'}' cannot be loaded: {error}") from None
-    return Chatterbox(Graft(decoder, embed, head, places.weight), texts, text_places, began.to(device, dtype), found)
+    if tokenizer is None or isinstance(tokenizer, (str, Path)):
+        tokenizer = read_tokenizer(Path(tokenizer or folder))
+    return Chatterbox(
+        Graft(decoder, embed, head, places.weight), texts, text_places, began.to(device, dtype), tokenizer
+    )
 
 
 def config_of(state: Mapping[str, Tensor]) -> LlamaConfig:
@@ -113,6 +113,15 @@ def config_of(state: Mapping[str, Tensor]) -> LlamaConfig:
         max_position_embeddings=131072,
         rope_parameters=ROPE,
     )
+
+
+def read_tokenizer(where: Path) -> Tokenizer:
+    """The tokenizer in a folder, or in a file. **Raises:** `ModelError` when there is none."""
+    file = where / "tokenizer.json" if where.is_dir() else where
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelError(f"tokenizer '{file}' cannot be loaded: {error}") from None
 
 
 def read_voice(file: Path) -> Mapping[str, Any]:

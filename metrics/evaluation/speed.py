@@ -67,9 +67,9 @@ def speed_of(mine: Sequence[Sample], plain: Sequence[Sample], gate: bool | None,
     seconds, base_seconds = (np.array([s.seconds for s in samples]) for samples in (mine, plain))
     base_tokens = np.array([s.tokens for s in plain], dtype=np.float64)
 
-    def ratio(index: Index) -> float:
+    def log_ratio(index: Index) -> float:
         rate = tokens[index].sum() / seconds[index].sum()
-        return float(rate / (base_tokens[index].sum() / base_seconds[index].sum()))
+        return float(np.log(rate / (base_tokens[index].sum() / base_seconds[index].sum())))
 
     def per_call(index: Index) -> float:
         return float(tokens[index].sum() / calls[index].sum())
@@ -79,11 +79,16 @@ def speed_of(mine: Sequence[Sample], plain: Sequence[Sample], gate: bool | None,
     p50, p95 = np.quantile([s.latency for s in mine], [0.5, 0.95])
     lengths = [s.length for s in mine if s.length is not None]
     grids = {s.grid for s in mine}
+    speedup = None
+    if gate is not False:
+        # A ratio is even in its logarithm: of few calls, its own interval would reach below 0.
+        found = bootstrap(log_ratio, len(mine), groups=groups)
+        speedup = Interval(*(float(np.exp(v)) for v in (found.value, found.low, found.high)))
     return Speed(
         samples=len(mine),
         nfe=float(calls.mean()),
         tokens_per_call=bootstrap(per_call, len(mine)),
-        speedup=None if gate is False else bootstrap(ratio, len(mine), groups=groups),
+        speedup=speedup,
         seconds=float(seconds.mean()),
         p50=float(p50),
         p95=float(p95),
