@@ -17,7 +17,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.ahead import decode_ahead
-from mmspec.audio.frames import Frames, decode_frames
+from mmspec.audio.frames import DecodedFrames, Frames, decode_frames
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.cache import SlotCache
@@ -181,13 +181,25 @@ def generate(call: Call, ahead: int = 0) -> Any:
     if call.draft_model is not None:
         smaller = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
-    if ahead:
-        made = decode_ahead(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step)
-    else:
-        made = decode_frames(prompted, call.recipe, wanted, seeds, smaller, call.on_step)
+    made = decode_csm(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step)
     if call.config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
     return made.frames
+
+
+def decode_csm(
+    model: CsmFrames,
+    recipe: Recipe,
+    frames: Frames,
+    seeds: Sequence[int],
+    ahead: int,
+    draft: CsmFrames | None,
+    on_step: OnStep | None,
+) -> DecodedFrames:
+    """`mmspec.audio.ahead.decode_ahead`, or where `ahead` is 0 `mmspec.audio.frames.decode_frames`."""
+    if ahead:
+        return decode_ahead(model, recipe, frames, seeds, ahead, draft, on_step)
+    return decode_frames(model, recipe, frames, seeds, draft, on_step)
 
 
 def generate_ahead(

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.audio.ahead import MOST, decode_ahead
+from mmspec.audio.ahead import MOST
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.csm import CsmFrames, check_draft, depth_sampling, frame_ends
-from mmspec.audio.frames import Frames, decode_frames
+from mmspec.audio.csm import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
+from mmspec.audio.frames import Frames
 from mmspec.audio.heard import Heard
 from mmspec.audio.pipeline import Reading
 from mmspec.audio.speakers.flat import pieces
@@ -124,10 +124,7 @@ class FrameWork:
         frames = Frames(speaker.frames, frame_ends(speaker.model), pad, first, rest)
         draft = None if speaker.draft_model is None or recipe.info.drafter != "model" else speaker.draft_model
         model, smaller = self._prompted(speaker.model), None if draft is None else self._prompted(draft)
-        if speaker.ahead:
-            made = decode_ahead(model, recipe, frames, seeds, speaker.ahead, smaller, on_step)
-        else:
-            made = decode_frames(model, recipe, frames, seeds, smaller, on_step)
+        made = decode_csm(model, recipe, frames, seeds, speaker.ahead, smaller, on_step)
         return Decoded(made.frames, made.stats)
 
     def _prompted(self, model: Any) -> CsmFrames:

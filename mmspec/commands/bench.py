@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.commands.bench_steps import bench_steps
+from mmspec.commands.gate import gate
 from mmspec.commands.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
 from mmspec.commands.pipes import load_silent, load_speaker
 from mmspec.errors import ArgumentError
@@ -154,13 +155,8 @@ def _measure(
     quiet: bool,
 ) -> tuple[Report, dict[str, Any]]:
     """Runs the benchmark; returns everything it found, and what it was told."""
-    from mmspec.conformance import Conformity, check
-    from mmspec.continuous.toy import LatentConformity, check_latents
     from mmspec.metrics.bench import bench, generations
     from mmspec.metrics.environment import environment
-
-    def gate(recipe: Recipe) -> Conformity | LatentConformity:
-        return check_latents(recipe) if recipe.rule.continuous else check(recipe)
 
     with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet) as on_run:
         report = bench(

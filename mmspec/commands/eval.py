@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.commands.bench import split_recipes
+from mmspec.commands.gate import gate
 from mmspec.commands.options import Drafter, GuidanceScale, Json, Temperature, TopK, TopP
 from mmspec.commands.pipes import load_any
 from mmspec.commands.weights import (
@@ -25,7 +26,6 @@ from mmspec.commands.weights import (
     WhisperWeights,
 )
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe
 
 _Text = str | None
 OWN_METRICS = {
@@ -115,9 +115,6 @@ def evaluate(
     given |= {key: value for key, value in flags.items() if value is not None}
     resolved = resolve({**DEFAULTS, **given})
 
-    from mmspec.conformance import Conformity
-    from mmspec.conformance import check as check_numbers
-    from mmspec.continuous.toy import LatentConformity, check_latents
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.evaluate import check
     from mmspec.metrics.evaluation.evaluate import evaluate as run
@@ -125,9 +122,6 @@ def evaluate(
     from mmspec.metrics.evaluation.processes import join, own_device
     from mmspec.metrics.evaluation.results import record_of, table, write_results
     from mmspec.metrics.report.page import write_report
-
-    def gate(recipe: Recipe) -> Conformity | LatentConformity:
-        return check_latents(recipe) if recipe.rule.continuous else check_numbers(recipe)
 
     check(resolved)
     check_folder(output, resolved)
