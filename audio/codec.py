@@ -11,9 +11,12 @@ from torch import Tensor
 class Codec(Protocol):
     """Turns codes into a waveform.
 
-    - `sampling_rate`: samples per second; `channels`: 1 or 2.
-    - `hop`: samples per frame, so that there are `sampling_rate / hop` frames per second.
-    - `codebooks`: K, codes per frame; `codebook_size`: V, each is below it.
+    Attributes:
+        sampling_rate: Samples per second.
+        channels: 1 or 2.
+        hop: Samples per frame, so that there are `sampling_rate / hop` frames per second.
+        codebooks: K, codes per frame.
+        codebook_size: V, each is below it.
     """
 
     sampling_rate: int
@@ -52,7 +55,7 @@ class CodecStream(Protocol):
     def push(self, codes: Tensor) -> Tensor:
         """Takes the next frames int64 [B, K, f] and gives the sound that is certain by now, float32 [B, channels, n].
 
-        It lags behind the codes as far as a decoder looks ahead; n may be 0.
+        It lags after the codes as far as a decoder looks ahead; n may be 0.
         """
         ...
 
@@ -64,11 +67,10 @@ class CodecStream(Protocol):
 class OverlapStream:
     """Streams a codec whose sound at a frame depends on few frames around it: parts are decoded with these around them.
 
-    **Arguments:**
-
-    - `codec`: whose `decode` is called.
-    - `before`: frames back that a frame's samples may depend on; None is all of them, at a cost that grows with them.
-    - `after`: frames ahead that they may depend on.
+    Args:
+        codec: Whose `decode` is called.
+        before: Frames back that a frame's samples may depend on; None is all of them, at a cost that grows with them.
+        after: Frames ahead that they may depend on.
     """
 
     def __init__(self, codec: Decoder, before: int | None, after: int) -> None:

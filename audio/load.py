@@ -15,27 +15,28 @@ from mmspec import hub
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.codecs.snac import is_snac, read_snac
+from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
+from mmspec.audio.models.codec_lm import speech as grafted
+from mmspec.audio.models.codec_lm.speech import TextSide
 from mmspec.audio.pipeline import SpeechPipeline
-from mmspec.audio.speakers import chatterbox, cosyvoice, grafted
-from mmspec.audio.speakers.grafted import TextSide
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import architecture, read_processor
 
 # Class of transformers -> what makes a speaker of a model, its processor, a codec or None, options and a draft model.
-SPEAKERS = {
-    "LlamaForCausalLM": "mmspec.audio.speakers.flat:make",
-    "MistralForCausalLM": "mmspec.audio.speakers.flat:make",
-    "Qwen2ForCausalLM": "mmspec.audio.speakers.flat:make",
-    "Qwen3ForCausalLM": "mmspec.audio.speakers.flat:make",
-    "BarkModel": "mmspec.audio.speakers.bark:make",
-    "MusicgenForConditionalGeneration": "mmspec.audio.speakers.musicgen:make",
-    "MusicgenMelodyForConditionalGeneration": "mmspec.audio.speakers.musicgen:make",
-    "DiaForConditionalGeneration": "mmspec.audio.speakers.dia:make",
-    "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.speakers.higgs:make",
-    "CsmForConditionalGeneration": "mmspec.audio.speakers.csm:make",
-    "PocketTTSForConditionalGeneration": "mmspec.audio.speakers.pocket:make",
-    "GradiumPhononTTSForConditionalGeneration": "mmspec.audio.speakers.pocket:make",
-    "VibeVoiceForConditionalGeneration": "mmspec.audio.speakers.vibevoice:make",
+SPEECH_ADAPTERS = {
+    "LlamaForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "MistralForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "Qwen2ForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "Qwen3ForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "BarkModel": "mmspec.audio.models.bark.speech:make",
+    "MusicgenForConditionalGeneration": "mmspec.audio.models.musicgen.music:make",
+    "MusicgenMelodyForConditionalGeneration": "mmspec.audio.models.musicgen.music:make",
+    "DiaForConditionalGeneration": "mmspec.audio.models.dia.speech:make",
+    "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.models.higgs.speech:make",
+    "CsmForConditionalGeneration": "mmspec.audio.models.csm.speech:make",
+    "PocketTTSForConditionalGeneration": "mmspec.audio.models.pocket.speech:make",
+    "GradiumPhononTTSForConditionalGeneration": "mmspec.audio.models.pocket.speech:make",
+    "VibeVoiceForConditionalGeneration": "mmspec.audio.models.vibevoice.speech:make",
 }
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub ids of a family: who drafts for whom.
@@ -52,14 +53,14 @@ PAIRS = {
 }
 
 
-def speaks(name: str | None) -> bool:
+def is_speech_model(name: str | None) -> bool:
     """Whether a class of transformers, by name, is loaded as a speech pipeline."""
-    return name in SPEAKERS
+    return name in SPEECH_ADAPTERS
 
 
-def speaks_from(folder: Path) -> bool:
+def is_speech_folder(folder: Path) -> bool:
     """Whether a folder is loaded as a speech pipeline."""
-    return speaks(architecture(folder)) or published(folder) is not None
+    return is_speech_model(architecture(folder)) or published(folder) is not None
 
 
 def published(folder: Path) -> Callable[..., TextSide] | None:
@@ -79,13 +80,13 @@ def from_folder(
 ) -> SpeechPipeline:
     """A pipeline from a folder with a model of transformers, its processor or tokenizer beside it; see `mmspec.load`.
 
-    **Arguments:**
+    Args:
+        config: For a flat model its `style`; for all, `draft_model`: a folder or Hub id of a smaller model of the
+            family, or "pair" for the one that goes with this model by name.
 
-    - `config`: for a flat model its `style`; for all, `draft_model`: a folder or Hub id of a smaller model of the
-      family, or "pair" for the one that goes with this model by name.
-
-    **Raises:** `ArgumentError` for options that are missing or unknown, `ModelError` for files that are not what they
-    claim to be.
+    Raises:
+        ArgumentError: For options that are missing or unknown.
+        ModelError: For files that are not what they claim to be.
     """
     options = dict(config or {})
     if (read := published(folder)) is not None:
@@ -108,14 +109,16 @@ def from_model(
 ) -> SpeechPipeline:
     """A pipeline around a model where it is; see `from_folder`.
 
-    **Raises:** as that.
+    Raises:
+        ArgumentError: As `from_folder`.
+        ModelError: As `from_folder`.
     """
     options = dict(config or {})
     draft_model = options.pop("draft_model", None)
     given = options.pop("codec", None)
     if codec is not None:
         given = read_codec(codec, str(model.device))
-    module, _, name = SPEAKERS[type(model).__name__].partition(":")
+    module, _, name = SPEECH_ADAPTERS[type(model).__name__].partition(":")
     make: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if processor is None:
         raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
@@ -134,7 +137,9 @@ def from_published(
 ) -> SpeechPipeline:
     """A pipeline of a family whose sound the caller's codec makes.
 
-    **Raises:** as `from_folder`.
+    Raises:
+        ArgumentError: As `from_folder`.
+        ModelError: As `from_folder`.
     """
     draft, voice, given = (options.pop(name, None) for name in ("draft_model", "voice", "codec"))
     side = read(folder, tokenizer, voice, device, dtype)
@@ -148,13 +153,18 @@ def from_published(
 def read_codec(folder: Path, device: str) -> Codec:
     """A codec of transformers, or a SNAC as it is published.
 
-    **Raises:** `ModelError` when it cannot be loaded.
+    Raises:
+        ModelError: When it cannot be loaded.
     """
     return read_snac(folder, device) if is_snac(folder) else codec_of(read_model(folder, device, torch.float32))
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype) -> Any:
-    """**Raises:** `ModelError` when it cannot be loaded, or parts of it are missing."""
+    """The model in a folder.
+
+    Raises:
+        ModelError: When it cannot be loaded, or parts of it are missing.
+    """
     name = architecture(folder)
     if name is None:
         raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
@@ -173,7 +183,8 @@ def read_model(folder: Path, device: str, dtype: torch.dtype) -> Any:
 def smaller(folder: Path) -> str:
     """The Hub id of the model that drafts for the one in a folder of the Hub's cache.
 
-    **Raises:** `ArgumentError` when none is known.
+    Raises:
+        ArgumentError: When none is known.
     """
     names = [part.removeprefix("models--").replace("--", "/") for part in folder.resolve().parts]
     for name in names:
@@ -184,7 +195,11 @@ def smaller(folder: Path) -> str:
 
 
 def found(draft: str | Path) -> Path:
-    """A folder, fetched from the Hub where it is none. **Raises:** `ArgumentError` when it is neither."""
+    """A folder, fetched from the Hub where it is none.
+
+    Raises:
+        ArgumentError: When it is neither.
+    """
     path: Path | None = Path(draft) if Path(draft).is_dir() else hub.fetch(str(draft))
     if path is None:
         raise ArgumentError(f"draft_model={str(draft)!r} is no folder and no Hub id")

@@ -13,17 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.call import Sound, Sounds
 from mmspec.audio.codec import Codec
-from mmspec.audio.heard import Heard
-from mmspec.engine import Aids, Decoded, run
+from mmspec.audio.outputs import Sound, Sounds
+from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.decoding.batch import Step
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import Target
+from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.law import Sampling
-from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
-from mmspec.rows import Step
-from mmspec.seeds import row_seeds
-from mmspec.target import Layout, Target
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
 
 FIRST, EVERY = 12, 25  # frames until the first chunk of a stream, and between the others
 _PART_SEED = 2**32  # between the seeds of one text's parts
@@ -33,26 +35,27 @@ _PART_SEED = 2**32  # between the seeds of one text's parts
 class Reading:
     """A text as a model reads it.
 
-    - `parts`: what is decoded apart and heard in this order, such as sentences; whatever the speaker understands.
-    - `notes`: what the caller may want to know.
+    Attributes:
+        parts: What is decoded apart and heard in this order, such as sentences; whatever the speaker understands.
+        notes: What the caller may want to know.
     """
 
     parts: Sequence[Any]
     notes: list[str] = field(default_factory=list)
 
 
-class Work(Protocol):
+class DecodingJob(Protocol):
     """A batch to decode."""
 
     def run(
         self,
         recipe: Recipe,
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         seeds: Sequence[int],
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        """Decodes it; rows that end early are filled up with what `Speaker.codes` takes for no frames."""
+        """Decodes it; rows that end early are filled up with what `SpeechAdapter.codes` takes for no frames."""
         ...
 
 
@@ -62,61 +65,76 @@ class Task:
 
     target: Target
     layout: Layout
-    aids: Aids
+    resources: DraftResources
 
     def run(
         self,
         recipe: Recipe,
-        samplings: Sequence[Sampling],
+        samplings: Sequence[SamplingParams],
         seeds: Sequence[int],
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        return run(self.target, recipe, self.layout, samplings, seeds, self.aids, on_step, measure_entropy)
+        return run(self.target, recipe, self.layout, samplings, seeds, self.resources, on_step, measure_entropy)
 
 
-class Speaker(Protocol):
+class SpeechAdapter(Protocol):
     """A model that speaks.
 
-    - `codec`: turns its codes into sound.
-    - `sampling`, `recipe`: the defaults of a call; `guided`: whether it takes guidance.
-    - `voices`: names to choose from, the default first; may be empty.
+    Attributes:
+        codec: Turns its codes into sound.
+        sampling: The defaults of a call.
+        recipe: The defaults of a call.
+        guided: Whether it takes guidance.
+        voices: Names to choose from, the default first; may be empty.
     """
 
     codec: Codec
-    sampling: Sampling
+    sampling: SamplingParams
     recipe: str
     guided: bool
     voices: Sequence[str]
 
     def read(self, text: str, voice: str | None) -> Reading:
-        """Reads a text. **Raises:** `PromptError` for one it cannot say."""
+        """Reads a text.
+
+        Raises:
+            PromptError: For one it cannot say.
+        """
         ...
 
-    def task(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[Sampling]) -> Work:
+    def task(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DecodingJob:
         """Prepares a batch, a row per part."""
         ...
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """The frames int64 [K, F] of a row's tokens so far; more tokens only add frames behind them."""
+        """The frames int64 [K, F] of a row's tokens so far; more tokens only add frames after them."""
         ...
 
 
 @runtime_checkable
-class Timed(Speaker, Protocol):
+class SupportsDuration(SpeechAdapter, Protocol):
     """A speaker, or player, that is told how long to sound."""
 
-    def lasting(self, seconds: float) -> Timed:
-        """The same for so many seconds. **Raises:** `ArgumentError` for more, or less, than it can make."""
+    def with_duration(self, seconds: float) -> SupportsDuration:
+        """The same for so many seconds.
+
+        Raises:
+            ArgumentError: For more, or less, than it can make.
+        """
         ...
 
 
 @runtime_checkable
-class Hearing(Speaker, Protocol):
+class SupportsReferenceAudio(SpeechAdapter, Protocol):
     """A speaker, or player, that goes by a sound: follows its melody, speaks with its voice."""
 
-    def hearing(self, sound: Heard) -> Hearing:
-        """The same, going by a sound. **Raises:** `ArgumentError` for one it cannot go by."""
+    def with_reference_audio(self, sound: ReferenceAudio) -> SupportsReferenceAudio:
+        """The same, going by a sound.
+
+        Raises:
+            ArgumentError: For one it cannot go by.
+        """
         ...
 
 
@@ -127,40 +145,42 @@ class _Left(Exception):
 class SpeechPipeline:
     """Texts to sound.
 
-    **Arguments:**
-
-    - `speaker`: the model.
+    Args:
+        speaker: The model.
     """
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: SpeechAdapter) -> None:
         self.speaker = speaker
 
     @property
     def sampling_rate(self) -> int:
         return self.speaker.codec.sampling_rate
 
-    def lasting(self, seconds: float) -> SpeechPipeline:
+    def with_duration(self, seconds: float) -> SpeechPipeline:
         """The same pipeline, for sounds of so many seconds.
 
-        **Raises:** `ArgumentError` for a model that ends by itself, and for more than it can make.
+        Raises:
+            ArgumentError: For a model that ends by itself, and for more than it can make.
         """
-        if not isinstance(self.speaker, Timed):
+        if not isinstance(self.speaker, SupportsDuration):
             raise ArgumentError(f"seconds={seconds:g} is not possible: how long this model sounds, its text decides")
-        return SpeechPipeline(self.speaker.lasting(seconds))
+        return SpeechPipeline(self.speaker.with_duration(seconds))
 
-    def hearing(self, audio: NDArray[np.float32], sampling_rate: int, text: str | None = None) -> SpeechPipeline:
+    def with_reference_audio(
+        self, audio: NDArray[np.float32], sampling_rate: int, text: str | None = None
+    ) -> SpeechPipeline:
         """The same pipeline, going by a sound: the melody for a model of music, the voice for one that speaks.
 
-        **Arguments:**
+        Args:
+            audio: [channels, samples] in -1..1; channels are mixed, and the rate is changed to the model's.
+            text: What is said in it, for a voice.
 
-        - `audio`: [channels, samples] in -1..1; channels are mixed, and the rate is changed to the model's.
-        - `text`: what is said in it, for a voice.
-
-        **Raises:** `ArgumentError` for a model that goes by none, and for a sound it cannot go by.
+        Raises:
+            ArgumentError: For a model that goes by none, and for a sound it cannot go by.
         """
-        if not isinstance(self.speaker, Hearing):
+        if not isinstance(self.speaker, SupportsReferenceAudio):
             raise ArgumentError("this model goes by no melody and no voice but its own")
-        return SpeechPipeline(self.speaker.hearing(Heard(audio, sampling_rate, text)))
+        return SpeechPipeline(self.speaker.with_reference_audio(ReferenceAudio(audio, sampling_rate, text)))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -174,7 +194,9 @@ class SpeechPipeline:
     def read(self, text: str, voice: str | None) -> Reading:
         """How a text is read, before any of it is said: its parts, and what the caller may want to know.
 
-        **Raises:** as a call.
+        Raises:
+            PromptError: As a call.
+            ArgumentError: As a call, of `voice`.
         """
         voices = self.speaker.voices
         if voice is not None and voice not in voices:
@@ -204,16 +226,21 @@ class SpeechPipeline:
     ) -> Sound | Sounds:
         """Speaks one text, which gives a `Sound`, or several as one batch, which gives `Sounds`.
 
-        **Arguments:**
+        Args:
+            voice: A name of `speaker.voices`; None is the first.
+            recipe: How to decode, e.g. `"table:window=8"`; None takes the model's own.
+            seed: Text i uses `seed + i`; or one per text. None draws one.
+            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
+            top_k: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
+            top_p: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
+            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            measure_entropy: Also report the entropy of the target distribution.
 
-        - `voice`: a name of `speaker.voices`; None is the first.
-        - `recipe`: how to decode, e.g. `"table:window=8"`; None takes the model's own.
-        - `seed`: text i uses `seed + i`; or one per text. None draws one.
-        - `temperature`, `top_k`, `top_p`, `guidance_scale`: see `mmspec.law.Sampling`; None takes the model's own.
-        - `on_step`: called with a `mmspec.rows.Step` after every target call.
-        - `measure_entropy`: also report the entropy of the target's law.
-
-        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`.
+        Raises:
+            PromptError: When a prompt cannot be read by the model.
+            ArgumentError: When an argument has a value that is not allowed.
+            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
         """
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
@@ -254,12 +281,23 @@ class SpeechPipeline:
         All chunks together are what a call with the same arguments gives. The parts of a text are decoded one after the
         other. To leave the iteration ends the decoding.
 
-        **Arguments:**
+        Args:
+            first: Frames that are decoded until the first chunk of each part.
+            every: Between later ones.
+            text: As in a call.
+            voice: As in a call.
+            recipe: As in a call.
+            seed: As in a call.
+            temperature: As in a call.
+            top_k: As in a call.
+            top_p: As in a call.
+            guidance_scale: As in a call.
+            on_step: As in a call, but called from another thread.
 
-        - `first`: frames that are decoded until the first chunk of each part; `every`: between later ones.
-        - others: as in a call; `on_step` is called from another thread.
-
-        **Raises:** as a call, before the first chunk.
+        Raises:
+            PromptError: As a call, before the first chunk.
+            ArgumentError: As a call, before the first chunk.
+            UnknownNameError: As a call, before the first chunk.
         """
         if min(first, every) < 1:
             raise ArgumentError(f"first={first} and every={every} must be 1 frame or more")
@@ -276,11 +314,11 @@ class SpeechPipeline:
 
     def _sampling(
         self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float | None
-    ) -> Sampling:
+    ) -> SamplingParams:
         own = self.speaker.sampling
         if guidance_scale not in (None, 1) and not self.speaker.guided:
             raise ArgumentError(f"guidance_scale={guidance_scale} is not possible: this model has no guidance")
-        return Sampling(
+        return SamplingParams(
             own.temperature if temperature is None else temperature,
             own.top_k if top_k is None else top_k,
             own.top_p if top_p is None else top_p,
@@ -291,21 +329,28 @@ class SpeechPipeline:
         self,
         parts: Sequence[Any],
         recipe: Recipe,
-        sampling: Sampling,
+        sampling: SamplingParams,
         seeds: Sequence[int],
         on_step: OnStep | None,
         measure_entropy: bool = False,
     ) -> Decoded:
         samplings = [sampling] * len(parts)
         with torch.inference_mode():
-            work = self.speaker.task(parts, recipe, samplings)
-            return work.run(recipe, samplings, seeds, on_step, measure_entropy)
+            job = self.speaker.task(parts, recipe, samplings)
+            return job.run(recipe, samplings, seeds, on_step, measure_entropy)
 
     def _sound(self, tokens: Tensor) -> NDArray[np.float32]:
         return self.speaker.codec.decode(self.speaker.codes(tokens)[None])[0].cpu().numpy()
 
     def _stream_part(
-        self, part: Any, recipe: Recipe, sampling: Sampling, seed: int, first: int, every: int, on_step: OnStep | None
+        self,
+        part: Any,
+        recipe: Recipe,
+        sampling: SamplingParams,
+        seed: int,
+        first: int,
+        every: int,
+        on_step: OnStep | None,
     ) -> Iterator[NDArray[np.float32]]:
         """Decodes one part in a thread of its own and gives its sound as the codes come."""
         arrived: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()

@@ -15,10 +15,11 @@ from mmspec.files import replacing
 FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16")}
 
 
-def read_sound(path: Path) -> tuple[NDArray[np.float32], int]:
+def read_audio(path: Path) -> tuple[NDArray[np.float32], int]:
     """A sound file as [channels, samples] in -1..1, and its sampling rate.
 
-    **Raises:** `ArgumentError` for a file that is not there, holds no sound that is known, or no samples.
+    Raises:
+        ArgumentError: For a file that is not there, holds no sound that is known, or no samples.
     """
     import soundfile
 
@@ -34,11 +35,12 @@ def read_sound(path: Path) -> tuple[NDArray[np.float32], int]:
     return audio.T, int(rate)
 
 
-def write_sound(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:
+def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:
     """Writes [channels, samples] in -1..1 as 16 bits, the whole file or none.
 
-    **Raises:** `ArgumentError` for another ending than .wav or .flac, a shape that is no sound, or a file that cannot
-    be written.
+    Raises:
+        ArgumentError: For another ending than .wav or .flac, a shape that is no sound, or a file that cannot be
+            written.
     """
     write_stream([audio], sampling_rate, path, len(audio) if audio.ndim == 2 else 0, whole=True)
 
@@ -50,7 +52,8 @@ def write_stream(
 
     When the chunks end in an exception, what was written by then is a valid file that stays, unless it must be `whole`.
 
-    **Raises:** `ArgumentError` as `write_sound`.
+    Raises:
+        ArgumentError: As `write_audio`.
     """
     import soundfile
 

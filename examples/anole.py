@@ -1,4 +1,4 @@
-"""Anole draws: transformers' Chameleon, whose own generate never gives a picture token."""
+"""Anole draws: transformers' Chameleon, whose own generate never gives an image token."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 import mmspec
-from mmspec.vision.hf.chameleon import Ids, Picture
+from mmspec.vision.hf.decoding.chameleon import Ids, ImageConstraint
 
 MODEL = "leloy/Anole-7b-v0.1-hf"
 
 
 def main(vqgan: str | None = None, model: Any = None, processor: Any = None, side: int = 32) -> None:
-    """Writes anole.pt, the codes of the pictures' VQGAN, int64 [B, side * side]. With `vqgan`, the path of
+    """Writes anole.pt, the codes of the images' VQGAN, int64 [B, side * side]. With `vqgan`, the path of
     tokenizer/vqgan.ckpt in Meta's release of Chameleon, also anole_0.png: transformers has no decoder.
 
     `model`, `processor` and `side` stand in for the published ones.
@@ -25,12 +25,12 @@ def main(vqgan: str | None = None, model: Any = None, processor: Any = None, sid
         processor = ChameleonProcessor.from_pretrained(MODEL)
         model = ChameleonForConditionalGeneration.from_pretrained(MODEL, dtype=torch.bfloat16, device_map="auto")
 
-    # The processor ends the turn; what begins the picture is ours to add.
+    # The processor ends the turn; what begins the image is ours to add.
     inputs = processor(text="a red apple on a table", return_tensors="pt").to(model.device)
     ids = Ids.of(model)
     begin = inputs["input_ids"].new_tensor([[ids.begin]])
     prompt = torch.cat([inputs["input_ids"], begin.expand(len(inputs["input_ids"]), -1)], dim=1)
-    picture = Picture.anole(model, side, ids)
+    picture = ImageConstraint.anole(model, side, ids)
     out = model.generate(
         input_ids=prompt,
         attention_mask=torch.ones_like(prompt),
@@ -60,5 +60,5 @@ def main(vqgan: str | None = None, model: Any = None, processor: Any = None, sid
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vqgan", help="tokenizer/vqgan.ckpt of Meta's release, for a picture")
+    parser.add_argument("--vqgan", help="tokenizer/vqgan.ckpt of Meta's release, for an image")
     main(parser.parse_args().vqgan)

@@ -1,4 +1,4 @@
-"""GLM-Image, as in diffusers' documentation; its first stage, which writes the picture's tokens, runs by a recipe."""
+"""GLM-Image, as in diffusers' documentation; its first stage, which writes the image's tokens, runs by a recipe."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def main(model: Any = None, processor: Any = None) -> None:
     inputs = processor(text=prompt, generation_mode="image", return_tensors="pt").to(model.device)
     inputs.pop("generation_mode", None)
 
-    # Janus's own generate has a loop of its own for pictures; the one it overrides takes ours.
+    # Janus's own generate has a loop of its own for images; the one it overrides takes ours.
     tokens = GenerationMixin.generate(
         model,
         **inputs,
@@ -36,7 +36,7 @@ def main(model: Any = None, processor: Any = None) -> None:
         recipe="scd",
         seed=0,
     )
-    # Channels first: without torchvision, transformers' processor takes no picture that has them last, of any size.
+    # Channels first: without torchvision, transformers' processor takes no image that has them last, of any size.
     pixels = model.decode_image_tokens(tokens).permute(0, 3, 1, 2)
     images = processor.postprocess(list(pixels.float()), return_tensors="PIL.Image.Image")
     for i, image in enumerate(images["pixel_values"]):

@@ -1,4 +1,4 @@
-"""Lumina-mGPT draws by transformers' Chameleon; the whole way from prompt to picture is mmspec's pipeline here."""
+"""Lumina-mGPT draws by transformers' Chameleon; the whole way from prompt to image is mmspec's pipeline here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sixteen pictures of the embedded model with their prompts, as in the README.
+"""Sixteen images of the embedded model with their prompts, as in the README.
 
 python examples/shapes_grid.py -o examples/shapes.png
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 import mmspec
-from mmspec.vision.shapes.evaluate import picture_grid
+from mmspec.vision.shapes.evaluate import image_grid
 
 PROMPTS = [
     "a red circle above a blue square",
@@ -38,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     pipe = mmspec.load("shapes")
     out = pipe(PROMPTS, recipe=args.recipe, seed=args.seed, output_type="pt")
-    picture_grid(out.images * 2 - 1, PROMPTS, columns=4).save(args.output)
+    image_grid(out.images * 2 - 1, PROMPTS, columns=4).save(args.output)
     print(out.stats)
 
 

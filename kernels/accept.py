@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.launch import chosen, launchable, warps
-from mmspec.kernels.slots import Slots, logits, probabilities
+from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.softmax_stats import SoftmaxStats, logits, probabilities
 
 EXACT, BETA, ENSEMBLE, OMEGA, LANTERN, LANTERN_PLUS, GSD = range(7)
 CODES = {
@@ -41,12 +41,14 @@ CHUNK = 8192
 class Test:
     """How drafts are tested.
 
-    - `rule`: a name of the table above.
-    - `a`, `b`: its numbers, as in the table; for gsd `a` bounds how far members differ from x in probability, and `b`
-      how far in the codebook, squared (0: any distance).
-    - `group`: for gsd, the tokens next to x in rank that are asked.
-    - `near`: for lantern, int32 [V, k], the nearest tokens of each token, itself where there are no more.
-    - `vectors`, `known`: for gsd with a distance, float32 [V, D] and bool [V], the codebook.
+    Attributes:
+        rule: A name of the table above.
+        a: Its first number, as in the table; for gsd it bounds how far members differ from x in probability.
+        b: Its second number; for gsd it bounds how far they differ in the codebook, squared (0: any distance).
+        group: For gsd, the tokens next to x in rank that are asked.
+        near: For lantern, int32 [V, k], the nearest tokens of each token, itself where there are no more.
+        vectors: For gsd with a distance, float32 [V, D], the codebook.
+        known: For gsd with a distance, bool [V], which tokens the codebook has.
     """
 
     __test__ = False  # no test of pytest's
@@ -61,20 +63,21 @@ class Test:
 
 
 def committed(
-    p: Slots, q: Slots, drafts: Tensor, chance: Tensor, u: Tensor, test: Test = Test()
+    p: SoftmaxStats, q: SoftmaxStats, drafts: Tensor, chance: Tensor, u: Tensor, test: Test = Test()
 ) -> tuple[Tensor, Tensor]:
     """How many drafts each row accepts before the first that fails.
 
-    **Arguments:**
+    Args:
+        p: The distributions of m slots.
+        q: The distributions of m slots.
+        drafts: int64 [B, m].
+        chance: float32 [B, m], p of the drafts, as `mmspec.kernels.fused_sampler` found it.
+        u: float32 [B, m] in [0, 1).
+        test: The rule.
 
-    - `p`, `q`: the laws of m slots.
-    - `drafts`: int64 [B, m].
-    - `chance`: float32 [B, m], p of the drafts, as `mmspec.kernels.rows` found it.
-    - `u`: float32 [B, m] in [0, 1).
-    - `test`: the rule.
-
-    **Returns:** int64 [B]; and float32 [B, m], how far the acceptance probability of each tested slot lies from the
-    exact one, 0 for slots that were not tested.
+    Returns:
+        int64 [B]; and float32 [B, m], how far the acceptance probability of each tested slot lies from the exact one, 0
+            for slots that were not tested.
     """
     return accept(
         *p.source(), *q.source(), drafts, chance, u,
@@ -83,24 +86,24 @@ def committed(
 
 
 def chances_reference(p: Tensor, q: Tensor, x: Tensor, test: Test) -> Tensor:
-    """The acceptance probabilities [B, m] of drafts int64 [B, m] under laws [B, m, V], slot by slot."""
+    """The acceptance probabilities [B, m] of drafts int64 [B, m] under distributions [B, m, V], slot by slot."""
     out = torch.zeros(x.shape, dtype=p.dtype, device=p.device)
     for row in range(x.shape[0]):
         for slot in range(x.shape[1]):
-            law, own, draft = p[row, slot], q[row, slot], int(x[row, slot])
-            exact = law[draft] / own[draft]
+            probs, own, draft = p[row, slot], q[row, slot], int(x[row, slot])
+            exact = probs[draft] / own[draft]
             if test.rule == "gsd":
-                out[row, slot] = _group_reference(law, own, draft, test)
+                out[row, slot] = _group_reference(probs, own, draft, test)
             elif test.rule in ("lantern", "lantern++"):
                 assert test.near is not None
-                budget = test.a if test.rule == "lantern" else max(test.a - 1, 0.0) * float(law[draft])
+                budget = test.a if test.rule == "lantern" else max(test.a - 1, 0.0) * float(probs[draft])
                 lent = 0.0
                 for other in test.near[draft].tolist():
-                    more = lent + (float(law[other]) if other != draft else 0.0)
+                    more = lent + (float(probs[other]) if other != draft else 0.0)
                     if more > budget:
                         break
                     lent = more
-                out[row, slot] = (law[draft] + lent) / own[draft]
+                out[row, slot] = (probs[draft] + lent) / own[draft]
             elif test.rule == "beta":
                 out[row, slot] = exact + test.a
             elif test.rule == "ensemble":
@@ -127,11 +130,11 @@ def _group_reference(p: Tensor, q: Tensor, x: int, test: Test) -> Tensor:
     return p[group].sum() / q[group].sum()
 
 
-def accept_reference(p: Slots, q: Slots, drafts: Tensor, u: Tensor, test: Test) -> tuple[Tensor, Tensor]:
+def accept_reference(p: SoftmaxStats, q: SoftmaxStats, drafts: Tensor, u: Tensor, test: Test) -> tuple[Tensor, Tensor]:
     """What `committed` gives, in torch and float64."""
-    law, own = p.dense(torch.float64), q.dense(torch.float64)
-    chance = chances_reference(law, own, drafts, test)
-    exact = chances_reference(law, own, drafts, Test())
+    probs, own = p.dense(torch.float64), q.dense(torch.float64)
+    chance = chances_reference(probs, own, drafts, test)
+    exact = chances_reference(probs, own, drafts, Test())
     first = (u.double() < chance).long().cumprod(-1).sum(-1)
     tested = torch.arange(drafts.shape[1], device=u.device) <= first[:, None]
     gap = (chance.clamp(max=1.0) - exact.clamp(max=1.0)).abs()
@@ -149,10 +152,10 @@ def _total_order(z, columns):
 @triton.jit
 def _kept_order(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr):
     """The order of a slot's tokens by probability; the ones that are cut off are all alike."""
-    _, _, _, reals, wholes, _, _, _, _, _ = source
-    scale, heat, floor = tl.load(reals + slot * 5), tl.load(reals + slot * 5 + 1), tl.load(reals + slot * 5 + 2)
-    line, kind = tl.load(wholes + slot * 5), tl.load(wholes + slot * 5 + 1)
-    last, point = tl.load(wholes + slot * 5 + 2), tl.load(wholes + slot * 5 + 3)
+    _, _, _, floats, ints, _, _, _, _, _ = source
+    scale, heat, floor = tl.load(floats + slot * 5), tl.load(floats + slot * 5 + 1), tl.load(floats + slot * 5 + 2)
+    line, kind = tl.load(ints + slot * 5), tl.load(ints + slot * 5 + 1)
+    last, point = tl.load(ints + slot * 5 + 2), tl.load(ints + slot * 5 + 3)
     z = logits(source, line, kind, scale, heat, columns, GUIDED, MASKED, UNIT)
     kept = (z > floor) | ((z == floor) & (columns <= last))
     z = tl.where(point < 0, tl.where(kept, z, float("-inf")), tl.where(columns == point, 0.0, float("-inf")))
@@ -161,16 +164,16 @@ def _kept_order(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.constexp
 
 @triton.jit
 def _accept(
-    cond, uncond, allowed, reals, wholes, q_cond, q_uncond, q_allowed, q_reals, q_wholes, drafts, chances, us,
+    cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, drafts, chances, us,
     near, vectors, known, accepted, excess, a, b, m, vocab, group, neighbours, dimensions,
-    slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
+    stats, stride_row, stride_slot, stride_column, q_stats, q_stride_row, q_stride_slot, q_stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
     RULE: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    source = (cond, uncond, allowed, reals, wholes, slots, vocab, stride_row, stride_slot, stride_column)
+    source = (cond, uncond, allowed, floats, ints, stats, vocab, stride_row, stride_slot, stride_column)
     taken = (
-        q_cond, q_uncond, q_allowed, q_reals, q_wholes, q_slots, vocab, q_stride_row, q_stride_slot, q_stride_column
+        q_cond, q_uncond, q_allowed, q_floats, q_ints, q_stats, vocab, q_stride_row, q_stride_slot, q_stride_column
     )  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     one = tl.zeros((1,), tl.int64)
@@ -252,13 +255,13 @@ def accept(
     cond: Tensor,
     uncond: Tensor | None,
     allowed: Tensor | None,
-    reals: Tensor,
-    wholes: Tensor,
+    floats: Tensor,
+    ints: Tensor,
     q_cond: Tensor,
     q_uncond: Tensor | None,
     q_allowed: Tensor | None,
-    q_reals: Tensor,
-    q_wholes: Tensor,
+    q_floats: Tensor,
+    q_ints: Tensor,
     drafts: Tensor,
     chance: Tensor,
     u: Tensor,
@@ -271,11 +274,11 @@ def accept(
     known: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`committed`, from and to plain tensors; the first five are p, the next five q."""
-    p, q = (cond, uncond, allowed, reals, wholes), (q_cond, q_uncond, q_allowed, q_reals, q_wholes)
+    p, q = (cond, uncond, allowed, floats, ints), (q_cond, q_uncond, q_allowed, q_floats, q_ints)
     if chosen(cond) == "torch":
         names = {code: name for name, code in CODES.items()}
         test = Test(names[rule], a, b, group, near, vectors, known)
-        return accept_reference(Slots(*p), Slots(*q), drafts, u, test)
+        return accept_reference(SoftmaxStats(*p), SoftmaxStats(*q), drafts, u, test)
     batch, m = drafts.shape
     vocab = cond.shape[-1]
     accepted, excess = _outputs(drafts)

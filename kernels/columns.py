@@ -1,8 +1,8 @@
-"""Kernel 5: columns of K cells accepted as a whole, and redrawn by thinning, as in `mmspec.columns`.
+"""Kernel 5: columns of K cells accepted as a whole, and resampled by thinning, as in `mmspec.sampling.multi_codebook`.
 
 A column is kept with probability min(1, prod_k p_k / q_k). One that is not is drawn again from norm((p - q)+) of the
 products: draw y ~ p, keep it with probability (1 - q(y) / p(y))+, else draw again. One program per sequence does both,
-with the numbers of `mmspec.noise` made on the spot: how many it will need nobody knows before.
+with the numbers of `mmspec.sampling.rng` made on the spot: how many it will need nobody knows before.
 """
 
 from __future__ import annotations
@@ -12,42 +12,59 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.draw import GROUP, aim, draw_reference, mass, seek
-from mmspec.kernels.launch import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.inverse_cdf import GROUP, aim, draw_reference, mass, seek
 from mmspec.kernels.philox import UNIFORMS, block, words
-from mmspec.kernels.slots import Slots, probabilities
+from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
 
 CHUNK = 8192
 
 
 def columns(
-    p: Slots, q: Slots, drafts: Tensor, free: Tensor, seeds: Tensor, positions: Tensor, iteration: Tensor, most: int
+    p: SoftmaxStats,
+    q: SoftmaxStats,
+    drafts: Tensor,
+    free: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    iteration: Tensor,
+    most: int,
 ) -> tuple[Tensor, Tensor]:
     """Tests the m drafted columns of each row from left to right, and draws the one that takes over.
 
-    **Arguments:**
+    Args:
+        p: The distributions of the cells of m + 1 columns, [B, (m + 1) * K].
+        q: Of m columns, [B, m * K].
+        drafts: int64 [B, m, K].
+        free: bool [B, m + 1, K]; forced cells count in no product, and come back as 0.
+        seeds: int64 [B].
+        positions: int64 [B, m + 1].
+        iteration: int64 [B, m + 1].
+        most: Draws of one column after which the residual counts as empty.
 
-    - `p`: the laws of the cells of m + 1 columns, [B, (m + 1) * K]; `q`: of m columns, [B, m * K].
-    - `drafts`: int64 [B, m, K].
-    - `free`: bool [B, m + 1, K]; forced cells count in no product, and come back as 0.
-    - `seeds`: int64 [B]; `positions`: int64 [B, m + 1]; `iteration`: int64 [B, m + 1].
-    - `most`: draws of one column after which the residual counts as empty.
-
-    **Returns:** int64 [B], how many columns are accepted; int64 [B, K], the column behind them, -1 in cells whose p is
-    not a law.
+    Returns:
+        int64 [B], how many columns are accepted; int64 [B, K], the column after them, -1 in cells whose p is not a
+            distribution.
     """
     return joint(*p.source(), *q.source(), drafts, free, seeds, positions, iteration, most)
 
 
 def columns_reference(
-    p: Slots, q: Slots, drafts: Tensor, free: Tensor, seeds: Tensor, positions: Tensor, iteration: Tensor, most: int
+    p: SoftmaxStats,
+    q: SoftmaxStats,
+    drafts: Tensor,
+    free: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    iteration: Tensor,
+    most: int,
 ) -> tuple[Tensor, Tensor]:
     """What `columns` gives, in torch and float64, one sequence and one draw at a time."""
     batch, m, cells = drafts.shape
-    law = p.dense(torch.float64).unflatten(1, (m + 1, cells))
+    probs = p.dense(torch.float64).unflatten(1, (m + 1, cells))
     own = q.dense(torch.float64).unflatten(1, (m, cells))
     accepted = torch.zeros(batch, dtype=torch.int64)
-    redrawn = torch.zeros(batch, cells, dtype=torch.int64)
+    resampled = torch.zeros(batch, cells, dtype=torch.int64)
 
     def number(row: int, slot: int, stream: int, place: int) -> Tensor:
         counter = (int(positions[row, slot]), int(iteration[row, slot]), UNIFORMS, place)
@@ -56,36 +73,36 @@ def columns_reference(
     for row in range(batch):
         for slot in range(m):
             x = drafts[row, slot, :, None]
-            ratios = (law[row, slot].gather(-1, x) / own[row, slot].gather(-1, x))[:, 0]
+            ratios = (probs[row, slot].gather(-1, x) / own[row, slot].gather(-1, x))[:, 0]
             if not number(row, slot, 0, 0) < torch.where(free[row, slot], ratios, 1.0).prod():
                 break
             accepted[row] += 1
         slot = int(accepted[row])
         for i in range(most):
             u = torch.stack([number(row, slot, 1, i * cells + k) for k in range(cells)])
-            y = draw_reference(law[row, slot], u.to(law.device))
+            y = draw_reference(probs[row, slot], u.to(probs.device))
             if slot == m or bool((y < 0).logical_and(free[row, slot]).any()):
                 break
             index = y[:, None]
-            shares = (own[row, slot].gather(-1, index) / law[row, slot].gather(-1, index))[:, 0]
+            shares = (own[row, slot].gather(-1, index) / probs[row, slot].gather(-1, index))[:, 0]
             if number(row, slot, 0, 1 + i) < 1 - torch.where(free[row, slot], shares, 1.0).prod():
                 break
-        redrawn[row] = torch.where(free[row, slot], y, 0)
-    return accepted.to(drafts.device), redrawn.to(drafts.device)
+        resampled[row] = torch.where(free[row, slot], y, 0)
+    return accepted.to(drafts.device), resampled.to(drafts.device)
 
 
 @triton.jit
 def _columns(
-    cond, uncond, allowed, reals, wholes, q_cond, q_uncond, q_allowed, q_reals, q_wholes,
-    drafts, free, seeds, positions, iterations, accepted, redrawn, m, cells, most, vocab,
-    slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
+    cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints,
+    drafts, free, seeds, positions, iterations, accepted, resampled, m, cells, most, vocab,
+    stats, stride_row, stride_slot, stride_column, q_stats, q_stride_row, q_stride_slot, q_stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
     CELLS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    source = (cond, uncond, allowed, reals, wholes, slots, vocab, stride_row, stride_slot, stride_column)
+    source = (cond, uncond, allowed, floats, ints, stats, vocab, stride_row, stride_slot, stride_column)
     taken = (
-        q_cond, q_uncond, q_allowed, q_reals, q_wholes, q_slots, vocab, q_stride_row, q_stride_slot, q_stride_column
+        q_cond, q_uncond, q_allowed, q_floats, q_ints, q_stats, vocab, q_stride_row, q_stride_slot, q_stride_column
     )  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     one = tl.zeros((1,), tl.int64)
@@ -143,7 +160,7 @@ def _columns(
         u = (zero >> 8).to(tl.float32) * 5.9604644775390625e-08
         done = ((i == m) | (wrong > 0) | (u < 1 - covered) | (tries >= most)).to(tl.int32)
     is_free = tl.load(free + at * cells + ids, mask=ids < cells, other=0) != 0
-    tl.store(redrawn + row * cells + ids, tl.where(is_free, column, 0).to(tl.int64), mask=ids < cells)
+    tl.store(resampled + row * cells + ids, tl.where(is_free, column, 0).to(tl.int64), mask=ids < cells)
 
 
 @torch.library.custom_op("mmspec::joint", mutates_args=())
@@ -151,13 +168,13 @@ def joint(
     cond: Tensor,
     uncond: Tensor | None,
     allowed: Tensor | None,
-    reals: Tensor,
-    wholes: Tensor,
+    floats: Tensor,
+    ints: Tensor,
     q_cond: Tensor,
     q_uncond: Tensor | None,
     q_allowed: Tensor | None,
-    q_reals: Tensor,
-    q_wholes: Tensor,
+    q_floats: Tensor,
+    q_ints: Tensor,
     drafts: Tensor,
     free: Tensor,
     seeds: Tensor,
@@ -166,23 +183,23 @@ def joint(
     most: int,
 ) -> tuple[Tensor, Tensor]:
     """`columns`, from and to plain tensors; the first five are p, the next five q."""
-    p, q = (cond, uncond, allowed, reals, wholes), (q_cond, q_uncond, q_allowed, q_reals, q_wholes)
+    p, q = (cond, uncond, allowed, floats, ints), (q_cond, q_uncond, q_allowed, q_floats, q_ints)
     numbers = (drafts, free, seeds, positions, iteration)
     if chosen(cond) == "torch":
-        return columns_reference(Slots(*p), Slots(*q), *numbers, most)
+        return columns_reference(SoftmaxStats(*p), SoftmaxStats(*q), *numbers, most)
     batch, m, cells = drafts.shape
     vocab = cond.shape[-1]
-    accepted, redrawn = drafts.new_empty((batch,)), drafts.new_empty((batch, cells))
+    accepted, resampled = drafts.new_empty((batch,)), drafts.new_empty((batch, cells))
     block = min(max(GROUP, triton.next_power_of_2(vocab)), CHUNK)
     with launchable(cond):
         _columns[(batch,)](
-            *p, *q, *(t.contiguous() for t in numbers), accepted, redrawn, m, cells, most, vocab,
+            *p, *q, *(t.contiguous() for t in numbers), accepted, resampled, m, cells, most, vocab,
             cond.shape[1], *cond.stride(), q_cond.shape[1], *q_cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             Q_GUIDED=q_uncond is not None, Q_MASKED=q_allowed is not None, Q_UNIT=q_cond.stride(2) == 1,
             CELLS=triton.next_power_of_2(cells), BLOCK=block, GROUP=GROUP, num_warps=warps(block),
         )  # fmt: skip
-    return accepted, redrawn
+    return accepted, resampled
 
 
 @joint.register_fake

@@ -1,4 +1,4 @@
-"""Philox4x32-10 (Salmon et al. 2011) on a device: the numbers of `mmspec.noise`, bit for bit.
+"""Philox4x32-10 (Salmon et al. 2011) on a device: the numbers of `mmspec.sampling.rng`, bit for bit.
 
 A block of four 32-bit words belongs to the key `seed` (two words) and the counter (position, iteration, block, index).
 Block 0 gives a window's uniform numbers, one word per stream; block 1 gives Gumbel noise, word `v % 4` of index
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.launch import chosen, launchable
+from mmspec.kernels.backend import chosen, launchable
 
 UNIFORMS, GUMBELS = 0, 1
 
@@ -24,10 +24,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 def block(seeds: Tensor, counter: tuple[Tensor | int, ...]) -> list[Tensor]:
     """The reference: the four words of every block, int64 below 2**32, in the broadcast shape of the arguments.
 
-    **Arguments:**
-
-    - `seeds`: int64; negative ones stand for themselves modulo 2**64.
-    - `counter`: four words, integers below 2**32.
+    Args:
+        seeds: int64; negative ones stand for themselves modulo 2**64.
+        counter: Four words, integers below 2**32.
     """
     words = [torch.as_tensor(word, device=seeds.device) + torch.zeros_like(seeds) for word in counter]
     keys = [seeds & _LOW, (seeds >> 32) & _LOW]
@@ -97,12 +96,15 @@ def _uniforms(out, seeds, positions, iterations, places, count, BLOCK: tl.conste
 
 @torch.library.custom_op("mmspec::uniforms", mutates_args=())
 def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
-    """Numbers in [0, 1), multiples of 2**-24, float32 [4, ...]: a row per stream of `mmspec.noise`.
+    """Numbers in [0, 1), multiples of 2**-24, float32 [4, ...]: a row per stream of `mmspec.sampling.rng`.
 
-    **Arguments:** all int64 [...] of shapes that broadcast against that of `positions`.
+    Arguments are all int64 [...] of shapes that broadcast against that of `positions`.
 
-    - `seeds`: of each row.
-    - `positions`, `iterations`, `places`: what the numbers belong to, from 0 to 2**32 - 1.
+    Args:
+        seeds: Of each row.
+        positions: What the numbers belong to, from 0 to 2**32 - 1.
+        iterations: What the numbers belong to, from 0 to 2**32 - 1.
+        places: What the numbers belong to, from 0 to 2**32 - 1.
     """
     if chosen(positions) == "torch":
         return uniforms_reference(seeds, positions, iterations, places)

@@ -12,43 +12,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.draw import GROUP, aim, draw_reference, mass, seek
-from mmspec.kernels.launch import chosen, launchable, warps
-from mmspec.kernels.rows import CHUNK, WHOLE
-from mmspec.kernels.slots import Slots, probabilities
+from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.fused_sampler import CHUNK, WHOLE
+from mmspec.kernels.inverse_cdf import GROUP, aim, draw_reference, mass, seek
+from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
 
 
-def redraw(p: Slots, q: Slots, todo: Tensor, u: Tensor) -> Tensor:
-    """Draws int64 [B, m] from norm((p - q)+) of the slots to do; -1 elsewhere, and where p is not a law.
+def resample(p: SoftmaxStats, q: SoftmaxStats, todo: Tensor, u: Tensor) -> Tensor:
+    """Draws int64 [B, m] from norm((p - q)+) of the slots to do; -1 elsewhere, and where p is not a distribution.
 
-    **Arguments:**
-
-    - `p`, `q`: the laws of m slots.
-    - `todo`: bool [B, m].
-    - `u`: float32 [B, m] in [0, 1).
+    Args:
+        p: The distributions of m slots.
+        q: The distributions of m slots.
+        todo: bool [B, m].
+        u: float32 [B, m] in [0, 1).
     """
     return residual(*p.source(), *q.source(), todo, u)
 
 
-def residual_reference(p: Slots, q: Slots, todo: Tensor, u: Tensor) -> Tensor:
-    """What `redraw` gives, in torch and float64."""
-    law, taken = p.dense(torch.float64), q.dense(torch.float64)
-    left = (law - taken.nan_to_num()).clamp(min=0)
-    left = torch.where(left.sum(-1, keepdim=True) > 0, left, law)
+def residual_reference(p: SoftmaxStats, q: SoftmaxStats, todo: Tensor, u: Tensor) -> Tensor:
+    """What `resample` gives, in torch and float64."""
+    stage_or_probs, taken = p.dense(torch.float64), q.dense(torch.float64)
+    left = (stage_or_probs - taken.nan_to_num()).clamp(min=0)
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, stage_or_probs)
     return torch.where(todo, draw_reference(left, u), -1)
 
 
 @triton.jit
 def _residual(
-    cond, uncond, allowed, reals, wholes, q_cond, q_uncond, q_allowed, q_reals, q_wholes, todo, us, tokens,
-    vocab, slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
+    cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, todo, us, tokens,
+    vocab, stats, stride_row, stride_slot, stride_column, q_stats, q_stride_row, q_stride_slot, q_stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
     WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    source = (cond, uncond, allowed, reals, wholes, slots, vocab, stride_row, stride_slot, stride_column)
+    source = (cond, uncond, allowed, floats, ints, stats, vocab, stride_row, stride_slot, stride_column)
     taken = (
-        q_cond, q_uncond, q_allowed, q_reals, q_wholes, q_slots, vocab, q_stride_row, q_stride_slot, q_stride_column
+        q_cond, q_uncond, q_allowed, q_floats, q_ints, q_stats, vocab, q_stride_row, q_stride_slot, q_stride_column
     )  # fmt: skip
     slot = tl.program_id(0).to(tl.int64)
     token = tl.full((), -1, tl.int32)
@@ -59,15 +59,15 @@ def _residual(
         held = tl.where(q == q, tl.maximum(p - q, 0.0), p)
         kept = p
         # The second time round, where nothing was left, p is drawn from.
-        law = 0
-        while law < 2:
+        stage_or_probs = 0
+        while stage_or_probs < 2:
             total = tl.zeros((), tl.float64)
             for start in range(0, vocab, BLOCK):
                 left = held
                 if not WHOLE:
                     p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
                     q = probabilities(taken, slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-                    left = tl.where((q == q) & (law == 0), tl.maximum(p - q, 0.0), p)
+                    left = tl.where((q == q) & (stage_or_probs == 0), tl.maximum(p - q, 0.0), p)
                 total += mass(left, BLOCK, GROUP)
             if total > 0:
                 below = tl.zeros((), tl.float64)
@@ -76,12 +76,12 @@ def _residual(
                     if not WHOLE:
                         p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
                         q = probabilities(taken, slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-                        left = tl.where((q == q) & (law == 0), tl.maximum(p - q, 0.0), p)
+                        left = tl.where((q == q) & (stage_or_probs == 0), tl.maximum(p - q, 0.0), p)
                     found = seek(left, aim(tl.load(us + slot), total) - below, BLOCK, GROUP)
                     token = tl.where((token < 0) & (found < BLOCK), start + found, token)
                     below += mass(left, BLOCK, GROUP)
-                law = 2
-            law += 1
+                stage_or_probs = 2
+            stage_or_probs += 1
             held = kept
     tl.store(tokens + slot, token.to(tl.int64))
 
@@ -91,20 +91,20 @@ def residual(
     cond: Tensor,
     uncond: Tensor | None,
     allowed: Tensor | None,
-    reals: Tensor,
-    wholes: Tensor,
+    floats: Tensor,
+    ints: Tensor,
     q_cond: Tensor,
     q_uncond: Tensor | None,
     q_allowed: Tensor | None,
-    q_reals: Tensor,
-    q_wholes: Tensor,
+    q_floats: Tensor,
+    q_ints: Tensor,
     todo: Tensor,
     u: Tensor,
 ) -> Tensor:
-    """`redraw`, from and to plain tensors; the first five are p, the next five q."""
-    p, q = (cond, uncond, allowed, reals, wholes), (q_cond, q_uncond, q_allowed, q_reals, q_wholes)
+    """`resample`, from and to plain tensors; the first five are p, the next five q."""
+    p, q = (cond, uncond, allowed, floats, ints), (q_cond, q_uncond, q_allowed, q_floats, q_ints)
     if chosen(cond) == "torch":
-        return residual_reference(Slots(*p), Slots(*q), todo, u)
+        return residual_reference(SoftmaxStats(*p), SoftmaxStats(*q), todo, u)
     vocab = cond.shape[-1]
     tokens = torch.empty(todo.shape, dtype=torch.int64, device=todo.device)
     whole = vocab <= WHOLE

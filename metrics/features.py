@@ -16,13 +16,13 @@ Features = NDArray[np.float64]
 def read_features(values: Any, name: str, least: int = 1) -> Features:
     """`values` as float64 [N, D].
 
-    **Arguments:**
+    Args:
+        values: An array or tensor [N, D] of any number type, on any device.
+        name: What the caller calls it, for messages.
+        least: How many rows the metric needs.
 
-    - `values`: an array or tensor [N, D] of any number type, on any device.
-    - `name`: what the caller calls it, for messages.
-    - `least`: how many rows the metric needs.
-
-    **Raises:** `ArgumentError` for another number of axes, too few rows, no columns, or values that are not finite.
+    Raises:
+        ArgumentError: For another number of axes, too few rows, no columns, or values that are not finite.
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().double().cpu().numpy()  # through double: numpy has no bfloat16
@@ -42,7 +42,8 @@ def read_pair(a: Any, b: Any, names: tuple[str, str], least: int = 1) -> tuple[F
 
     Distances do not change by that, but the digits do: features far from the origin would lose theirs to rounding.
 
-    **Raises:** `ArgumentError` as `read_features`, and when they do not have the same number of columns.
+    Raises:
+        ArgumentError: As `read_features`, and when they do not have the same number of columns.
     """
     first, second = read_features(a, names[0], least), read_features(b, names[1], least)
     same_width(first, second, names)
@@ -51,7 +52,11 @@ def read_pair(a: Any, b: Any, names: tuple[str, str], least: int = 1) -> tuple[F
 
 
 def same_width(a: Features, b: Features, names: tuple[str, str]) -> None:
-    """**Raises:** `ArgumentError` unless both have the same number of columns."""
+    """Checks that both have the same number of columns.
+
+    Raises:
+        ArgumentError: Unless both have the same number of columns.
+    """
     if a.shape[-1] != b.shape[-1]:
         raise ArgumentError(
             f"{names[0]} has {a.shape[-1]} features, {names[1]} has {b.shape[-1]}; both must come from one extractor"

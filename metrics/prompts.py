@@ -51,13 +51,13 @@ SPEECH = (
 def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] = BUILTIN) -> list[str]:
     """The prompts of a text file, one per line (blank lines and lines that start with # are skipped), or `builtin`.
 
-    **Arguments:**
+    Args:
+        source: A path, or the word `builtin`.
+        limit: Keep the first so many; None keeps all.
+        builtin: What that word stands for.
 
-    - `source`: a path, or the word `builtin`.
-    - `limit`: keep the first so many; None keeps all.
-    - `builtin`: what that word stands for.
-
-    Raises `ArgumentError` when the file cannot be read or holds no prompt.
+    Raises:
+        ArgumentError: When the file cannot be read or holds no prompt.
     """
     if source == "builtin":
         return list(builtin[:limit])

@@ -1,4 +1,4 @@
-"""Reference statistics in a file: what a Frechet distance needs of the real pictures, computed once.
+"""Reference statistics in a file: what a Frechet distance needs of the real images, computed once.
 
 The format is that of the ADM evaluator: an .npz with `mu` [D] and `sigma` [D, D]. Ours adds the extractor that made
 them, how many samples there were and, when asked for, the features themselves, which the other metrics need; readers of
@@ -17,7 +17,7 @@ import numpy as np
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.metrics.features import Features, read_features
-from mmspec.metrics.frechet import Gaussian, fit
+from mmspec.metrics.image.frechet import Gaussian, fit
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,20 @@ class Reference:
 
 
 def reference_of(features: Any, extractor: str = "") -> Reference:
-    """The reference that features [N, D] of the named extractor make. **Raises:** `ArgumentError` as `fit`."""
+    """The reference that features [N, D] of the named extractor make.
+
+    Raises:
+        ArgumentError: As `fit`.
+    """
     return Reference(fit(features, "reference"), read_features(features, "reference"), extractor)
 
 
 def save_reference(reference: Reference, path: Path, keep_features: bool = True) -> None:
-    """Writes the file, whole or not at all. **Raises:** `ArgumentError` when the system refuses."""
+    """Writes the file, whole or not at all.
+
+    Raises:
+        ArgumentError: When the system refuses.
+    """
     gaussian = reference.gaussian
     arrays: dict[str, Any] = {"mu": gaussian.mean, "sigma": gaussian.covariance}
     if gaussian.count is not None:
@@ -51,11 +59,11 @@ def save_reference(reference: Reference, path: Path, keep_features: bool = True)
 def load_reference(path: Path, extractor: str = "") -> Reference:
     """Reads such a file, or one of the ADM evaluator.
 
-    **Arguments:**
+    Args:
+        extractor: The one that will be used on the other side; "" accepts any, and so does a file that names none.
 
-    - `extractor`: the one that will be used on the other side; "" accepts any, and so does a file that names none.
-
-    **Raises:** `ArgumentError` when it cannot be read, lacks `mu` or `sigma`, or comes from another extractor.
+    Raises:
+        ArgumentError: When it cannot be read, lacks `mu` or `sigma`, or comes from another extractor.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

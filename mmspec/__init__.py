@@ -9,14 +9,14 @@ if not (_here / "vision").is_dir():
     __path__.append(str(_here.parent))
 
 if TYPE_CHECKING:
-    from mmspec.hf.generate import generate as generate
-    from mmspec.recipes import Recipe as Recipe
-    from mmspec.registry import load as load
+    from mmspec.hf.generate import generate
+    from mmspec.loading import load
+    from mmspec.recipes import Recipe
 
 __version__ = "0.1.0"
 __all__ = ["Recipe", "__version__", "generate", "load"]
 
-_HOMES = {"load": "mmspec.registry", "Recipe": "mmspec.recipes", "generate": "mmspec.hf.generate"}
+_HOMES = {"load": "mmspec.loading", "Recipe": "mmspec.recipes", "generate": "mmspec.hf.generate"}
 
 
 def __getattr__(name: str) -> Any:

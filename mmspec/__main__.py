@@ -2,6 +2,6 @@
 
 import sys
 
-from mmspec.cli import main
+from mmspec.cli.app import main
 
 sys.exit(main())

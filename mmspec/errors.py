@@ -33,10 +33,9 @@ class ModelError(MMSpecError, RuntimeError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" (did you mean 'circle'?)"` for the closest known word, or an empty string when nothing is close.
 
-    **Arguments:**
-
-    - `word`: what the user wrote.
-    - `known`: the words that exist.
+    Args:
+        word: What the user wrote.
+        known: The words that exist.
     """
     close = difflib.get_close_matches(word.lower(), [k.lower() for k in known], cutoff=0.5)
     # Among equally close words, the one with the same letters: swapped letters are the commonest slip.

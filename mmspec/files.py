@@ -18,7 +18,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The folder is made when it is missing, its parents are not.
 
-    Raises `ArgumentError` when the system refuses (disk full, no permission).
+    Raises:
+        ArgumentError: When the system refuses (disk full, no permission).
     """
     partial = path.with_name(f".mmspec-{os.getpid()}-{threading.get_ident()}.part")
     try:
@@ -34,12 +35,12 @@ def replacing(path: Path) -> Iterator[Path]:
 def check_writable(path: Path, argument: str) -> None:
     """Find out, before any work and leaving no trace, whether `replacing(path)` can succeed.
 
-    **Arguments:**
+    Args:
+        path: The file to be written; its folder must exist.
+        argument: What the user calls this path, for the message.
 
-    - `path`: the file to be written; its folder must exist.
-    - `argument`: what the user calls this path, for the message.
-
-    Raises `ArgumentError`.
+    Raises:
+        ArgumentError: When it cannot.
     """
     folder = path.parent
     try:

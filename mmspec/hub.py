@@ -13,7 +13,8 @@ def fetch(name: str) -> Path | None:
 
     Offline (`HF_HUB_OFFLINE=1`) only what is already cached is found.
 
-    **Raises:** `ModelError` when the Hub does not give it.
+    Raises:
+        ModelError: When the Hub does not give it.
     """
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:/(.+))?", name)
     if match is None or name.startswith("."):

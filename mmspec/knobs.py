@@ -22,7 +22,11 @@ class Knob:
     choices: tuple[str, ...] = ()
 
     def read(self, where: str, value: Value) -> Value:
-        """Checks a value, or reads it from a string. **Raises:** `ArgumentError` naming `where`, value and range."""
+        """Checks a value, or reads it from a string.
+
+        Raises:
+            ArgumentError: Naming `where`, value and range.
+        """
         words = f"one of {', '.join(self.choices)}" if self.choices else ""
         numbers = "" if self.low is None else f"a number from {self.low} to {self.high}"
         allowed = " or ".join(filter(None, (numbers, words)))
@@ -61,7 +65,11 @@ class Branching(Knob):
 
 
 def branches(text: str) -> list[int]:
-    """The children per depth that a text such as `4/2/1` names. **Raises:** `ValueError` when it names none."""
+    """The children per depth that a text such as `4/2/1` names.
+
+    Raises:
+        ValueError: When it names none.
+    """
     return [int(count) for count in text.split("/")]
 
 

@@ -21,19 +21,20 @@ from mmspec.rules import Rule
 class RecipeInfo:
     """A way of drafting.
 
-    - `summary`: one line.
-    - `drafter`: "none", "model", "table", "recycle", "jacobi" or "chain".
-    - `knobs`: its settings.
-    - `tree`: whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
-    - `reader`: what gives the laws that a chain or a tree is drawn from: "model", "eagle" or "medusa".
-    - `continuous`: whether it is for tokens that are vectors alone; its rule is `smoothed` unless another is named.
+    Attributes:
+        summary: One line.
+        drafter: "none", "model", "table", "recycle", "jacobi" or "chain".
+        knobs: Its settings.
+        tree: Whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
+        runner: What gives the distributions that a chain or a tree is drawn from: "model", "eagle" or "medusa".
+        continuous: Whether it is for tokens that are vectors alone; its rule is `smoothed` unless another is named.
     """
 
     summary: str
     drafter: str
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     tree: bool = False
-    reader: str = "model"
+    runner: str = "model"
     continuous: bool = False
 
 
@@ -41,7 +42,7 @@ def _window(default: int) -> Knob:
     return Knob(
         default,
         "tokens in one target call, the last accepted one included; auto: whatever is quickest, so that a seed gives "
-        "other tokens of the same law in another run",
+        "other tokens of the same distribution in another run",
         low=2,
         high=1024,
         choices=("auto",),
@@ -56,14 +57,14 @@ def _branch(default: str) -> Branching:
     return Branching(default, "children of an entry at each depth", high=1023)
 
 
-# What gives the laws of drafts.
-READERS = ("model", "eagle", "medusa")
+# What gives the distributions of drafts.
+RUNNERS = ("model", "eagle", "medusa")
 
 _START = Knob(
     "auto",
     "drafts for new positions; auto: the model's table where it has one, else the token above, else the one before; "
     "recycle: a table made while decoding; model, eagle, medusa: what the recipes draft, eagle and medusa draft with",
-    choices=("auto", "random", "left", "up", "table", "recycle", *READERS),
+    choices=("auto", "random", "left", "up", "table", "recycle", *RUNNERS),
 )
 
 _GUIDANCE = Knob(1.0, "guidance of the drafts; 1 is none, and half the work", low=0.0, high=1e4)
@@ -90,19 +91,21 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             "an n-gram table drafts from the left and the upper neighbour", "table", {"window": _window(9)}
         ),
         "recycle": RecipeInfo(
-            "such a table, made from the target's own laws while decoding, drafts", "recycle", {"window": _window(9)}
+            "such a table, made from the target's own distributions while decoding, drafts",
+            "recycle",
+            {"window": _window(9)},
         ),
         "eagle": RecipeInfo(
-            "an EAGLE head drafts from the target's own features", "chain", {"window": _window(5)}, reader="eagle"
+            "an EAGLE head drafts from the target's own features", "chain", {"window": _window(5)}, runner="eagle"
         ),
         "medusa": RecipeInfo(
             "Medusa heads draft, each one place further on, from the target's last feature",
             "chain",
             {"window": _window(5)},
-            reader="medusa",
+            runner="medusa",
         ),
         "sjd": RecipeInfo(
-            "speculative Jacobi decoding: leftovers of the window are drawn afresh",
+            "speculative Jacobi decoding: leftovers of the window are resampled",
             "jacobi",
             {"window": _window(16), "start": _START, **_MODEL},
         ),
@@ -112,7 +115,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {
                 "window": _window(16),
                 "start": _START,
-                "coupling": Knob("maximal", "how leftovers follow the new law", choices=("maximal", "gumbel")),
+                "coupling": Knob("maximal", "how leftovers follow the new distribution", choices=("maximal", "gumbel")),
                 **_MODEL,
             },
         ),
@@ -172,14 +175,14 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             "different",
             {"branch": _branch("3/2/1")},
             tree=True,
-            reader="eagle",
+            runner="eagle",
         ),
         "tree-medusa": RecipeInfo(
             "Medusa heads draft a tree; siblings are drawn without replacement",
             "different",
             {"branch": _branch("3/2/1")},
             tree=True,
-            reader="medusa",
+            runner="medusa",
         ),
         "eagle-2": RecipeInfo(
             "an EAGLE head drafts the tree of largest joint probability, of another shape at each call",
@@ -190,7 +193,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
             },
             tree=True,
-            reader="eagle",
+            runner="eagle",
         ),
     }
 )
@@ -204,15 +207,16 @@ LARGEST = 32
 class Recipe:
     """A recipe with its knobs set; `str()` gives the text that `parse` reads.
 
-    **Raises:** `UnknownNameError` for a name nobody knows, `ArgumentError` for a knob that does not exist or a value
-    out of range.
+    Raises:
+        UnknownNameError: For a name nobody knows.
+        ArgumentError: For a knob that does not exist or a value out of range.
     """
 
     name: str
     knobs: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A rule for vectors also says how tokens are drawn: with what noise behind the head.
+        # A rule for vectors also says how tokens are drawn: with what noise after the head.
         if self.info.drafter == "none" and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
@@ -252,7 +256,7 @@ class Recipe:
 
     @property
     def exact(self) -> bool:
-        """Whether the outcome follows the target's law."""
+        """Whether the outcome follows the target distribution."""
         return self.rule.exact
 
     @property

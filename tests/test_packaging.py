@@ -1,4 +1,4 @@
-"""The five source folders import as `mmspec.*` from a wheel and from a checkout, and nothing is left behind."""
+"""The five source folders import as `mmspec.*` from a wheel and from a checkout, and nothing is left after."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_installed_kernels_package_wins_over_the_folder(root: Path, tmp_path:
 
 @pytest.fixture(scope="module")
 def source(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources: what a build leaves behind must not appear in, or be reused from, the checkout."""
+    """A copy of the sources: what a build leaves after must not appear in, or be reused from, the checkout."""
     copy = tmp_path_factory.mktemp("source")
     for folder in ROOTS:
         if (root / folder).is_dir():
@@ -132,7 +132,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(root: Path, wheel: Path) ->
 def test_the_wheel_declares_command_and_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
-        assert "mmspec = mmspec.cli:main" in archive.read(info["entry_points.txt"]).decode()
+        assert "mmspec = mmspec.cli.app:main" in archive.read(info["entry_points.txt"]).decode()
         assert archive.read(info["top_level.txt"]).decode().split() == ["mmspec"]
         assert "License-Expression: Apache-2.0" in archive.read(info["METADATA"]).decode()
         assert "Apache License" in archive.read(info["licenses/LICENSE"]).decode()

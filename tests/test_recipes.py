@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from mmspec.conformance import ToyTarget
-from mmspec.engine import Aids, run
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.engine import run
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
-from mmspec.law import Sampling
 from mmspec.recipes import RECIPES, Recipe, parse
-from mmspec.target import Layout
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.exactness import ToyTarget
 
 
 def test_text_and_object_are_the_same() -> None:
@@ -66,4 +67,4 @@ def test_wrong_text(text: Any, error: type[MMSpecError], message: str) -> None:
 @pytest.mark.parametrize("recipe", ["draft", "table", "scd:start=table"])
 def test_a_recipe_that_needs_what_the_model_lacks(recipe: str) -> None:
     with pytest.raises(ArgumentError, match="this model brings none"):
-        run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [Sampling()], [0], Aids())
+        run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())

@@ -11,8 +11,8 @@ import torch
 
 import mmspec
 from mmspec import registry
+from mmspec.codebook import Codebook
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
-from mmspec.neighbours import Codebook
 
 
 @pytest.mark.parametrize(

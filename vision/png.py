@@ -14,13 +14,13 @@ from mmspec.files import replacing
 
 
 def write_png(picture: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
-    """Write `picture` to `path`, whole or not at all.
+    """Write `image` to `path`, whole or not at all.
 
-    **Arguments:**
+    Args:
+        notes: Become text chunks, in any language; a chunk `versions` is added.
 
-    - `notes`: become text chunks, in any language; a chunk `versions` is added.
-
-    Raises `ArgumentError` when the file cannot be written.
+    Raises:
+        ArgumentError: When the file cannot be written.
     """
     chunks = PngInfo()
     for key, text in {**notes, "versions": f"mmspec {__version__}, torch {version('torch')}"}.items():

@@ -1,4 +1,4 @@
-"""Codecs of transformers behind `mmspec.audio.codec.Codec`, one file each."""
+"""Codecs of transformers after `mmspec.audio.codec.Codec`, one file each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ CODECS = {
 
 
 def codec_of(model: Any) -> Codec:
-    """The codec around a model of transformers. **Raises:** `ModelError` for a class that is none."""
+    """The codec around a model of transformers.
+
+    Raises:
+        ModelError: For a class that is none.
+    """
     for kind in type(model).__mro__:
         if kind.__name__ in CODECS:
             module, _, name = CODECS[kind.__name__].partition(":")

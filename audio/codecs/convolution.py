@@ -10,9 +10,8 @@ from torch import nn
 def reach(layers: nn.Module) -> int:
     """How many frames apart an output of `layers` and a frame that it depends on can be, at most.
 
-    **Arguments:**
-
-    - `layers`: registered in the order in which they run; frames come in, samples go out.
+    Args:
+        layers: Registered in the order in which they run; frames come in, samples go out.
     """
     frames, samples_per_frame = 0.0, 1
     for layer in layers.modules():

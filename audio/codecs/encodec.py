@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.codecs.codec_part import CodecPart
 from mmspec.audio.codecs.convolution import reach
-from mmspec.audio.codecs.part import Part
 from mmspec.errors import ModelError
 
 
 class EnCodec:
     """An `EncodecModel` as a codec.
 
-    **Raises:** `ModelError` for the variant that cuts sound in pieces of one second and scales each (48 kHz): its codes
-    alone do not say how loud they are.
+    Raises:
+        ModelError: For the variant that cuts sound in pieces of one second and scales each (48 kHz): its codes alone do
+            not say how loud they are.
     """
 
     def __init__(self, model: Any) -> None:
@@ -46,7 +47,7 @@ class EnCodec:
 
 
 class EnCodecStream:
-    """The first convolution and those behind the LSTM in overlapping parts; the LSTM goes on from where it was."""
+    """The first convolution and those after the LSTM in overlapping parts; the LSTM goes on from where it was."""
 
     def __init__(self, model: Any, hop: int, channels: int) -> None:
         first, self._lstm, *rest = model.decoder.layers
@@ -55,8 +56,8 @@ class EnCodecStream:
         self._state: tuple[Tensor, Tensor] | None = None
         # Causal layers look ahead too, at the beginning: what they see before it is a reflection of what follows.
         near, far = reach(first), reach(behind)
-        self._front = OverlapStream(Part(first, 1, first.conv.out_channels), near, near)
-        self._back = OverlapStream(Part(behind, hop, channels), far, far)
+        self._front = OverlapStream(CodecPart(first, 1, first.conv.out_channels), near, near)
+        self._back = OverlapStream(CodecPart(behind, hop, channels), far, far)
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:

@@ -35,5 +35,5 @@ class HiggsCodec:
         return OverlapStream(self, self._reach, self._reach // 2 + 1)
 
     def tables(self) -> list[Tensor]:
-        # Codes are compared as the decoder sees them, behind each quantiser's projection.
+        # Codes are compared as the decoder sees them, after each quantiser's projection.
         return [part.project_out(part.codebook.embed).detach().float() for part in self._model.quantizer.quantizers]

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.codecs.codec_part import CodecPart
 from mmspec.audio.codecs.convolution import reach
-from mmspec.audio.codecs.part import Part
 
 
 class Mimi:
@@ -41,7 +41,7 @@ class Mimi:
     def tables(self) -> list[Tensor]:
         quantizer = self._model.quantizer
         parts = (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer)
-        # Codes are compared as the decoder sees them, behind the projection that a group shares.
+        # Codes are compared as the decoder sees them, after the projection that a group shares.
         return [
             (
                 part.output_proj(layer.codebook.embed.T[None])[0].T
@@ -61,9 +61,9 @@ class MimiStream:
     `MimiModel.decode` with `decoder_past_key_values` keeps the cache but not what the convolutions saw, which is heard
     at every seam.
 
-    **Arguments:**
-
-    - `decoder`: Mimi's, or one of the same parts; `features`: what it reads of codes, [B, C, F].
+    Args:
+        decoder: Mimi's, or one of the same parts.
+        features: What it reads of codes, [B, C, F].
     """
 
     def __init__(self, decoder: Any, features: Callable[[Tensor], Tensor], hop: int, channels: int) -> None:
@@ -73,12 +73,12 @@ class MimiStream:
         self._up: OverlapStream | None = None
         if decoder.upsample is not None:
             stride = decoder.upsample.conv.stride[0]
-            self._up = OverlapStream(Part(decoder.upsample, stride, decoder.upsample.conv.out_channels), 2, 0)
+            self._up = OverlapStream(CodecPart(decoder.upsample, stride, decoder.upsample.conv.out_channels), 2, 0)
             hop //= stride
         # Padding of zeros needs nothing to come; any other mode repeats what follows.
         far = reach(decoder.decoder_seanet)
         ahead = 0 if decoder.config.pad_mode == "constant" and decoder.config.use_causal_conv else far
-        self._back = OverlapStream(Part(decoder.decoder_seanet, hop, channels), far, ahead)
+        self._back = OverlapStream(CodecPart(decoder.decoder_seanet, hop, channels), far, ahead)
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from mmspec.audio.codec import CodecStream, OverlapStream
 from mmspec.audio.codecs.convolution import reach
 from mmspec.errors import ModelError
 from mmspec.hf.folder import read_json
-from mmspec.noise import Noise
+from mmspec.sampling.rng import CounterRNG
 
 BROKEN = (OSError, RuntimeError, TypeError, ValueError, EOFError, UnpicklingError, BadZipFile)
 NEEDED = ("sampling_rate", "decoder_dim", "decoder_rates", "codebook_size", "codebook_dim", "vq_strides")
@@ -37,10 +37,10 @@ class Snac:
 
     Its layers add noise to what they make. Here it belongs to the place in the sound, so that codes have one sound.
 
-    **Arguments:**
-
-    - `model`: what `read_snac` reads.
-    - `sampling_rate`: samples per second; `strides`: of each codebook, in the finest frames.
+    Args:
+        model: What `read_snac` reads.
+        sampling_rate: Samples per second.
+        strides: Of each codebook, in the finest frames.
     """
 
     channels = 1
@@ -245,7 +245,7 @@ def conv(wide: int, narrow: int, kernel: int, groups: int = 1) -> nn.Module:
 def normals(stream: int, first: int, count: int) -> Tensor:
     """Standard normal numbers float32 [count] of places `first` and on, whoever asks."""
     blocks = np.arange(first // 4, (first + count - 1) // 4 + 1)[None]
-    made = Noise([stream], torch.device("cpu")).normals(blocks, 4).flatten()
+    made = CounterRNG([stream], torch.device("cpu")).normals(blocks, 4).flatten()
     return made[first % 4 : first % 4 + count]
 
 
@@ -257,8 +257,9 @@ def is_snac(folder: Path) -> bool:
 def read_snac(folder: Path, device: str = "cpu") -> Snac:
     """The codec in a folder with `config.json` and `pytorch_model.bin`, as `hubertsiuzdak/snac_24khz` is published.
 
-    **Raises:** `ModelError` for files that are not what they claim to be, and for the variants with attention (32 and
-    44 kHz), which know no sound but in whole windows of theirs.
+    Raises:
+        ModelError: For files that are not what they claim to be, and for the variants with attention (32 and 44 kHz),
+            which know no sound but in whole windows of theirs.
     """
     config = read_json(folder / "config.json")
     if missing := [name for name in NEEDED if name not in config]:

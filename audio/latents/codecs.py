@@ -1,4 +1,4 @@
-"""The codecs of models of latents behind `mmspec.audio.codec.Codec`; what stands for codes are latents, [B, D, F]."""
+"""The codecs of models of latents after `mmspec.audio.codec.Codec`; what stands for codes are latents, [B, D, F]."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from mmspec.audio.codecs.mimi import MimiStream
 class PocketCodec:
     """The audio tokenizer of Pocket TTS and Gradium Phonon TTS.
 
-    **Arguments:**
-
-    - `model`: a `PocketTTSAudioTokenizerModel`, which is built like Mimi.
-    - `fade_in`: seconds in which a sound rises from silence; a decoder that has read nothing begins with a click.
+    Args:
+        model: A `PocketTTSAudioTokenizerModel`, which is built like Mimi.
+        fade_in: Seconds in which a sound rises from silence; a decoder that has read nothing begins with a click.
     """
 
     channels = 1
@@ -76,9 +75,9 @@ class Rising:
 class VibeVoiceCodec:
     """The acoustic tokenizer of a VibeVoice.
 
-    **Arguments:**
-
-    - `model`: a `VibeVoiceForConditionalGeneration`; `sampling_rate`: as its processor says.
+    Args:
+        model: A `VibeVoiceForConditionalGeneration`.
+        sampling_rate: As its processor says.
     """
 
     codebooks = 0

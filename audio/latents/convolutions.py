@@ -12,11 +12,13 @@ from torch import Tensor
 
 
 @dataclass
-class Record:
+class StreamState:
     """A window that was read.
 
-    - `at`: host int64 [B], how many frames each row had before it; `width`: frames in it.
-    - `inputs`: by layer, what it read and what it remembered before, [B, C, left + width * rate].
+    Attributes:
+        at: Host int64 [B], how many frames each row had before it.
+        width: Frames in it.
+        inputs: By layer, what it read and what it remembered before, [B, C, left + width * rate].
     """
 
     at: NDArray[np.int64]
@@ -30,14 +32,13 @@ class Rewinding:
     A layer remembers its last `left_pad` inputs. Here it keeps those of the last windows whole, so that its memory
     before any frame in them is a slice.
 
-    **Arguments:**
-
-    - `depth`: windows kept; a row can go back to any frame in them.
+    Args:
+        depth: Windows kept; a row can go back to any frame in them.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._records: list[Record] = []
+        self._records: list[StreamState] = []
         self._sources: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._offsets: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
@@ -48,17 +49,17 @@ class Rewinding:
             inside = (record.at <= at) & (at <= record.at + record.width)
             self._sources[inside], self._offsets[inside] = index, (at - record.at)[inside]
         assert ((self._sources >= 0) | (at == 0)).all(), "a row goes back further than is remembered"
-        self._records.append(Record(at, width))
+        self._records.append(StreamState(at, width))
 
     def end(self) -> None:
         """Forgets windows that are too old."""
         self._records = self._records[-self._depth :]
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, row_ids: list[int]) -> None:
         """Drops all rows but these."""
         for record in self._records:
-            record.at = record.at[rows]
-            record.inputs = {key: inputs[rows] for key, inputs in record.inputs.items()}
+            record.at = record.at[row_ids]
+            record.inputs = {key: inputs[row_ids] for key, inputs in record.inputs.items()}
 
     def update(self, hidden_states: Tensor, cache_key: str, conv_module: Any) -> Tensor:
         """What a layer reads, with what it remembers before it, [B, C, left_pad + n]."""

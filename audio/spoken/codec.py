@@ -32,9 +32,9 @@ class Around(nn.Module):
 class SpokenCodec(nn.Module):
     """Codes to sound; see `mmspec.audio.codec.Codec`.
 
-    **Arguments:**
-
-    - `channels`, `depth`: width of the layers; blocks at each of the two rates, each sees one step to each side.
+    Args:
+        channels: Width of the layers.
+        depth: Blocks at each of the two rates; each sees one step to each side.
     """
 
     book: Tensor

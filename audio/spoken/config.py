@@ -24,7 +24,7 @@ CODES = 1024
 VOICES = {"low": ("en-us", (60.0, 160.0)), "high": ("en-us+f3", (110.0, 320.0))}  # espeak's name, range of pitch in Hz
 SPEEDS = (155, 160, 165)  # words per minute; each sentence is read at one of them
 PITCHES = (46, 50, 54)
-LEAD = 0.04  # seconds of silence before the first word and behind the last
+LEAD = 0.04  # seconds of silence before the first word and after the last
 TAIL = 0.08
 
 

@@ -22,11 +22,14 @@ _HEARD_AS = {"A": "eigh"}  # espeak would read the letter as the article
 class Utterance:
     """A sentence as it was read.
 
-    - `voice`: its number; `asks`: whether it ends in a question mark.
-    - `words`, `phones`: of each phone, in order; a pause is the word and the phone `PAUSE`, also at
-      both ends. `starts`: whether it is the first of its word.
-    - `phone_at`: int64 [T], which phone is heard at each token; every phone at one or more.
-    - `sound`: float32 [T * HOP].
+    Attributes:
+        voice: Its number.
+        asks: Whether it ends in a question mark.
+        words: Of each phone, in order; a pause is the word and the phone `PAUSE`, also at both ends.
+        phones: As for `words`.
+        starts: Whether it is the first of its word.
+        phone_at: int64 [T], which phone is heard at each token; every phone at one or more.
+        sound: float32 [T * HOP].
     """
 
     text: str

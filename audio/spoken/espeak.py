@@ -94,7 +94,7 @@ def _engine() -> _Engine:
 def resample(sound: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
     """Band-limited, by cutting the spectrum; float32 [samples] in and out."""
     count = round(len(sound) * wanted / rate)
-    # Zeros behind keep the end from wrapping round to the start.
+    # Zeros after keep the end from wrapping round to the start.
     padded = np.pad(sound, (0, rate // 20 + -(len(sound) + rate // 20) % rate % 441))
     spectrum = np.fft.rfft(padded)
     length = round(len(padded) * wanted / rate)
@@ -107,10 +107,10 @@ def resample(sound: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.f
 def say(text: str, voice: str, speed: int = 160, pitch: int = 50) -> Spoken:
     """Speaks a text. Pauses at its start and end are cut away; a pause inside it is one phone `_`.
 
-    **Arguments:**
-
-    - `voice`: a name of espeak's, such as "en-us+f3".
-    - `speed`: words per minute; `pitch`: 0 to 99.
+    Args:
+        voice: A name of espeak's, such as "en-us+f3".
+        speed: Words per minute.
+        pitch: 0 to 99.
     """
     engine = _engine()
     samples, events = engine.say(text, voice, speed, pitch)

@@ -25,11 +25,11 @@ import mmspec.errors
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.analysis import FLOOR, SIZE, frames
 from mmspec.audio.spoken.config import RECIPE, SAMPLING_RATE, SEED_EVAL
-from mmspec.audio.spoken.recogniser import embedded_recogniser, heard_alike
+from mmspec.audio.spoken.recogniser import embedded_recogniser, sounds_alike
 from mmspec.audio.spoken.sentences import sentences
-from mmspec.audio.wave import write_sound
-from mmspec.metrics.interval import Index, bootstrap
-from mmspec.metrics.sound.words import edits
+from mmspec.audio.wave import write_audio
+from mmspec.metrics.audio.word_error_rate import edits
+from mmspec.metrics.bootstrap import Index, bootstrap
 
 RECIPES = ("plain", RECIPE)
 _SHOWN = (
@@ -63,13 +63,13 @@ def by_recipe(pipe: SpeechPipeline, recipe: str, texts: list[str]) -> dict[str, 
             tokens += sounds.stats.tokens
             calls += sounds.stats.tokens / sounds.stats.tokens_per_call
             for sound in sounds:
-                write_sound(sound.audio, sound.sampling_rate, path)
+                write_audio(sound.audio, sound.sampling_rate, path)
                 audio, rate = soundfile.read(path, dtype="float32")
-                heard.append(embedded_recogniser().hear(audio, rate))
+                heard.append(embedded_recogniser().transcribe(audio, rate))
                 peaks.append(float(np.abs(audio).max()))
                 levels.append(float(audio.std()))
                 seconds += sound.seconds
-    found: dict[str, Any] = {"recipe": recipe, **rates(heard, [heard_alike(text) for text in texts])}
+    found: dict[str, Any] = {"recipe": recipe, **rates(heard, [sounds_alike(text) for text in texts])}
     found |= {"tokens_per_call": tokens / calls, "seconds_of_sound": seconds, "sentences": len(texts)}
     return found | {"peak": [min(peaks), max(peaks)], "level": [min(levels), max(levels)]}
 
@@ -82,8 +82,8 @@ def real(texts: list[str]) -> dict[str, Any]:
 
     rng = random.Random(0)
     spoken = [one for i, text in enumerate(texts) if (one := read_aloud(text, i // _BATCH % 2, rng)) is not None]
-    heard = [embedded_recogniser().hear(one.sound, SAMPLING_RATE) for one in spoken]
-    return {"recipe": "espeak-ng", **rates(heard, [heard_alike(one.text) for one in spoken]), "sentences": len(spoken)}
+    heard = [embedded_recogniser().transcribe(one.sound, SAMPLING_RATE) for one in spoken]
+    return {"recipe": "espeak-ng", **rates(heard, [sounds_alike(one.text) for one in spoken]), "sentences": len(spoken)}
 
 
 def spectrogram(sound: np.ndarray) -> Image.Image:
@@ -100,8 +100,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| recipe | words heard wrong (95 %) | tokens per call | sentences |", "| --- | ---: | ---: | ---: |"]
     for row in rows:
         share = f"{row['word_error_rate']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
-        pace = f"{row['tokens_per_call']:.2f}" if "tokens_per_call" in row else ""
-        lines.append(f"| {row['recipe']} | {share} | {pace} | {row['sentences']} |")
+        adaptive_window = f"{row['tokens_per_call']:.2f}" if "tokens_per_call" in row else ""
+        lines.append(f"| {row['recipe']} | {share} | {adaptive_window} | {row['sentences']} |")
     return "\n".join(lines)
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     pipe = mmspec.load("spoken")
     for i, (voice, text) in enumerate(_SHOWN):
         sound = pipe(text, seed=i, voice=voice)
-        write_sound(sound.audio, sound.sampling_rate, args.out / f"{voice}-{i}.flac")
+        write_audio(sound.audio, sound.sampling_rate, args.out / f"{voice}-{i}.flac")
         if i == 0:
             spectrogram(sound.audio[0]).save(args.out / "spectrogram.png")
     texts = sentences(args.n, SEED_EVAL + 10, held_out=True)

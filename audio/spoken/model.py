@@ -13,45 +13,47 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.pipeline import Reading, SpeechPipeline, Task
+from mmspec.audio.spoken.checkpoint import load as load_net
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, RECIPE, TEMPERATURE, TOP_K, VOICES, WEIGHTS
-from mmspec.audio.spoken.guesses import TextGuesses, TextTable
-from mmspec.audio.spoken.net import STOP, SpokenTransformer
+from mmspec.audio.spoken.ngram_drafter import TextNGramDrafter, TextNGramTable
 from mmspec.audio.spoken.script import Script
-from mmspec.audio.spoken.storage import load as load_net
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import alphabet, read, script
-from mmspec.engine import Aids
-from mmspec.law import Sampling
-from mmspec.neighbours import Codebook
-from mmspec.pace import Paces
+from mmspec.audio.spoken.transformer import STOP, SpokenTransformer
+from mmspec.codebook import Codebook
+from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
 from mmspec.recipes import Recipe
-from mmspec.target import Layout
+from mmspec.sampling.params import SamplingParams
 
-_TOKENS_PER_PHONE = 9  # twice what phones take on average; a sentence is cut behind so many
+_TOKENS_PER_PHONE = 9  # twice what phones take on average; a sentence is cut after so many
 
 
-class SpokenSpeaker:
-    """The embedded voice; see `mmspec.audio.pipeline.Speaker`.
+class SpokenAdapter:
+    """The embedded voice; see `mmspec.audio.pipeline.SpeechAdapter`.
 
-    **Arguments:**
-
-    - `net`, `draft`: the transformer and its small drafter, on one device.
-    - `codec`: on the same.
-    - `table`: the guesses of the recipe `table`.
+    Args:
+        net: The transformer.
+        draft: Its small drafter, on the same device.
+        codec: On the same.
+        table: The guesses of the recipe `table`.
     """
 
     guided = False
     voices: Sequence[str] = tuple(VOICES)
     recipe = RECIPE
-    sampling = Sampling(TEMPERATURE, TOP_K)
+    sampling = SamplingParams(TEMPERATURE, TOP_K)
 
-    def __init__(self, net: SpokenTransformer, draft: SpokenTransformer, codec: SpokenCodec, table: TextTable) -> None:
+    def __init__(
+        self, net: SpokenTransformer, draft: SpokenTransformer, codec: SpokenCodec, table: TextNGramTable
+    ) -> None:
         self.net = net
         self.draft = draft
         self.codec: Codec = codec
         self.table = table
-        self._paces: Paces = {}
+        self._paces: AdaptiveWindows = {}
 
     def read(self, text: str, voice: str | None) -> Reading:
         reading = read(text)
@@ -59,18 +61,18 @@ class SpokenSpeaker:
         notes = [f"spelled, since the voice has not learnt it: {word}" for word in reading.spelled]
         return Reading([script(sentence, number) for sentence in reading.sentences], notes)
 
-    def task(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[Sampling]) -> Task:
+    def task(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Task:
         features = [alphabet().features(part) for part in parts]
         length = _TOKENS_PER_PHONE * max(map(len, parts)) + 20
         target = SpokenTarget(self.net, features, length, slack=recipe.window)
-        aids = Aids(
+        resources = DraftResources(
             draft_model=partial(SpokenTarget, self.draft, features, length, slack=recipe.window),
             draft_sampling=samplings,
             codebook=self.codebook,
-            guesses=lambda: TextGuesses(self.table, target, features),
-            paces=self._paces,
+            guesses=lambda: TextNGramDrafter(self.table, target, features),
+            adaptive_windows=self._paces,
         )
-        return Task(target, Layout(length, eos=frozenset({STOP}), pad=STOP), aids)
+        return Task(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         said = tokens[tokens != STOP]
@@ -84,13 +86,13 @@ class SpokenSpeaker:
         return Codebook(vectors, vocab_size=self.net.vocab_size)
 
 
-def load_table(folder: Path) -> TextTable:
+def load_table(folder: Path) -> TextNGramTable:
     state = load_file(folder / "model.safetensors")
-    return TextTable(state["keys"].numpy().astype(np.int64) + 2**31, state["tokens"].numpy())
+    return TextNGramTable(state["keys"].numpy().astype(np.int64) + 2**31, state["tokens"].numpy())
 
 
 def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32) -> SpeechPipeline:
     """The embedded voice on `device`, its transformers in `dtype`."""
     net, draft = (load_net(SpokenTransformer, WEIGHTS / name).to(device, dtype) for name in ("target", "draft"))
     codec = load_net(SpokenCodec, WEIGHTS / "codec").to(device)
-    return SpeechPipeline(SpokenSpeaker(net, draft, codec, load_table(WEIGHTS / "table")))
+    return SpeechPipeline(SpokenAdapter(net, draft, codec, load_table(WEIGHTS / "table")))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmspec.audio.spoken.analysis import BANDS, FLOOR, log_bands
+from mmspec.audio.spoken.checkpoint import load
 from mmspec.audio.spoken.config import FRAMES_PER_TOKEN, SAMPLING_RATE, WEIGHTS
 from mmspec.audio.spoken.script import PAUSE
-from mmspec.audio.spoken.storage import load
 from mmspec.audio.spoken.text import lexicon, read
 from mmspec.errors import ArgumentError
 
@@ -24,9 +24,9 @@ _WORD_COST = 4.0  # nats per word, which keeps short words out of long ones
 class SpokenRecogniser(nn.Module):
     """Sound to words.
 
-    **Arguments:**
-
-    - `channels`, `depth`: width of the layers, and their number; each sees two steps of 20 ms to each side.
+    Args:
+        channels: Width of the layers.
+        depth: Their number; each sees two steps of 20 ms to each side.
     """
 
     prior: Tensor
@@ -48,10 +48,11 @@ class SpokenRecogniser(nn.Module):
         return self.leave(F.silu(x)).mT
 
     @torch.inference_mode()
-    def hear(self, sound: NDArray[np.float32], sampling_rate: int) -> str:
+    def transcribe(self, sound: NDArray[np.float32], sampling_rate: int) -> str:
         """The words in a sound float32 [samples]; of words that sound alike, always the same one.
 
-        **Raises:** `ArgumentError` for another sampling rate than that of the voice, or more than one channel.
+        Raises:
+            ArgumentError: For another sampling rate than that of the voice, or more than one channel.
         """
         if sampling_rate != SAMPLING_RATE or sound.ndim != 1:
             raise ArgumentError(
@@ -76,8 +77,8 @@ def token_bands(sound: NDArray[np.float32]) -> NDArray[np.float32]:
     )
 
 
-def heard_alike(text: str) -> str:
-    """What `hear` should give for a text: its words, each as the one that stands for all that sound alike."""
+def sounds_alike(text: str) -> str:
+    """What `transcribe` should give for a text: its words, each as the one that stands for all that sound alike."""
     alike = _paths().alike
     return " ".join(alike[word] for part in read(text).sentences for word in part.words if word != PAUSE)
 

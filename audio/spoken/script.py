@@ -16,8 +16,12 @@ _AROUND = 2  # phones seen to each side
 class Script:
     """One sentence.
 
-    - `voice`: its number; `asks`: whether it is a question.
-    - `words`, `phones`: of each phone; `starts`: whether it is the first of its word.
+    Attributes:
+        voice: Its number.
+        asks: Whether it is a question.
+        words: Of each phone.
+        phones: Of each phone.
+        starts: Whether it is the first of its word.
     """
 
     voice: int
@@ -33,9 +37,9 @@ class Script:
 class Alphabet:
     """Numbers for words and phones; 0 is what lies beyond the ends of a sentence.
 
-    **Arguments:**
-
-    - `words`, `phones`: all that a script may hold.
+    Args:
+        words: All that a script may hold.
+        phones: All that a script may hold.
     """
 
     def __init__(self, words: Sequence[str], phones: Sequence[str]) -> None:
@@ -47,8 +51,8 @@ class Alphabet:
     def features(self, script: Script) -> NDArray[np.int64]:
         """What the transformer is told at each phone, int64 [J, 12]; column c is below `sizes[c]`.
 
-        The phones around it, its word, the phones of its word before and behind it, the words of its clause before and
-        behind it, whether it is of a question, and the voice.
+        The phones around it, its word, the phones of its word before and after it, the words of its clause before and
+        after it, whether it is of a question, and the voice.
         """
         count = len(script)
         phone = np.pad([self._phone[p] for p in script.phones], _AROUND)
@@ -63,7 +67,7 @@ class Alphabet:
 
 
 def _place(group: NDArray[np.int64], unit: NDArray[np.int64] | None = None) -> tuple[NDArray[np.int64], ...]:
-    """How many units of its group lie before and behind each entry, at most 7; entries are units unless told."""
+    """How many units of its group lie before and after each entry, at most 7; entries are units unless told."""
     unit = np.arange(len(group)) if unit is None else unit
     first = np.searchsorted(group, group)
     last = np.searchsorted(group, group, side="right") - 1

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.spoken.net import LONGEST, Cache, SpokenTransformer, Write
-from mmspec.drafters.first_layers import Part
-from mmspec.law import Logits
-from mmspec.tree import Tree
+from mmspec.audio.spoken.transformer import LONGEST, Cache, SpokenTransformer, Write
+from mmspec.decoding.target import EarlyExit
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.tree import Tree
 
 Index = NDArray[np.int64]
 
@@ -20,9 +20,10 @@ Index = NDArray[np.int64]
 def follow(phone: Index, age: Index, ends: NDArray[np.bool_]) -> tuple[Index, Index]:
     """The phone of the next token and how many tokens of it went before, once each token of a window was said.
 
-    **Arguments:**
-
-    - `phone`, `age`: int64 [B], the same of the first token itself; `ends`: bool [B, W], which tokens end their phone.
+    Args:
+        phone: int64 [B], the same of the first token itself.
+        age: int64 [B], the same of the first token itself.
+        ends: bool [B, W], which tokens end their phone.
     """
     index = np.arange(ends.shape[1])
     latest = np.maximum.accumulate(np.where(ends, index, -1), axis=1)
@@ -34,11 +35,11 @@ class SpokenTarget:
 
     Place i of the cache holds the input that predicts position i, which tells the phone of position i.
 
-    **Arguments:**
-
-    - `net`: the transformer.
-    - `features`: int64 [J, columns] of each row's script.
-    - `length`: positions per row; `slack`: how many a window may reach past them.
+    Args:
+        net: The transformer.
+        features: int64 [J, columns] of each row's script.
+        length: Positions per row.
+        slack: How many a window may reach past them.
     """
 
     def __init__(self, net: SpokenTransformer, features: Sequence[Index], length: int, slack: int) -> None:
@@ -58,7 +59,7 @@ class SpokenTarget:
         # The phone of each position and its tokens before that position; kept up to date by every call.
         self._phone = np.zeros((len(features), capacity), dtype=np.int64)
         self._age = np.zeros((len(features), capacity), dtype=np.int64)
-        self._entries: tuple[Index, Index] = (self._phone[:, :0], self._age[:, :0])  # the same behind a tree's entries
+        self._entries: tuple[Index, Index] = (self._phone[:, :0], self._age[:, :0])  # the same after a tree's entries
         self._forbidden = _forbidden(net.codes).to(self.device, net.start.dtype)
 
     def where(self, at: Index) -> tuple[Index, Index]:
@@ -73,7 +74,7 @@ class SpokenTarget:
         h = (first + self._told[:, 0])[:, None]
         return self._answer(h, self._turn(slice(0, 1)), None, Write(1, start=0), phone, age)
 
-    def forward(self, tokens: Tensor, at: Index, part: Part | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: Index, part: EarlyExit | None = None) -> Logits:
         width = tokens.shape[1]
         phone, age = follow(*self.where(at), tokens.cpu().numpy() >= self.codes)
         phone = np.minimum(phone, self._last[:, None])
@@ -90,7 +91,9 @@ class SpokenTarget:
         bias = self._causal[index, :end][:, None]
         return self._answer(h, self._turn(index), bias, Write(end, places=index), phone, age, part)
 
-    def forward_tree(self, tokens: Tensor, at: Index, tree: Tree, first: int = 0, part: Part | None = None) -> Logits:
+    def forward_tree(
+        self, tokens: Tensor, at: Index, tree: Tree, first: int = 0, part: EarlyExit | None = None
+    ) -> Logits:
         width = tokens.shape[1]
         last = first + width
         phone, age = self._follow_tree(tokens.cpu().numpy(), at, tree, first)
@@ -116,15 +119,15 @@ class SpokenTarget:
             root = at[:, None] + 1
             self._cache.move(*(torch.from_numpy(root + p).to(self.device) for p in (path, steps)))
 
-    def keep(self, rows: list[int]) -> None:
-        index = torch.tensor(rows, device=self.device)
-        self._cache.keep(index)
+    def select_rows(self, row_ids: list[int]) -> None:
+        index = torch.tensor(row_ids, device=self.device)
+        self._cache.select_rows(index)
         self._told = self._told[index]
-        self._last, self._phone, self._age = self._last[rows], self._phone[rows], self._age[rows]
-        self._entries = (self._entries[0][rows], self._entries[1][rows])
+        self._last, self._phone, self._age = self._last[row_ids], self._phone[row_ids], self._age[row_ids]
+        self._entries = (self._entries[0][row_ids], self._entries[1][row_ids])
 
     def _follow_tree(self, tokens: Index, at: Index, tree: Tree, first: int) -> tuple[Index, Index]:
-        """As `follow`, behind each entry that is read."""
+        """As `follow`, after each entry that is read."""
         rows, width = tokens.shape
         last = first + width
         every = np.arange(rows)
@@ -163,7 +166,7 @@ class SpokenTarget:
         write: Write,
         phone: Index,
         age: Index,
-        part: Part | None = None,
+        part: EarlyExit | None = None,
     ) -> Logits:
         logits = self._net.run(h, turn, bias, self._cache, write, None if part is None else part.layers)
         kind = (phone == self._last[:, None]) + 2 * (age >= LONGEST - 1)

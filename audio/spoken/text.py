@@ -38,28 +38,30 @@ class Sentence:
 
 
 @dataclass
-class Reading:
+class Transcript:
     """What a text says.
 
-    - `sentences`: in order, at least one.
-    - `spelled`: the words of the text that the voice does not know and spells.
+    Attributes:
+        sentences: In order, at least one.
+        spelled: The words of the text that the voice does not know and spells.
     """
 
     sentences: list[Sentence] = field(default_factory=list)
     spelled: list[str] = field(default_factory=list)
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> Transcript:
     """Reads a text.
 
-    **Raises:** `PromptError` for a text without a word, one too long, or letters the voice cannot even spell.
+    Raises:
+        PromptError: For a text without a word, one too long, or letters the voice cannot even spell.
     """
     if not isinstance(text, str):
         raise PromptError(f"text={text!r} is not allowed; it must be a string")
     shown = " ".join(text.split())
     shown = repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    reading = Reading()
+    reading = Transcript()
     words: list[str] = []
     for match in _TOKEN.finditer(plain):
         piece = match.group()
@@ -124,7 +126,7 @@ def _known() -> frozenset[str]:
     return frozenset(word for word in WORDS if word not in LETTERS)
 
 
-def _close(reading: Reading, words: list[str], asks: bool) -> None:
+def _close(reading: Transcript, words: list[str], asks: bool) -> None:
     """Adds a sentence, broken where it is too long; commas at the ends and double ones go."""
     kept: list[str] = []
     for word in words:

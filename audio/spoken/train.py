@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmspec.audio.spoken.checkpoint import export
 from mmspec.audio.spoken.config import RUNS, TRANSFORMERS, WEIGHTS, TransformerTraining
-from mmspec.audio.spoken.net import ENDS, STOP, SpokenTransformer
-from mmspec.audio.spoken.prepare import Row, load_read
+from mmspec.audio.spoken.prepare_data import Row, load_read
 from mmspec.audio.spoken.script import Alphabet
-from mmspec.audio.spoken.storage import export
 from mmspec.audio.spoken.text import alphabet
+from mmspec.audio.spoken.transformer import ENDS, STOP, SpokenTransformer
 
 HELD_OUT = 128  # of the encoded sentences, the first; the rest is trained on
 
@@ -53,7 +53,7 @@ def example(row: Row, letters: Alphabet) -> Example:
 
 
 def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [B, T] (-100 behind the ends), features [B, T, columns] and ages [B, T]."""
+    """Tokens [B, T] (-100 after the ends), features [B, T, columns] and ages [B, T]."""
     length = max(len(e.tokens) for e in examples)
 
     def stack(rows: list[Tensor], value: int) -> Tensor:
@@ -92,7 +92,7 @@ def bits_per_token(net: SpokenTransformer, examples: list[Example]) -> float:
 
 
 @dataclass
-class Part:
+class MatrixShare:
     """Rows of a fused matrix as a parameter of its own: `view` shares the memory of rows `at` of `whole`."""
 
     view: torch.nn.Parameter
@@ -100,7 +100,7 @@ class Part:
     at: slice
 
 
-def hidden_matrices(net: SpokenTransformer) -> list[Part]:
+def hidden_matrices(net: SpokenTransformer) -> list[MatrixShare]:
     """The matrices of the blocks, which Muon trains; fused ones go apart, so that none drowns the others' gradient."""
     parts = []
     for name, p in net.named_parameters():
@@ -108,7 +108,7 @@ def hidden_matrices(net: SpokenTransformer) -> list[Part]:
             rows = len(p) // (3 if "qkv" in name else 2 if "up" in name else 1)
             for first in range(0, len(p), rows):
                 at = slice(first, first + rows)
-                parts.append(Part(torch.nn.Parameter(p.data[at]), p, at))
+                parts.append(MatrixShare(torch.nn.Parameter(p.data[at]), p, at))
     return parts
 
 

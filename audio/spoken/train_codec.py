@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.spoken.analysis import BANDS
+from mmspec.audio.spoken.checkpoint import export
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import FRAMES_PER_TOKEN, HOP, RUNS, WEIGHTS, CodecTraining
-from mmspec.audio.spoken.prepare import PITCH_WEIGHT, nearest
-from mmspec.audio.spoken.storage import export
+from mmspec.audio.spoken.prepare_data import PITCH_WEIGHT, nearest
 from mmspec.audio.spoken.vocoder import Vocoder
 
 _RESOLUTIONS = ((256, 64), (512, 128), (1024, 256))  # size and hop of the transforms that are compared

@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional as F
 
 from mmspec.audio.spoken.analysis import BANDS, FLOOR
+from mmspec.audio.spoken.checkpoint import export
 from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE, SEED_EVAL, WEIGHTS, RecogniserTraining
 from mmspec.audio.spoken.data import Utterance, utterances
-from mmspec.audio.spoken.recogniser import SpokenRecogniser, heard_alike, level, token_bands
-from mmspec.audio.spoken.storage import export
+from mmspec.audio.spoken.recogniser import SpokenRecogniser, level, sounds_alike, token_bands
 from mmspec.audio.spoken.text import lexicon
-from mmspec.metrics.sound.words import word_error_rate
+from mmspec.metrics.audio.word_error_rate import word_error_rate
 
 
 def disturbed(sound: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -37,7 +37,7 @@ def real_error_rate(net: SpokenRecogniser, sentences: list[Utterance]) -> float:
     """Word error rate on speech of espeak's."""
     net.eval()
     return word_error_rate(
-        [net.hear(u.sound, SAMPLING_RATE) for u in sentences], [heard_alike(u.text) for u in sentences]
+        [net.transcribe(u.sound, SAMPLING_RATE) for u in sentences], [sounds_alike(u.text) for u in sentences]
     )
 
 

@@ -2,7 +2,7 @@
 
 A source-filter vocoder. Segment i of the excitation covers frames i and i + 1 under a Hann window; it is filtered in
 the frequency domain with the minimum phase that belongs to its gains, and segments overlap by half. What is heard up
-to a frame depends on nothing behind the next one, so that sound can be made while frames arrive.
+to a frame depends on nothing after the next one, so that sound can be made while frames arrive.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ class Vocoder:
         self._phase: Tensor | None = None  # turns of the pulses so far, float64 [B]
         self._start = 0  # frames done
         self._waiting: Tensor | None = None  # parameters of the frame before, and of the one that is not done
-        self._tail: Tensor | None = None  # what done segments leave behind their frame
+        self._tail: Tensor | None = None  # what done segments leave after their frame
         self._excited: Tensor | None = None  # excitation of the frame that the next segment starts with
         self._window, self._spread, self._noise = (table.to(device) for table in _tables())
 
     def push(self, hertz: Tensor, pulses: Tensor, noise: Tensor) -> Tensor:
         """Takes frames.
 
-        **Arguments:**
+        Args:
+            hertz: Pitch at the end of each frame, float32 [B, n].
+            pulses: Logarithms of the bands' gains, float32 [B, n, BANDS].
+            noise: Logarithms of the bands' gains, float32 [B, n, BANDS].
 
-        - `hertz`: pitch at the end of each frame, float32 [B, n].
-        - `pulses`, `noise`: logarithms of the bands' gains, float32 [B, n, BANDS].
-
-        **Returns:** sound float32 [B, samples], differentiable.
+        Returns:
+            Sound float32 [B, samples], differentiable.
         """
         new = torch.cat([hertz[..., None], pulses, noise], dim=-1)
         known = torch.cat([new[:, :1] if self._waiting is None else self._waiting, new], dim=1)
@@ -65,7 +66,7 @@ class Vocoder:
         return self._render(known, 1)
 
     def _render(self, known: Tensor, count: int) -> Tensor:
-        """Sound of `count` frames; `known` are the frame before them, they themselves, and one behind."""
+        """Sound of `count` frames; `known` are the frame before them, they themselves, and one after."""
         batch = len(known)
         self._waiting = known[:, -2:]
         if count <= 0:

@@ -31,15 +31,27 @@ IDENTITY = (
 class Config:
     """A resolved configuration.
 
-    - `recipes`: with ranges expanded, plain first; `prompts`: the texts; `seeds`: per prompt.
-    - `reference`: what distances are measured to: "plain" for plain decoding of the same prompts by other seeds, or a
-      path: an .npz of statistics, or a folder of pictures or recordings.
-    - `shapes` to `whisper`: weights of extractors; those of `shapes` ship with mmspec.
-    - `drafter`: a folder that `mmspec train-drafter` wrote, for recipes that draft with it.
-    - `temperature`, `top_k`, `top_p`, `guidance_scale`: None is the model's own.
-    - `batch`: samples per call.
-    - `strict`: refuse files that cannot be read, instead of leaving them out.
-    - `fingerprint`: of the model's weights, as found; see `mmspec.metrics.evaluation.fingerprint`.
+    Attributes:
+        recipes: With ranges expanded, plain first.
+        prompts: The texts.
+        seeds: Per prompt.
+        reference: What distances are measured to: "plain" for plain decoding of the same prompts by other seeds, or a
+            path: an .npz of statistics, or a folder of images or recordings.
+        shapes: Weights of the extractor; they ship with mmspec.
+        inception: Weights of the extractor.
+        clip: Weights of the extractor.
+        dinov2: Weights of the extractor.
+        clap: Weights of the extractor.
+        wavlm: Weights of the extractor.
+        whisper: Weights of the extractor.
+        drafter: A folder that `mmspec train-drafter` wrote, for recipes that draft with it.
+        temperature: None is the model's own.
+        top_k: None is the model's own.
+        top_p: None is the model's own.
+        guidance_scale: None is the model's own.
+        batch: Samples per call.
+        strict: Refuse files that cannot be read, instead of leaving them out.
+        fingerprint: Of the model's weights, as found; see `mmspec.metrics.evaluation.fingerprint`.
     """
 
     model: str
@@ -72,7 +84,7 @@ class Config:
 
     @property
     def entropy(self) -> bool:
-        """Whether the target's law is measured along the way, which takes time in every call."""
+        """Whether the target distribution is measured along the way, which takes time in every call."""
         return bool({"entropy", "nll"} & set(self.metrics))
 
     @property
@@ -98,7 +110,8 @@ _KINDS: Mapping[str, str] = {
 def read_file(path: Path) -> dict[str, Any]:
     """The keys of a YAML file; those without a value count as left out.
 
-    **Raises:** `ArgumentError` when it cannot be read, has a key that is none, or a value of another kind.
+    Raises:
+        ArgumentError: When it cannot be read, has a key that is none, or a value of another kind.
     """
     import yaml
 
@@ -133,7 +146,8 @@ def _is(value: Any, kind: str) -> bool:
 def check_folder(folder: Path, config: Config) -> None:
     """Whether a results folder can be made there, or holds the same evaluation; writes nothing.
 
-    **Raises:** `ArgumentError` when it holds something else, or other results.
+    Raises:
+        ArgumentError: When it holds something else, or other results.
     """
     if not folder.exists():
         return
@@ -150,7 +164,8 @@ def check_folder(folder: Path, config: Config) -> None:
 def open_folder(folder: Path, config: Config) -> None:
     """Makes the results folder and writes the configuration; one that holds the same evaluation is gone on with.
 
-    **Raises:** `ArgumentError` as `check_folder`, and when the folder cannot be written.
+    Raises:
+        ArgumentError: As `check_folder`, and when the folder cannot be written.
     """
     check_folder(folder, config)
     import yaml
@@ -164,7 +179,11 @@ def open_folder(folder: Path, config: Config) -> None:
 
 
 def refuse_other(folder: Path, config: Config) -> None:
-    """**Raises:** `ArgumentError` when the folder's samples were drawn under other settings."""
+    """Checks that a folder's samples were drawn under these settings.
+
+    Raises:
+        ArgumentError: When the folder's samples were drawn under other settings.
+    """
     before = read_config(folder)
     for key in IDENTITY:
         old, new = getattr(before, key), getattr(config, key)
@@ -177,7 +196,11 @@ def refuse_other(folder: Path, config: Config) -> None:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of a results folder. **Raises:** `ArgumentError` when there is none that can be read."""
+    """The configuration of a results folder.
+
+    Raises:
+        ArgumentError: When there is none that can be read.
+    """
     values = read_file(folder / FILE)
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     try:

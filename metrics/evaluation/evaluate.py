@@ -8,24 +8,24 @@ from pathlib import Path
 
 import numpy as np
 
-from mmspec.conformance import Conformity
-from mmspec.continuous.toy import LatentConformity
 from mmspec.errors import ArgumentError
-from mmspec.law import Sampling
+from mmspec.metrics.audio.log_mel_distance import pooled
+from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import Config
+from mmspec.metrics.evaluation.distributed import Processes
+from mmspec.metrics.evaluation.features import Columns, FeatureExtraction
 from mmspec.metrics.evaluation.generation import OTHER_SEEDS, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, Sample
 from mmspec.metrics.evaluation.media import check_readable, list_media
-from mmspec.metrics.evaluation.processes import Processes
 from mmspec.metrics.evaluation.quality import Metric, Quality, compare, read_metrics
-from mmspec.metrics.evaluation.reader import Columns, Reader
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.features import Features
-from mmspec.metrics.frechet import Gaussian
-from mmspec.metrics.pipe import Pipe
+from mmspec.metrics.image.frechet import Gaussian
 from mmspec.metrics.reference import Reference, load_reference, reference_of
-from mmspec.metrics.sound.log_mel_distance import pooled
 from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.exactness import ExactnessResult
+from mmspec.testing.latents import LatentExactnessResult
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,15 @@ class Found:
 def check(config: Config) -> list[Metric]:
     """The metrics; everything that can be found out before the first sample is drawn.
 
-    **Raises:** `UnknownNameError`, or `ArgumentError` for too few samples, prompts that a metric cannot read, a
-    reference that is not there, settings out of range.
+    Raises:
+        UnknownNameError: For a name of a metric or an extractor that does not exist.
+        ArgumentError: For too few samples, prompts that a metric cannot read, a reference that is not there, settings
+            out of range.
     """
     count = len(config.prompts) * len(config.seeds)
     if count < 2:
         raise ArgumentError(f"--prompts and --seeds make {count} sample; a comparison needs at least 2")
-    Sampling(**{key: value for key, value in config.sampling.items() if value is not None})
+    SamplingParams(**{key: value for key, value in config.sampling.items() if value is not None})
     metrics = read_metrics(config.metrics, config.weights, count)
     if any(metric.family in ("attributes", "captions") for metric in metrics):
         from mmspec.vision.shapes.grammar import parse as read_caption
@@ -65,7 +67,7 @@ def check(config: Config) -> list[Metric]:
             read_caption(prompt)
     if config.reference != "plain" and not Path(config.reference).exists():
         raise ArgumentError(
-            f"--reference: '{config.reference}' must be 'plain', an .npz file or a folder of pictures or recordings"
+            f"--reference: '{config.reference}' must be 'plain', an .npz file or a folder of images or recordings"
         )
     return metrics
 
@@ -74,7 +76,7 @@ def evaluate(
     pipe: Pipe,
     config: Config,
     folder: Path,
-    gate: Callable[[Recipe], Conformity | LatentConformity],
+    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
 ) -> Found | None:
@@ -85,17 +87,17 @@ def evaluate(
     the numbers do not depend on how many processes there are. They must see the same folder. A file that cannot be read
     is left out together with those of the same prompt and seed, so that recipes stay comparable.
 
-    **Arguments:**
+    Args:
+        gate: Asked once for every recipe that says it is exact; without its yes no speed-up is reported.
+        on_sample: See `generate`.
 
-    - `gate`: asked once for every recipe that says it is exact; without its yes no speed-up is reported.
-    - `on_sample`: see `generate`.
-
-    **Raises:** `ArgumentError` as `check`, and for files that cannot be read where the configuration is strict or too
-    few are left.
+    Raises:
+        ArgumentError: As `check`, and for files that cannot be read where the configuration is strict or too few are
+            left.
     """
     metrics = check(config)
     own_reference = config.reference == "plain" and any(metric.needs_reference for metric in metrics)
-    reader = Reader(metrics, config.weights, config.device)
+    extraction = FeatureExtraction(metrics, config.weights, config.device)
     generate(pipe, config, folder, keys(config, own_reference), processes, on_sample)
     processes.gather(None)  # until all have drawn
     done = Journal(folder).read()
@@ -105,17 +107,19 @@ def evaluate(
         sets.append([done["plain", prompt, seed + OTHER_SEEDS] for prompt, seed in units(config)])
     kept, skipped = readable(folder, sets, processes, config.strict)
     whole = [[samples[i] for i in kept] for samples in sets]
-    tables = [_look(reader, folder, samples, processes) for samples in whole[: len(drawn)]]
-    plain = _look(reader, folder, whole[-1], processes) if own_reference else {}
+    tables = [_extract(extraction, folder, samples, processes) for samples in whole[: len(drawn)]]
+    plain = _extract(extraction, folder, whole[-1], processes) if own_reference else {}
     if processes.rank:
         return None
     references = {
-        metric.column: _reference(metric, plain, reader) if plain else from_disk(Path(config.reference), reader, metric)
+        metric.column: _reference(metric, plain, extraction)
+        if plain
+        else from_disk(Path(config.reference), extraction, metric)
         for metric in metrics
         if metric.needs_reference
     }
     found = {
-        metric.name: compare(metric, tables, references.get(metric.column), reader.identity(metric))
+        metric.name: compare(metric, tables, references.get(metric.column), extraction.identity(metric))
         for metric in metrics
     }
     return Found([_row(i, name, drawn, found, gate, config.batch) for i, name in enumerate(config.recipes)], skipped)
@@ -137,16 +141,16 @@ def readable(
     return [i for i in range(len(sets[0])) if i not in lost], skipped
 
 
-def _look(reader: Reader, folder: Path, samples: Sequence[Sample], processes: Processes) -> Columns:
+def _extract(extraction: FeatureExtraction, folder: Path, samples: Sequence[Sample], processes: Processes) -> Columns:
     """All columns of these samples, each process having looked at its share."""
     mine = processes.share(samples)
-    columns = reader.look([folder / sample.file for sample in mine], [sample.prompt for sample in mine])
+    columns = extraction.extract([folder / sample.file for sample in mine], [sample.prompt for sample in mine])
     shares = processes.gather(columns)
     names = list(shares[0])  # the first process has a share whenever there is any
     found = {name: np.stack(processes.whole([list(share.get(name, ())) for share in shares])) for name in names}
     for name in ("entropy", "nll"):
         values: list[float | None] = [getattr(sample, name) for sample in samples]
-        if f"{name} of samples" in reader.columns:
+        if f"{name} of samples" in extraction.columns:
             known = [value for value in values if value is not None]
             if len(known) < len(values):
                 raise ArgumentError(f"metric {name!r} is not possible: this model's pipeline does not measure it")
@@ -154,21 +158,25 @@ def _look(reader: Reader, folder: Path, samples: Sequence[Sample], processes: Pr
     return found
 
 
-def _reference(metric: Metric, columns: Mapping[str, Features], reader: Reader) -> Reference:
+def _reference(metric: Metric, columns: Mapping[str, Features], extraction: FeatureExtraction) -> Reference:
     features = columns[metric.column]
     if metric.family == "logmel":
         return Reference(pooled(features))
     if metric.family == "speaker" and len(features) == 1:
         width = features.shape[1]
-        return Reference(Gaussian(features[0], np.zeros((width, width)), 1), features, reader.identity(metric))
-    return reference_of(features, reader.identity(metric))
+        return Reference(Gaussian(features[0], np.zeros((width, width)), 1), features, extraction.identity(metric))
+    return reference_of(features, extraction.identity(metric))
 
 
-def from_disk(path: Path, reader: Reader, metric: Metric) -> Reference:
-    """The reference that an .npz or a folder makes. **Raises:** `ArgumentError` when there is none to be had."""
+def from_disk(path: Path, extraction: FeatureExtraction, metric: Metric) -> Reference:
+    """The reference that an .npz or a folder makes.
+
+    Raises:
+        ArgumentError: When there is none to be had.
+    """
     if path.is_file():
-        return load_reference(path, reader.identity(metric))
-    return _reference(metric, reader.look(list_media(path, "--reference"), None), reader)
+        return load_reference(path, extraction.identity(metric))
+    return _reference(metric, extraction.extract(list_media(path, "--reference"), None), extraction)
 
 
 def _row(
@@ -176,7 +184,7 @@ def _row(
     name: str,
     drawn: Sequence[Sequence[Sample]],
     found: Mapping[str, Sequence[Quality]],
-    gate: Callable[[Recipe], Conformity | LatentConformity],
+    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
     batch: int,
 ) -> Row:
     recipe = parse(name)

@@ -1,4 +1,4 @@
-"""Folders of pictures or recordings that are there already, whoever made them: measured as an evaluation's are."""
+"""Folders of images or recordings that are there already, whoever made them: measured as an evaluation's are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from PIL import Image
 
 from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation.evaluate import from_disk
-from mmspec.metrics.evaluation.media import check_readable, is_sound, list_media
+from mmspec.metrics.evaluation.features import FeatureExtraction
+from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media
 from mmspec.metrics.evaluation.quality import Quality, compare, read_metrics
-from mmspec.metrics.evaluation.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,16 @@ def measure_folders(
 ) -> Measured:
     """The metrics of folders; the first is what the others are compared with.
 
-    **Arguments:**
+    Args:
+        names: Of metrics; see `mmspec.metrics.evaluation.quality`.
+        reference: An .npz of statistics or a folder, for metrics that need one.
+        prompts: One for each file, in the order of their names; None takes what mmspec wrote into its PNG files.
+        weights: See `mmspec.metrics.extractors.names.make_extractor`.
+        device: See `mmspec.metrics.extractors.names.make_extractor`.
+        strict: Refuse files that cannot be read, instead of leaving them out of all folders that pair with theirs.
 
-    - `names`: of metrics; see `mmspec.metrics.evaluation.quality`.
-    - `reference`: an .npz of statistics or a folder, for metrics that need one.
-    - `prompts`: one for each file, in the order of their names; None takes what mmspec wrote into its PNG files.
-    - `weights`, `device`: see `mmspec.metrics.extractors.names.make_extractor`.
-    - `strict`: refuse files that cannot be read, instead of leaving them out of all folders that pair with theirs.
-
-    **Raises:** `ArgumentError` for metrics that folders cannot have, missing prompts, too few files, and as `Reader`.
+    Raises:
+        ArgumentError: For metrics that folders cannot have, missing prompts, too few files, and as `FeatureExtraction`.
     """
     listed = [list_media(folder, "DIR") for folder in folders]
     metrics = read_metrics(names, weights or {}, min(map(len, listed)))
@@ -55,7 +56,7 @@ def measure_folders(
         if metric.needs_reference and reference is None:
             raise ArgumentError(f"metric {metric.name!r} needs --reference: an .npz of statistics, or a folder")
     if reference is not None and not reference.exists():
-        raise ArgumentError(f"--reference: '{reference}' must be an .npz file or a folder of pictures or recordings")
+        raise ArgumentError(f"--reference: '{reference}' must be an .npz file or a folder of images or recordings")
     if prompts is not None and any(len(paths) != len(prompts) for paths in listed):
         counts = ", ".join(str(len(paths)) for paths in listed)
         raise ArgumentError(f"--prompts has {len(prompts)} prompts, the folders hold {counts} files; each needs one")
@@ -65,23 +66,23 @@ def measure_folders(
     if skipped and strict:
         raise ArgumentError(f"{skipped[0]}; {len(skipped)} of {sum(map(len, listed))} files are so")
     lost = {i for reasons in broken for i, reason in enumerate(reasons) if reason} if paired else set()
-    reader = Reader(metrics, weights or {}, device)
+    extraction = FeatureExtraction(metrics, weights or {}, device)
     tables = []
     for paths, reasons in zip(listed, broken, strict=True):
         kept = [i for i in range(len(paths)) if i not in lost and not reasons[i]]
         chosen = [paths[i] for i in kept]
         if any(metric.of_samples for metric in metrics):
             said = [_prompt(path) for path in chosen] if prompts is None else [prompts[i] for i in kept]
-            tables.append(reader.look(chosen, said))
+            tables.append(extraction.extract(chosen, said))
         else:
-            tables.append(reader.look(chosen, None))
+            tables.append(extraction.extract(chosen, None))
     references = {
-        metric.column: from_disk(reference, reader, metric)
+        metric.column: from_disk(reference, extraction, metric)
         for metric in metrics
         if metric.needs_reference and reference is not None
     }
     columns = {
-        metric.name: compare(metric, tables, references.get(metric.column), reader.identity(metric), paired)
+        metric.name: compare(metric, tables, references.get(metric.column), extraction.identity(metric), paired)
         for metric in metrics
     }
     quality = [{name: values[i] for name, values in columns.items()} for i in range(len(folders))]
@@ -89,8 +90,12 @@ def measure_folders(
 
 
 def _prompt(path: Path) -> str:
-    """What a PNG of mmspec says it shows. **Raises:** `ArgumentError` for a file that says nothing."""
-    if not is_sound(path):
+    """What a PNG of mmspec says it shows.
+
+    Raises:
+        ArgumentError: For a file that says nothing.
+    """
+    if not is_audio(path):
         with Image.open(path) as picture:
             said = picture.info.get("prompt")
         if isinstance(said, str) and said:

@@ -10,14 +10,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mmspec.decoding.batch import Step
+from mmspec.decoding.stats import RowStats, Stats
+from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import Config
+from mmspec.metrics.evaluation.distributed import Processes
 from mmspec.metrics.evaluation.journal import Journal, Key, Sample, sample_path
-from mmspec.metrics.evaluation.media import Medium, Recording, media_of, suffix_of, write_medium
-from mmspec.metrics.evaluation.processes import Processes
-from mmspec.metrics.pipe import Pipe
+from mmspec.metrics.evaluation.media import AudioClip, Medium, media_of, suffix_of, write_medium
 from mmspec.recipes import parse
-from mmspec.rows import Step
-from mmspec.stats import RowStats, Stats
 
 OTHER_SEEDS = 2**40  # added to the seeds of the plain samples that serve as reference: nobody asks for those
 Unit = tuple[str, int]  # prompt, seed
@@ -76,10 +76,9 @@ def generate(
     Recipes take turns on each group of prompts and seeds, in rotating order, so that a machine that speeds up or slows
     down does so for all of them. The first call of each is made twice and timed the second time.
 
-    **Arguments:**
-
-    - `wanted`: what `keys` gives.
-    - `on_sample`: called for each sample of the share, finished ones included.
+    Args:
+        wanted: What `keys` gives.
+        on_sample: Called for each sample of the share, finished ones included.
     """
     journal = Journal(folder, processes.rank)
     done = journal.read()
@@ -120,7 +119,7 @@ def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
     seconds = time.perf_counter() - start
     wait = first[0] if first else seconds
     media = media_of(out, len(asked))
-    if isinstance(media[0], Recording) and hasattr(pipe, "stream"):
+    if isinstance(media[0], AudioClip) and hasattr(pipe, "stream"):
         wait = _first_sound(pipe.stream(prompts[0], recipe=recipe, seed=seeds[0], **config.sampling))
     return _Call(media, out.stats, seconds, wait, gains)
 
@@ -165,15 +164,15 @@ def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:
             nll=row.nll,
             acceptance=stats.acceptance,
             grid=_grid(medium, row.tokens),
-            length=medium.seconds if isinstance(medium, Recording) else None,
+            length=medium.seconds if isinstance(medium, AudioClip) else None,
         )
         samples.append(sample)
     return samples
 
 
 def _grid(medium: Medium, tokens: int) -> int | None:
-    """Tokens per row of a picture whose tokens are a grid of its proportions."""
-    if isinstance(medium, Recording):
+    """Tokens per row of an image whose tokens are a grid of its proportions."""
+    if isinstance(medium, AudioClip):
         return None
     width = round((tokens * medium.width / medium.height) ** 0.5)
     return width if width and width * round(width * medium.height / medium.width) == tokens else None

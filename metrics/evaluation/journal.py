@@ -16,16 +16,21 @@ Key = tuple[str, str, int]  # recipe, prompt, seed
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture or recording and what it cost; see `mmspec.stats.Stats`.
+    """One image or recording and what it cost; see `mmspec.decoding.stats.Stats`.
 
-    - `seed`: as asked for; `drawn`: the seed that it was drawn with, which depends on the prompt too.
-    - `file`: its path inside the results folder.
-    - `seconds`: its share of the wall-clock of its call, from prompt to file's content; `parts`: of the decoding.
-    - `latency`: of the whole call; `first`: until its first tokens were there; of sound that streams, until its first
-      text, streamed alone, gave its first chunk.
-    - `calls`: target calls it took part in; `gains`: what each of them gave it, where the pipeline tells.
-    - `grid`: tokens per row of the picture; None where its tokens are no grid, as those of sound.
-    - `length`: seconds of sound; None for a picture.
+    Attributes:
+        seed: As asked for.
+        drawn: The seed that it was drawn with, which depends on the prompt too.
+        file: Its path inside the results folder.
+        seconds: Its share of the wall-clock of its call, from prompt to file's content.
+        parts: Of the decoding.
+        latency: Of the whole call.
+        first: Until its first tokens were there; of sound that streams, until its first text, streamed alone, gave its
+            first chunk.
+        calls: Target calls it took part in.
+        gains: What each of them gave it, where the pipeline tells.
+        grid: Tokens per row of the image; None where its tokens are no grid, as those of sound.
+        length: Seconds of sound; None for an image.
     """
 
     recipe: str
@@ -70,7 +75,8 @@ class Journal:
     def read(self) -> dict[Key, Sample]:
         """Finished samples whose files are there. A line that was cut off is none.
 
-        **Raises:** `ArgumentError` for a whole line that is no sample.
+        Raises:
+            ArgumentError: For a whole line that is no sample.
         """
         found: dict[Key, Sample] = {}
         for path in sorted(self.folder.glob("samples-*.jsonl")):
@@ -87,7 +93,8 @@ class Journal:
     def append(self, samples: list[Sample]) -> None:
         """Adds a line for each and waits until they are on the disk.
 
-        **Raises:** `ArgumentError` when the system refuses.
+        Raises:
+            ArgumentError: When the system refuses.
         """
         lines = b"".join(json.dumps(asdict(sample)).encode() + b"\n" for sample in samples)
         try:
@@ -100,7 +107,7 @@ class Journal:
             raise ArgumentError(f"cannot write '{self.path}': {error.strerror or error}") from error
 
     def _whole(self, size: int) -> int:
-        """Bytes up to the end of the last whole line: a process that was killed may have left a part of one behind."""
+        """Bytes up to the end of the last whole line: a process that was killed may have left a part of one after."""
         with self.path.open("rb") as file:
             end = size
             while end > 0:

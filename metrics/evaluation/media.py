@@ -1,4 +1,4 @@
-"""What a pipeline gives, as files: pictures become PNG, recordings WAV."""
+"""What a pipeline gives, as files: images become PNG, recordings WAV."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from PIL import Image
 
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
+from mmspec.metrics.extractors.audio import Sound
 from mmspec.metrics.extractors.extractor import Images
-from mmspec.metrics.extractors.sound import Sound
 from mmspec.vision.png import write_png
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
-SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
 
 @dataclass(frozen=True)
-class Recording:
+class AudioClip:
     """Sound as a pipeline gives it: float32 [channels, samples] in -1..1, at `rate` samples per second."""
 
     wave: NDArray[np.float32]
@@ -33,22 +33,23 @@ class Recording:
         return self.wave.shape[1] / self.rate
 
 
-Medium = Image.Image | Recording
+Medium = Image.Image | AudioClip
 
 
 def media_of(output: Any, count: int) -> list[Medium]:
-    """The pictures or recordings of a call with so many prompts.
+    """The images or recordings of a call with so many prompts.
 
-    Pictures are the output's `images`. A recording is a mapping with `audio`, float [channels, samples] or [samples],
+    Images are the output's `images`. A recording is a mapping with `audio`, float [channels, samples] or [samples],
     and `sampling_rate`; the output is a list of those, or, of a single prompt, is one.
 
-    **Raises:** `ArgumentError` for what is neither, as the tokens of a model without a tokenizer.
+    Raises:
+        ArgumentError: For what is neither, as the tokens of a model without a tokenizer.
     """
     found: Any = getattr(output, "images", output)
     if isinstance(found, Mapping):
         found = [found]
     if not isinstance(found, (list, tuple)) or len(found) != count:
-        raise ArgumentError(f"the model gives {type(found).__name__} for {count} prompts, not pictures or recordings")
+        raise ArgumentError(f"the model gives {type(found).__name__} for {count} prompts, not images or recordings")
     return [_medium(one) for one in found]
 
 
@@ -57,18 +58,22 @@ def _medium(one: Any) -> Medium:
         return one.convert("RGB")
     if isinstance(one, Mapping) and {"audio", "sampling_rate"} <= set(one):
         wave = np.asarray(one["audio"], dtype=np.float32)
-        return Recording(wave[None] if wave.ndim == 1 else wave, int(one["sampling_rate"]))
-    raise ArgumentError(f"the model gives {type(one).__name__}, no picture and no recording; it has no tokenizer")
+        return AudioClip(wave[None] if wave.ndim == 1 else wave, int(one["sampling_rate"]))
+    raise ArgumentError(f"the model gives {type(one).__name__}, no image and no recording; it has no tokenizer")
 
 
 def suffix_of(medium: Medium) -> str:
-    return ".wav" if isinstance(medium, Recording) else ".png"
+    return ".wav" if isinstance(medium, AudioClip) else ".png"
 
 
 def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
-    """Writes the file whole or not at all; a PNG holds the notes. **Raises:** `ArgumentError` when refused."""
+    """Writes the file whole or not at all; a PNG holds the notes.
+
+    Raises:
+        ArgumentError: When refused.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(medium, Recording):
+    if isinstance(medium, AudioClip):
         import soundfile
 
         with replacing(path) as partial:
@@ -77,17 +82,25 @@ def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
         write_png(medium, path, notes)
 
 
-def read_picture(path: Path) -> Images:
-    """A picture as uint8 [H, W, 3]. **Raises:** `ArgumentError` naming a file that is none."""
+def read_image(path: Path) -> Images:
+    """An image as uint8 [H, W, 3].
+
+    Raises:
+        ArgumentError: Naming a file that is none.
+    """
     try:
         with Image.open(path) as picture:
             return np.asarray(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:  # Pillow calls a broken PNG a syntax error
-        raise ArgumentError(f"'{path}' is no picture that can be read ({_reason(error)})") from error
+        raise ArgumentError(f"'{path}' is no image that can be read ({_reason(error)})") from error
 
 
-def read_sound(path: Path) -> Sound:
-    """A recording, its channels mixed into one. **Raises:** `ArgumentError` naming a file that is none."""
+def read_audio(path: Path) -> Sound:
+    """A recording, its channels mixed into one.
+
+    Raises:
+        ArgumentError: Naming a file that is none.
+    """
     import soundfile
 
     try:
@@ -101,34 +114,35 @@ def read_sound(path: Path) -> Sound:
     return Sound(np.asarray(wave.mean(1)), rate)
 
 
-def is_sound(path: Path) -> bool:
-    return path.suffix.lower() in SOUND_SUFFIXES
+def is_audio(path: Path) -> bool:
+    return path.suffix.lower() in AUDIO_SUFFIXES
 
 
 def check_readable(path: Path) -> str | None:
     """Why a file cannot be read; None when it can."""
     try:
-        read_sound(path) if is_sound(path) else read_picture(path)
+        read_audio(path) if is_audio(path) else read_image(path)
     except ArgumentError as error:
         return str(error)
     return None
 
 
 def list_media(folder: Path, argument: str) -> list[Path]:
-    """The pictures or recordings of a folder, by name.
+    """The images or recordings of a folder, by name.
 
-    **Raises:** `ArgumentError` naming `argument` when there is none, or there are both.
+    Raises:
+        ArgumentError: Naming `argument` when there is none, or there are both.
     """
     if not folder.is_dir():
         raise ArgumentError(f"{argument}: '{folder}' is no folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (*PICTURE_SUFFIXES, *SOUND_SUFFIXES))
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (*IMAGE_SUFFIXES, *AUDIO_SUFFIXES))
     if not paths:
         raise ArgumentError(
-            f"{argument}: '{folder}' holds no picture ({', '.join(PICTURE_SUFFIXES)}) and no recording "
-            f"({', '.join(SOUND_SUFFIXES)})"
+            f"{argument}: '{folder}' holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording "
+            f"({', '.join(AUDIO_SUFFIXES)})"
         )
-    if len({is_sound(path) for path in paths}) > 1:
-        raise ArgumentError(f"{argument}: '{folder}' holds pictures and recordings; name a folder with one kind")
+    if len({is_audio(path) for path in paths}) > 1:
+        raise ArgumentError(f"{argument}: '{folder}' holds images and recordings; name a folder with one kind")
     return paths
 
 

@@ -2,17 +2,17 @@
 
 | name | of | what |
 |---|---|---|
-| `attributes`, `captions` | pictures | on `shapes`: share of stated attributes shown, share of prompts shown wholly |
-| `clip` | pictures | CLIP score, needs weights of CLIP |
-| `cmmd` | pictures | CMMD to the reference, needs weights of CLIP |
-| `fid`, `kid`, `is` | pictures | as everybody defines them, need weights of Inception |
+| `attributes`, `captions` | images | on `shapes`: share of stated attributes shown, share of prompts shown wholly |
+| `clip` | images | CLIP score, needs weights of CLIP |
+| `cmmd` | images | CMMD to the reference, needs weights of CLIP |
+| `fid`, `kid`, `is` | images | as everybody defines them, need weights of Inception |
 | `wer`, `cer` | speech | word and character error rate, heard by Whisper; `wer@spoken` by the embedded recogniser |
 | `speaker` | speech | cosine of voices by WavLM, with the reference's recording of the same prompt, or its only one |
 | `clap` | sound | CLAP score, needs weights of CLAP |
 | `logmel` | sound | Frechet distance of log-mel frames to the reference; needs no weights |
 | `fd@X`, `kd@X` | both | Frechet and kernel distance over features of extractor X |
 | `precision@X`, `recall@X` | both | shares of samples covered, over features of X |
-| `entropy`, `nll` | both | bits per token, of the target's law and of what was emitted; slow calls down a little |
+| `entropy`, `nll` | both | bits per token, of the target distribution and of what was emitted; slow calls down a little |
 
 Intervals of distances are over the recipe's samples, the reference as it is.
 """
@@ -25,17 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.metrics.cmmd import cmmd
-from mmspec.metrics.extractors.names import LISTENERS, NAMES, SOUNDS, check_extractor
+from mmspec.metrics.audio.log_mel_distance import pooled
+from mmspec.metrics.audio.speaker import speaker_similarity
+from mmspec.metrics.bootstrap import Index, Interval, Resampled, Statistic, resample
+from mmspec.metrics.extractors.names import NAMES, SOUNDS, SPEECH_RECOGNIZERS, check_extractor
 from mmspec.metrics.features import Features
-from mmspec.metrics.frechet import frechet_distance, rooted
-from mmspec.metrics.inception_score import inception_score
-from mmspec.metrics.interval import Index, Interval, Resampled, Statistic, resample
-from mmspec.metrics.kid import kid
-from mmspec.metrics.manifold import coverage
+from mmspec.metrics.image.cmmd import cmmd
+from mmspec.metrics.image.frechet import frechet_distance, rooted
+from mmspec.metrics.image.inception_score import inception_score
+from mmspec.metrics.image.kid import kid
+from mmspec.metrics.image.precision_recall import precision_recall
 from mmspec.metrics.reference import Reference
-from mmspec.metrics.sound.log_mel_distance import pooled
-from mmspec.metrics.sound.speaker import speaker_similarity
 
 SET_RESAMPLES = 200  # of quantities that take long for each
 MEANS = {"attributes": "shapes", "captions": "shapes", "clip": "clip", "clap": "clap"}  # and their extractors
@@ -45,7 +45,7 @@ ALIASES = {
     "fid": "fd@inception", "kid": "kd@inception", "is": "is@inception", "cmmd": "cmmd@clip", "speaker": "speaker@wavlm",
     "wer": "wer@whisper", "cer": "cer@whisper",
 }  # fmt: skip
-FAMILIES = ("fd", "kd", "precision", "recall")
+GENERATE_ADAPTERS = ("fd", "kd", "precision", "recall")
 HIGHER_IS_BETTER = ("attributes", "captions", "clip", "clap", "is", "precision", "recall", "speaker")
 
 
@@ -74,8 +74,8 @@ class Metric:
         return {"is": "logits", "logmel": "logmel"}.get(self.family, self.extractor)
 
     @property
-    def of_sound(self) -> bool | None:
-        """Whether it is of sounds or of pictures; None for both."""
+    def of_audio(self) -> bool | None:
+        """Whether it is of sounds or of images; None for both."""
         if self.family in LIKELIHOODS:
             return None
         return self.family == "logmel" or self.extractor in SOUNDS
@@ -93,7 +93,8 @@ Table = Mapping[str, Features]  # by column, of one set of samples: features [N,
 class Quality:
     """A metric of one recipe: value and 95 % interval, `n` samples, and the paired difference from plain's.
 
-    - `extractor`: name and fingerprint, "" where there is none.
+    Attributes:
+        extractor: Name and fingerprint, "" where there is none.
     """
 
     value: float
@@ -105,14 +106,18 @@ class Quality:
 
 
 def read_metric(name: str) -> Metric:
-    """The metric of that name. **Raises:** `UnknownNameError`."""
+    """The metric of that name.
+
+    Raises:
+        UnknownNameError: When there is no metric of that name.
+    """
     family, at, extractor = ALIASES.get(name, name).partition("@")
     plain = {**MEANS, **dict.fromkeys((*LIKELIHOODS, "logmel"), "")}
     if name in plain:
         extractor = plain[name]
-    elif name not in ALIASES and (family not in (*FAMILIES, *RATES) or not at):
-        raise unknown_name("metric", name, [*plain, *ALIASES, *(f"{one}@EXTRACTOR" for one in FAMILIES)])
-    known = LISTENERS if family in RATES else NAMES
+    elif name not in ALIASES and (family not in (*GENERATE_ADAPTERS, *RATES) or not at):
+        raise unknown_name("metric", name, [*plain, *ALIASES, *(f"{one}@EXTRACTOR" for one in GENERATE_ADAPTERS)])
+    known = SPEECH_RECOGNIZERS if family in RATES else NAMES
     if extractor and extractor not in known:
         raise unknown_name("extractor", extractor, known)
     return Metric(name, family, extractor)
@@ -121,8 +126,10 @@ def read_metric(name: str) -> Metric:
 def read_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -> list[Metric]:
     """The metrics of those names, for so many samples.
 
-    **Raises:** `UnknownNameError`, or `ArgumentError` when weights are not named, samples are too few, or metrics of
-    pictures are mixed with metrics of sound.
+    Raises:
+        UnknownNameError: When there is no metric of one of the names.
+        ArgumentError: When weights are not named, samples are too few, or metrics of images are mixed with metrics of
+            sound.
     """
     found = [read_metric(name) for name in names]
     for metric in found:
@@ -132,14 +139,18 @@ def read_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -
     heard = {metric.extractor for metric in found if metric.family in RATES}
     if len(heard) > 1:
         raise ArgumentError(f"error rates by {' and '.join(sorted(heard))} do not go together; ask for one of them")
-    kinds = {metric.of_sound: metric.name for metric in found if metric.of_sound is not None}
+    kinds = {metric.of_audio: metric.name for metric in found if metric.of_audio is not None}
     if len(kinds) > 1:
-        raise ArgumentError(f"metric {kinds[True]!r} is of sound and {kinds[False]!r} of pictures; ask for one kind")
+        raise ArgumentError(f"metric {kinds[True]!r} is of sound and {kinds[False]!r} of images; ask for one kind")
     return found
 
 
 def check_count(metric: Metric, count: int) -> None:
-    """**Raises:** `ArgumentError` when so many samples are too few for the metric and its interval."""
+    """Checks that there are enough samples for the metric.
+
+    Raises:
+        ArgumentError: When so many samples are too few for the metric and its interval.
+    """
     least, why = 2, "its interval is taken of draws of them"
     if metric.needs_reference and metric.family != "speaker":
         least, why = 4, "its interval is taken of halves of them, and a half needs 2"
@@ -155,7 +166,8 @@ def check_count(metric: Metric, count: int) -> None:
 def measure(metric: Metric, table: Table, reference: Reference | None) -> Resampled:
     """The metric of one set of samples, and of their resamples.
 
-    **Raises:** `ArgumentError` for too few samples, or a reference that lacks what the metric reads.
+    Raises:
+        ArgumentError: For too few samples, or a reference that lacks what the metric reads.
     """
     found = table[metric.column]
     count = len(found)
@@ -180,7 +192,7 @@ def measure(metric: Metric, table: Table, reference: Reference | None) -> Resamp
     if metric.family in ("kd", "cmmd"):
         distance = cmmd if metric.family == "cmmd" else _kid
         return _halves(lambda index: distance(found[index], features), count)
-    covered = coverage(found, features)
+    covered = precision_recall(found, features)
     return _means((covered.generated if metric.family == "precision" else covered.reference).astype(np.float64))
 
 
@@ -223,11 +235,11 @@ def compare(
 ) -> list[Quality]:
     """The metric of every set; the first is what the others are compared with, and has no difference.
 
-    **Arguments:**
+    Args:
+        paired: Sample i of each set is of the same prompt and seed; otherwise no differences are told.
 
-    - `paired`: sample i of each set is of the same prompt and seed; otherwise no differences are told.
-
-    **Raises:** `ArgumentError` as `measure`.
+    Raises:
+        ArgumentError: As `measure`.
     """
     found = [measure(metric, table, reference) for table in tables]
     compared: list[Quality] = []

@@ -41,7 +41,11 @@ def write_results(record: Record, folder: Path) -> None:
 
 
 def read_results(folder: Path) -> Record:
-    """**Raises:** `ArgumentError` when the folder holds none, or those of another version."""
+    """The results in a folder.
+
+    Raises:
+        ArgumentError: When the folder holds none, or those of another version.
+    """
     path = folder / FILE
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +94,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         speed = row["speed"]
         cells = [f"{speed['tokens_per_call']['value']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
         bound = "-" if row["exact"] else f"{speed['tv_bound']:.3f}"
-        lines.append([row["recipe"], law(row), *cells, bound, *(short(row["quality"][name]) for name in names)])
+        lines.append([row["recipe"], guarantee(row), *cells, bound, *(short(row["quality"][name]) for name in names)])
     return aligned(lines, 2)
 
 
@@ -108,8 +112,8 @@ def aligned(lines: Sequence[Sequence[str]], texts: int) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def law(row: Mapping[str, Any]) -> str:
-    """Whether a recipe keeps the target's law, in a word or two."""
+def guarantee(row: Mapping[str, Any]) -> str:
+    """Whether a recipe keeps the target distribution, in a word or two."""
     return "relaxed" if not row["exact"] else "exact" if row["gate"] else "CHECK FAILED"
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmspec.errors import ArgumentError
+from mmspec.metrics.bootstrap import Index, Interval, bootstrap
 from mmspec.metrics.evaluation.journal import Sample
-from mmspec.metrics.interval import Index, Interval, bootstrap
 
 SHOWN = 4096  # positions of which it is told how often their token was an accepted draft
 
@@ -18,19 +18,24 @@ SHOWN = 4096  # positions of which it is told how often their token was an accep
 class Speed:
     """Of one recipe.
 
-    - `samples`: how many were timed.
-    - `nfe`: target calls per sample; `tokens_per_call`: plain decoding has 1.00, with its 95 % interval over samples.
-    - `speedup`: tokens per second over plain's, all samples together, with the 95 % interval over calls; None where a
-      recipe that says it is exact failed the check of that.
-    - `seconds`: of a sample, the mean; `p50`, `p95`: of the seconds of a call; `first`: the median of those until its
-      first tokens, or of sound that streams its first chunk; `parts`: mean seconds by part.
-    - `real_time`: seconds of computing per second of sound; None for pictures.
-    - `peak_memory`: bytes, the largest; on the CPU of the whole process, so that it does not tell recipes apart.
-    - `tv_bound`: what a relaxed rule says of itself, per token; see `mmspec.stats.Stats`.
-    - `acceptance`: by slot of the window, the mean over samples; None where none was tested.
-    - `gains`: how many target calls gave a sample 0, 1, 2, ... tokens; empty where the pipeline does not tell.
-    - `accepted_at`: by position, how often its token was an accepted draft, not a redrawn one; the first 4,096.
-    - `grid`: tokens per row of a picture; None where positions are along time.
+    Attributes:
+        samples: How many were timed.
+        nfe: Target calls per sample.
+        tokens_per_call: Plain decoding has 1.00, with its 95 % interval over samples.
+        speedup: Tokens per second over plain's, all samples together, with the 95 % interval over calls; None where a
+            recipe that says it is exact failed the check of that.
+        seconds: Of a sample, the mean.
+        p50: Of the seconds of a call.
+        p95: Of the seconds of a call.
+        first: The median of those until its first tokens, or of sound that streams its first chunk.
+        parts: Mean seconds by part.
+        real_time: Seconds of computing per second of sound; None for images.
+        peak_memory: Bytes, the largest; on the CPU of the whole process, so that it does not tell recipes apart.
+        tv_bound: What a relaxed rule says of itself, per token; see `mmspec.decoding.stats.Stats`.
+        acceptance: By slot of the window, the mean over samples; None where none was tested.
+        gains: How many target calls gave a sample 0, 1, 2, ... tokens; empty where the pipeline does not tell.
+        accepted_at: By position, how often its token was an accepted draft, not a resampled one; the first 4,096.
+        grid: Tokens per row of an image; None where positions are along time.
     """
 
     samples: int
@@ -54,12 +59,12 @@ class Speed:
 def speed_of(mine: Sequence[Sample], plain: Sequence[Sample], gate: bool | None, batch: int = 1) -> Speed:
     """The account of samples, paired one by one with plain's.
 
-    **Arguments:**
+    Args:
+        gate: Whether a recipe that says it is exact passed its check; None when it does not say so.
+        batch: So many neighbours were drawn in one call, and are resampled together.
 
-    - `gate`: whether a recipe that says it is exact passed its check; None when it does not say so.
-    - `batch`: so many neighbours were drawn in one call, and are resampled together.
-
-    **Raises:** `ArgumentError` when they are not of the same prompts and seeds, or fewer than 2.
+    Raises:
+        ArgumentError: When they are not of the same prompts and seeds, or fewer than 2.
     """
     if [(s.prompt, s.seed) for s in mine] != [(s.prompt, s.seed) for s in plain]:
         raise ArgumentError("the samples of a recipe and of plain decoding are not of the same prompts and seeds")

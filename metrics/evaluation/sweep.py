@@ -20,7 +20,11 @@ MOST = 10_000  # of anything a range gives: more is a slip of the pen
 
 
 def read_seeds(text: str) -> list[int]:
-    """Seeds in the order written, none twice. **Raises:** `ArgumentError` for what is neither number nor range."""
+    """Seeds in the order written, none twice.
+
+    Raises:
+        ArgumentError: For what is neither number nor range.
+    """
     seeds: list[int] = []
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", piece)
@@ -32,7 +36,12 @@ def read_seeds(text: str) -> list[int]:
 
 
 def expand(recipe: str) -> list[Recipe]:
-    """The recipes that one text with ranges stands for. **Raises:** `ArgumentError`, `UnknownNameError`."""
+    """The recipes that one text with ranges stands for.
+
+    Raises:
+        ArgumentError: When an argument has a value that is not allowed.
+        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+    """
     name, colon, settings = recipe.partition(":")
     choices: list[list[str]] = []
     for setting in settings.split(",") if colon else ():

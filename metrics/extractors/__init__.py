@@ -1,1 +1,1 @@
-"""Extractors: what turns pictures into the features that metrics read."""
+"""Extractors: what turns images into the features that metrics read."""

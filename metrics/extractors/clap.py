@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mmspec.metrics.extractors.audio import Sound
 from mmspec.metrics.extractors.clip import embedding
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.pretrained import load
-from mmspec.metrics.extractors.sound import Sound
 from mmspec.metrics.features import Features
 
 
@@ -19,12 +19,12 @@ class ClapExtractor:
 
     Recordings longer than it reads (10 s) are cut off there, not at a random place, so that numbers repeat.
 
-    **Arguments:**
+    Args:
+        where: A folder or Hub id with model, feature extractor and tokenizer.
+        device: Where it runs.
 
-    - `where`: a folder or Hub id with model, feature extractor and tokenizer.
-    - `device`: where it runs.
-
-    **Raises:** `ModelError` when one of them cannot be loaded.
+    Raises:
+        ModelError: When one of them cannot be loaded.
     """
 
     name = "clap"

@@ -1,4 +1,4 @@
-"""CLIP's common space of pictures and texts, for CLIP score and CMMD."""
+"""CLIP's common space of images and texts, for CLIP score and CMMD."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mmspec.metrics.features import Features
 class ClipExtractor:
     """A `CLIPModel` with its processor; published CMMD uses openai/clip-vit-large-patch14-336.
 
-    **Arguments:**
+    Args:
+        where: A folder or Hub id with model, image processor and tokenizer.
+        device: Where it runs.
 
-    - `where`: a folder or Hub id with model, image processor and tokenizer.
-    - `device`: where it runs.
-
-    **Raises:** `ModelError` when one of them cannot be loaded.
+    Raises:
+        ModelError: When one of them cannot be loaded.
     """
 
     name = "clip"
@@ -36,7 +36,7 @@ class ClipExtractor:
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Features:
-        """Projected embeddings of pictures, float64 [B, D], of any length."""
+        """Projected embeddings of images, float64 [B, D], of any length."""
         return embedding(self.model.get_image_features(pixel_values=pixels(self.processor, images, self.model.device)))
 
     @torch.no_grad()

@@ -13,12 +13,12 @@ from mmspec.metrics.features import Features
 class Dinov2Extractor:
     """The normalised class token of a `Dinov2Model`; published distances use facebook/dinov2-large.
 
-    **Arguments:**
+    Args:
+        where: A folder or Hub id with model and image processor.
+        device: Where it runs.
 
-    - `where`: a folder or Hub id with model and image processor.
-    - `device`: where it runs.
-
-    **Raises:** `ModelError` when one of them cannot be loaded.
+    Raises:
+        ModelError: When one of them cannot be loaded.
     """
 
     name = "dinov2"

@@ -19,8 +19,9 @@ Images = NDArray[np.uint8]
 class Named(Protocol):
     """What tells one network from another.
 
-    - `name`: how a metric names it, such as "clip".
-    - `fingerprint`: changes when its weights do; features of different fingerprints must not be compared.
+    Attributes:
+        name: How a metric names it, such as "clip".
+        fingerprint: Changes when its weights do; features of different fingerprints must not be compared.
     """
 
     @property
@@ -31,10 +32,10 @@ class Named(Protocol):
 
 
 class Extractor(Named, Protocol):
-    """Makes features of pictures."""
+    """Makes features of images."""
 
     def __call__(self, images: Images) -> Features:
-        """Features float64 [B, D] of pictures uint8 [B, H, W, 3]; a picture's do not depend on its batch."""
+        """Features float64 [B, D] of images uint8 [B, H, W, 3]; an image's do not depend on its batch."""
         ...
 
 
@@ -46,13 +47,13 @@ def identity(extractor: Named) -> str:
 def extract(
     extractor: Extractor, images: Iterable[Images], batch: int = 32, names: Sequence[str] | None = None
 ) -> Features:
-    """Features [N, D] of pictures uint8 [H, W, 3], which need not all be in memory at once.
+    """Features [N, D] of images uint8 [H, W, 3], which need not all be in memory at once.
 
-    **Arguments:**
+    Args:
+        names: What an image is called in messages; None numbers them.
 
-    - `names`: what a picture is called in messages; None numbers them.
-
-    **Raises:** `ArgumentError` when there is none, or one is not what the first one is.
+    Raises:
+        ArgumentError: When there is none, or one is not what the first one is.
     """
     parts: list[Features] = []
     waiting: list[Images] = []

@@ -25,12 +25,12 @@ POOLED, LOGITS = "2048", "logits_unbiased"
 class InceptionExtractor:
     """Features [B, 2048] of the last pooling.
 
-    **Arguments:**
+    Args:
+        where: The weights file; one that ends in .pb is a TensorFlow graph.
+        device: Where it runs.
 
-    - `where`: the weights file; one that ends in .pb is a TensorFlow graph.
-    - `device`: where it runs.
-
-    **Raises:** `ModelError` when torch-fidelity is not installed, or the file is not there.
+    Raises:
+        ModelError: When torch-fidelity is not installed, or the file is not there.
     """
 
     name = "inception"

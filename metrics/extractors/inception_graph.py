@@ -61,7 +61,11 @@ def convolutions() -> dict[str, str]:
 
 
 def state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """torch-fidelity's state dict from the graph. **Raises:** `ModelError` when it is none, or lacks weights."""
+    """torch-fidelity's state dict from the graph.
+
+    Raises:
+        ModelError: When it is none, or lacks weights.
+    """
     try:
         weights = read_constants(path.read_bytes())
         found: dict[str, torch.Tensor] = {}
@@ -78,7 +82,12 @@ def state_dict(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_constants(graph: bytes) -> Weights:
-    """The float constants of a frozen graph, by node. **Raises:** `ValueError` or `IndexError` when it is none."""
+    """The float constants of a frozen graph, by node.
+
+    Raises:
+        ValueError: When it is none.
+        IndexError: When it is none.
+    """
     found: Weights = {}
     for node in _parts(graph, 1):
         if _one(node, 2) != b"Const":

@@ -6,18 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmspec.errors import ArgumentError, unknown_name
+from mmspec.metrics.extractors.audio import AudioExtractor, SpeechRecognizer
 from mmspec.metrics.extractors.extractor import Extractor
-from mmspec.metrics.extractors.sound import Listener, SoundExtractor
 
-PICTURES = ("shapes", "inception", "clip", "dinov2")
-LISTENERS = ("whisper", "spoken")
-SOUNDS = ("clap", "wavlm", *LISTENERS)
+IMAGES = ("shapes", "inception", "clip", "dinov2")
+SPEECH_RECOGNIZERS = ("whisper", "spoken")
+SOUNDS = ("clap", "wavlm", *SPEECH_RECOGNIZERS)
 EMBEDDED = ("shapes", "spoken")  # need no weights: they ship
-NAMES = (*PICTURES, *SOUNDS)
+NAMES = (*IMAGES, *SOUNDS)
 
 
 def check_extractor(name: str, weights: Mapping[str, str]) -> None:
-    """**Raises:** `UnknownNameError`, or `ArgumentError` where `weights` does not say what a network is to load."""
+    """Checks that there is such an extractor, and weights for it.
+
+    Raises:
+        UnknownNameError: When there is no extractor of that name.
+        ArgumentError: Where `weights` does not say what a network is to load.
+    """
     if name not in NAMES:
         raise unknown_name("extractor", name, NAMES)
     if name not in EMBEDDED and not weights.get(name):
@@ -26,18 +31,20 @@ def check_extractor(name: str, weights: Mapping[str, str]) -> None:
 
 
 def make_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> Extractor:
-    """The extractor of pictures of that name.
+    """The extractor of images of that name.
 
-    **Arguments:**
+    Args:
+        weights: By extractor, the folder, file or Hub id to load; `shapes` needs none.
 
-    - `weights`: by extractor, the folder, file or Hub id to load; `shapes` needs none.
-
-    **Raises:** as `check_extractor`, and `ModelError` when it cannot be loaded.
+    Raises:
+        UnknownNameError: As `check_extractor`.
+        ArgumentError: As `check_extractor`.
+        ModelError: When it cannot be loaded.
     """
     check_extractor(name, weights)
     if name == "shapes":
-        from mmspec.metrics.attributes import read_classifier
         from mmspec.metrics.extractors.shapes import ShapesExtractor
+        from mmspec.metrics.image.attributes import read_classifier
 
         return ShapesExtractor(read_classifier(Path(weights[name])) if weights.get(name) else None)
     if name == "clip":
@@ -53,8 +60,14 @@ def make_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -
     return InceptionExtractor(weights[name], device)
 
 
-def make_sound_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> SoundExtractor:
-    """The extractor of sounds of that name. **Raises:** as `make_extractor`."""
+def make_audio_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> AudioExtractor:
+    """The extractor of sounds of that name.
+
+    Raises:
+        UnknownNameError: As `make_extractor`.
+        ArgumentError: As `make_extractor`.
+        ModelError: As `make_extractor`.
+    """
     check_extractor(name, weights)
     if name == "clap":
         from mmspec.metrics.extractors.clap import ClapExtractor
@@ -64,11 +77,17 @@ def make_sound_extractor(name: str, weights: Mapping[str, str], device: str = "c
         from mmspec.metrics.extractors.wavlm import WavLMExtractor
 
         return WavLMExtractor(weights[name], device)
-    return make_listener(name, weights, device)
+    return make_speech_recognizer(name, weights, device)
 
 
-def make_listener(name: str, weights: Mapping[str, str], device: str = "cpu") -> Listener:
-    """The recogniser of that name. **Raises:** as `make_extractor`."""
+def make_speech_recognizer(name: str, weights: Mapping[str, str], device: str = "cpu") -> SpeechRecognizer:
+    """The recogniser of that name.
+
+    Raises:
+        UnknownNameError: As `make_extractor`.
+        ArgumentError: As `make_extractor`.
+        ModelError: As `make_extractor`.
+    """
     check_extractor(name, weights)
     if name == "spoken":
         from mmspec.metrics.extractors.spoken import SpokenExtractor

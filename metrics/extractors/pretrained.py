@@ -12,7 +12,11 @@ from mmspec.metrics.extractors.extractor import Images
 
 
 def load(kind: Any, where: str, extractor: str) -> Any:
-    """What `kind.from_pretrained(where)` gives. **Raises:** `ModelError` when it gives nothing."""
+    """What `kind.from_pretrained(where)` gives.
+
+    Raises:
+        ModelError: When it gives nothing.
+    """
     try:
         return kind.from_pretrained(where)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
@@ -24,7 +28,7 @@ def load(kind: Any, where: str, extractor: str) -> Any:
 
 
 def pixels(processor: Any, images: Images, device: torch.device) -> torch.Tensor:
-    """Pictures uint8 [B, H, W, 3] as the network wants them, float32 [B, 3, H', W'].
+    """Images uint8 [B, H, W, 3] as the network wants them, float32 [B, 3, H', W'].
 
     They stay uint8 until here: processors take floats for numbers in 0..255 and would scale them a second time.
     """

@@ -14,18 +14,17 @@ from mmspec.vision.shapes.render import to_tensor
 
 
 class ShapesExtractor:
-    """The last hidden layer of a `ShapesClassifier`; pictures are 64x64.
+    """The last hidden layer of a `ShapesClassifier`; images are 64x64.
 
-    **Arguments:**
-
-    - `classifier`: which one; None is the embedded one.
+    Args:
+        classifier: Which one; None is the embedded one.
     """
 
     name = "shapes"
 
     def __init__(self, classifier: ShapesClassifier | None = None) -> None:
         if classifier is None:
-            from mmspec.metrics.attributes import embedded_classifier
+            from mmspec.metrics.image.attributes import embedded_classifier
 
             classifier = embedded_classifier()
         self.classifier = classifier.eval()
@@ -33,9 +32,13 @@ class ShapesExtractor:
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Features:
-        """Float64 [B, hidden]. **Raises:** `ArgumentError` for pictures of another size."""
+        """Float64 [B, hidden].
+
+        Raises:
+            ArgumentError: For images of another size.
+        """
         if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE, 3):
             raise ArgumentError(
-                f"extractor 'shapes' reads pictures of {IMAGE_SIZE}x{IMAGE_SIZE} pixels, not {list(images.shape[1:3])}"
+                f"extractor 'shapes' reads images of {IMAGE_SIZE}x{IMAGE_SIZE} pixels, not {list(images.shape[1:3])}"
             )
         return np.asarray(self.classifier.body(to_tensor(images)).double().numpy())

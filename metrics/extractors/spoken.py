@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from mmspec.audio.spoken.config import SAMPLING_RATE
-from mmspec.audio.spoken.recogniser import embedded_recogniser, heard_alike, level, token_bands
+from mmspec.audio.spoken.recogniser import embedded_recogniser, level, sounds_alike, token_bands
+from mmspec.metrics.extractors.audio import Sound
 from mmspec.metrics.extractors.extractor import fingerprint_of
-from mmspec.metrics.extractors.sound import Sound
 from mmspec.metrics.features import Features
 
 
@@ -41,8 +41,8 @@ class SpokenExtractor:
 
     def transcribe(self, sounds: Sequence[Sound]) -> list[str]:
         """The words heard in each recording."""
-        return [self.recogniser.hear(s.at(SAMPLING_RATE).astype(np.float32), SAMPLING_RATE) for s in sounds]
+        return [self.recogniser.transcribe(s.at(SAMPLING_RATE).astype(np.float32), SAMPLING_RATE) for s in sounds]
 
     def wanted(self, text: str) -> str:
         """The words of a text as `transcribe` gives them when it hears all of them."""
-        return heard_alike(text)
+        return sounds_alike(text)

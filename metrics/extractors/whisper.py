@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mmspec.metrics.extractors.audio import Sound
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.pretrained import load
-from mmspec.metrics.extractors.sound import Sound
 from mmspec.metrics.features import Features
 
 
 class WhisperExtractor:
     """A `WhisperForConditionalGeneration`; error rates of speech are mostly told with openai/whisper-large-v3.
 
-    **Arguments:**
+    Args:
+        where: A folder or Hub id with model, feature extractor and tokenizer.
+        device: Where it runs.
 
-    - `where`: a folder or Hub id with model, feature extractor and tokenizer.
-    - `device`: where it runs.
-
-    **Raises:** `ModelError` when one of them cannot be loaded.
+    Raises:
+        ModelError: When one of them cannot be loaded.
     """
 
     name = "whisper"

@@ -35,10 +35,10 @@ class Point:
 def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_label: str = "speed-up") -> str:
     """The SVG element in its figure.
 
-    **Arguments:**
-
-    - `label`, `x_label`: what the vertical and the horizontal axis show; more of the latter is better.
-    - `higher_is_better`: of the vertical axis, for the front; None draws none.
+    Args:
+        label: What the vertical axis shows.
+        x_label: What the horizontal axis shows; more of it is better.
+        higher_is_better: Of the vertical axis, for the front; None draws none.
     """
     xs, ys = _ticks([v for p in points for v in p.x]), _ticks([v for p in points for v in p.y])
 
@@ -53,19 +53,21 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
         corners = [at(p.x[0], p.y[0]) for p in front(points, higher_is_better)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
         parts.append(f'<polyline class="front" points="{line}"/>')
-    families = list(dict.fromkeys(p.family for p in points))
-    colours = {family: COLOURS[i % len(COLOURS)] for i, family in enumerate(families)}
-    for family in families:
+    adapters = list(dict.fromkeys(p.family for p in points))
+    colours = {family: COLOURS[i % len(COLOURS)] for i, family in enumerate(adapters)}
+    for family in adapters:
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x[0], p.y[0]) for p in points if p.family == family))
         if " " in line:
             parts.append(f'<polyline class="sweep" style="color:{colours[family]}" points="{line}"/>')
     marks = _readable(points, at)
     parts += [_point(p, mark, colours[p.family], label, x_label, at) for p, mark in zip(points, marks, strict=True)]
     legend = "".join(
-        f'<span><i style="background:{colours[family]}"></i>{escape(family)}</span>' for family in families
+        f'<span><i style="background:{colours[family]}"></i>{escape(family)}</span>' for family in adapters
     )
-    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{label} against {x_label}")}">'
-    return f'<figure>{drawing}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
+    sibling_sampler = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{label} against {x_label}")}">'
+    )
+    return f'<figure>{sibling_sampler}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
 
 
 def _point(p: Point, written: str, colour: str, label: str, x_label: str, at: _Place) -> str:

@@ -70,7 +70,7 @@ def bars(shares: Sequence[float], title: str, foot: str, top: float | None = Non
 
 
 def heat_map(shares: Sequence[float], grid: int | None) -> str:
-    """How often each place was an accepted draft: the picture's grid of tokens, or a strip along time."""
+    """How often each place was an accepted draft: the image's grid of tokens, or a strip along time."""
     if not shares:
         return ""
     values = np.asarray(shares)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmspec.files import replacing
 from mmspec.metrics.evaluation.quality import read_metric
-from mmspec.metrics.evaluation.results import law, short
+from mmspec.metrics.evaluation.results import guarantee, short
 from mmspec.metrics.report.chart import Point, chart
 from mmspec.metrics.report.drafts import drafts
 from mmspec.metrics.report.samples import samples
@@ -148,7 +148,7 @@ def _table(rows: Sequence[Record]) -> str:
         cells += [f"{speed['peak_memory'] / 1e9:.2f}", "-" if row["exact"] else f"{speed['tv_bound']:.4f}"]
         cells += [_marked(row["quality"].get(name)) for name in names]
         kind = "text bad" if row["exact"] and not row["gate"] else "text"
-        first = f'<td>{escape(row["recipe"])}</td><td class="{kind}">{escape(law(row))}</td>'
+        first = f'<td>{escape(row["recipe"])}</td><td class="{kind}">{escape(guarantee(row))}</td>'
         lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return _grid(heads, lines)
 

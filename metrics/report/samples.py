@@ -1,4 +1,4 @@
-"""The same prompts and seeds side by side, recipe by recipe, as pictures or players."""
+"""The same prompts and seeds side by side, recipe by recipe, as images or players."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from PIL import Image
 from mmspec.metrics.evaluation.journal import sample_path
 
 PROMPTS = 8  # shown at most
-SIDE = 256  # px, larger pictures are shown smaller
-SOUND_BYTES = 12_000_000  # of recordings in one page; fewer prompts are shown when they are long
+SIDE = 256  # px, larger images are shown smaller
+AUDIO_BYTES = 12_000_000  # of recordings in one page; fewer prompts are shown when they are long
 
 Record = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ def samples(config: Record, folder: Path) -> str:
     for prompt in config["prompts"][:PROMPTS]:
         paths = [_find(folder, recipe, prompt, seed) for recipe in recipes]
         size += sum(path.stat().st_size for path in paths if path is not None and path.suffix == ".wav")
-        if not any(paths) or (lines and size > SOUND_BYTES):
+        if not any(paths) or (lines and size > AUDIO_BYTES):
             break
         cells = [_cell(path, f"{recipe}: {prompt}") for path, recipe in zip(paths, recipes, strict=True)]
         lines.append(f"<tr><th>{escape(prompt)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
@@ -40,7 +40,7 @@ def samples(config: Record, folder: Path) -> str:
 
 
 def _broken(recipe: str) -> str:
-    """A recipe's text that may be broken behind its name and its knobs."""
+    """A recipe's text that may be broken after its name and its knobs."""
     return escape(recipe).replace(":", ":<wbr/>").replace(",", ",<wbr/>").replace("+", "+<wbr/>")
 
 

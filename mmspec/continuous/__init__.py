@@ -1,1 +1,1 @@
-"""Tokens that are vectors, drawn by a diffusion or flow head: their law, their acceptance rules, their drafters."""
+"""Tokens that are vectors, drawn by a diffusion or flow head: their distribution, their acceptance rules, their drafters."""

@@ -3,7 +3,7 @@
 A draft is kept with probability S * p(x) / q(x), p and q the Gaussians of the last step and S the ratio of the volumes
 of the steps before, prod |Sigma_q|**(1/2) / |Sigma_p|**(1/2). Given the shared noise p(x) / q(x) alone would be exact:
 S is a bias wherever the two models' variances differ. The published code has S upside down, divides the exponents by
-42**2, and replaces drafts in place while it keeps those behind them. Here all of it can be chosen, and all is in
+42**2, and replaces drafts in place while it keeps those after them. Here all of it can be chosen, and all is in
 logarithms: a product of 16 deviations of 0.006 is hardly a float32.
 """
 
@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from mmspec.continuous.law import Gaussian, LatentRule, normals
-from mmspec.noise import REDRAW, Draws
+from mmspec.continuous.sampler import Gaussian, LatentRule, normals
+from mmspec.sampling.rng import RESAMPLE, WindowRNG
 
 FACTORS = {"paper": 1.0, "code": -1.0, "none": 0.0}
 TRIES = 16
@@ -24,15 +24,14 @@ TRIES = 16
 class CSpD(LatentRule):
     """The published rule.
 
-    **Arguments:**
-
-    - `flatten`: by which both deviations are multiplied in the exponents of the test; 42 in the published code, 1 in
-      the paper.
-    - `factor`: which S: "paper", "code" (its inverse) or "none" (1).
-    - `schedule`: "published" replaces what fails in place and keeps what was drafted behind it; "corrected" ends the
-      window at the first that fails.
-    - `sigma`: the last step's deviation where the head has none.
-    - `prefill`: share of the tokens that the target draws alone before drafting begins.
+    Args:
+        flatten: By which both deviations are multiplied in the exponents of the test; 42 in the published code, 1 in
+            the paper.
+        factor: Which S: "paper", "code" (its inverse) or "none" (1).
+        schedule: "published" replaces what fails in place and keeps what was drafted after it; "corrected" ends the
+            window at the first that fails.
+        sigma: The last step's deviation where the head has none.
+        prefill: Share of the tokens that the target draws alone before drafting begins.
     """
 
     def __init__(self, flatten: float, factor: str, schedule: str, sigma: float, prefill: float) -> None:
@@ -45,9 +44,9 @@ class CSpD(LatentRule):
     def alone(self, length: int) -> int:
         return max(1, math.ceil(self.prefill * length))
 
-    def deviation(self, law: Gaussian) -> Tensor:
+    def deviation(self, dist: Gaussian) -> Tensor:
         """The last step's, [B, W, D]."""
-        return torch.where(law.log_sigma.isneginf(), self.sigma, law.log_sigma.exp())
+        return torch.where(dist.log_sigma.isneginf(), self.sigma, dist.log_sigma.exp())
 
     def log_ratio(self, p: Gaussian, q: Gaussian, x: Tensor, flatten: float, sign: float) -> Tensor:
         """log(S**sign * p(x) / q(x)), for x [..., D]."""
@@ -56,31 +55,31 @@ class CSpD(LatentRule):
         last = (s_q.log() - s_p.log() + exponents / (2 * flatten**2)).sum(-1)
         return last + sign * (q.path - p.path)
 
-    def draw(self, law: Gaussian, normal: Tensor) -> Tensor:
-        return law.mean + self.deviation(law) * normal
+    def draw(self, dist: Gaussian, normal: Tensor) -> Tensor:
+        return dist.mean + self.deviation(dist) * normal
 
     def chance(self, p: Gaussian, q: Gaussian, x: Tensor) -> Tensor:
         return self.log_ratio(p, q, x, self.flatten, self.sign).clamp(max=0.0).exp()
 
-    def redraw(self, p: Gaussian, q: Gaussian, x: Tensor, draws: Draws) -> Tensor:
+    def resample(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
         """The first of 16 draws of p that the residual (S * p - q)+ / (S * p) keeps; when it keeps none, the last.
 
         The published code tries 100 times and then leaves zeros, which no model drew.
         """
         count, dim = x.shape[1], x.shape[-1]
-        fresh = normals(draws, REDRAW, (TRIES + 1) * dim)[:, :count, dim:].unflatten(-1, (TRIES, dim))
+        fresh = normals(draws, RESAMPLE, (TRIES + 1) * dim)[:, :count, dim:].unflatten(-1, (TRIES, dim))
 
-        def wide(law: Gaussian) -> Gaussian:
-            return Gaussian(*(part.unsqueeze(2) for part in (law.mean, law.log_sigma, law.path, law.marks)))
+        def wide(dist: Gaussian) -> Gaussian:
+            return Gaussian(*(part.unsqueeze(2) for part in (dist.mean, dist.log_sigma, dist.path, dist.marks)))
 
         proposals = self.draw(wide(p), fresh)
         keep = 1 - (-self.log_ratio(wide(p), wide(q), proposals, 1.0, self.sign)).exp()
-        hit = draws.places(REDRAW, 4096, TRIES)[:, :count] < keep
+        hit = draws.places(RESAMPLE, 4096, TRIES)[:, :count] < keep
         hit[..., -1] = True
         index = hit.int().argmax(-1)[..., None, None].expand(-1, -1, 1, dim)
         return proposals.gather(2, index)[:, :, 0]
 
     def excess(self, p: Gaussian, q: Gaussian, x: Tensor, chance: Tensor) -> Tensor:
-        # Nothing bounds it: the redraw is not the residual of the test, and what the published schedule keeps behind a
+        # Nothing bounds it: the resample is not the residual of the test, and what the published schedule keeps after a
         # replaced draft was drawn under a condition that is gone.
         return torch.ones_like(chance)

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from mmspec.continuous.jacobi import LatentJacobi
-from mmspec.continuous.law import Account, Head, LatentLaw, LatentRule
+from mmspec.continuous.sampler import Account, Head, LatentRule, LatentSampler
 from mmspec.continuous.tolerance import Tolerance
-from mmspec.drafters.model import ModelDrafter
+from mmspec.decoding.adaptive_window import AdaptiveWindow, AdaptiveWindows, decode_auto
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import Drafter, OnStep, decode_plain, decode_steps, decode_window
+from mmspec.decoding.stats import Meter, Stats
+from mmspec.decoding.target import Target
+from mmspec.drafters.draft_model import ModelDrafter
 from mmspec.errors import ArgumentError
-from mmspec.loop import Drafter, OnStep, decode_plain, decode_steps, decode_window
-from mmspec.noise import Noise
-from mmspec.pace import Pace, Paces, decode_auto
 from mmspec.recipes import Recipe
 from mmspec.registry import rules
-from mmspec.rows import Rows
-from mmspec.stats import Meter, Stats
-from mmspec.target import Layout, Target
+from mmspec.sampling.rng import CounterRNG
 
 
 @dataclass(frozen=True)
@@ -32,27 +33,31 @@ class Sibling:
 
 
 @dataclass(frozen=True)
-class LatentAids:
+class LatentDraftResources:
     """What a model of latents brings along for its drafters.
 
-    - `draft_model`: makes a smaller sibling, for the recipe `draft`.
-    - `first_layers`: makes one of the target's first so many layers, for the recipe `layer-skip`.
-    - `few_steps`: makes the target again with a head of so many steps, for the recipe `few-steps`.
-    - `paces`: what earlier runs have taught about windows, for `window=auto`; see `mmspec.pace.paces_of`.
+    Attributes:
+        draft_model: Makes a smaller sibling, for the recipe `draft`.
+        first_layers: Makes one of the target's first so many layers, for the recipe `layer-skip`.
+        few_steps: Makes the target again with a head of so many steps, for the recipe `few-steps`.
+        adaptive_windows: What earlier runs have taught about windows, for `window=auto`; see
+            `mmspec.decoding.adaptive_window.adaptive_windows_of`.
     """
 
     draft_model: Callable[[], Sibling] | None = None
     first_layers: Callable[[int], Sibling] | None = None
     few_steps: Callable[[int], Sibling] | None = None
-    paces: Paces = field(default_factory=dict)
+    adaptive_windows: AdaptiveWindows = field(default_factory=dict)
 
 
 @dataclass
 class LatentStats(Stats):
     """The cost of one run; `acceptance` counts every draft that was tested, also where a rule ends no window.
 
-    - `distance`: how far kept drafts lay from the target's own latent of the same noise, root mean square over the
-      coordinates, on average; `farthest`: at most. With a rule that adds noise of its own, that noise is in it.
+    Attributes:
+        distance: How far kept drafts lay from the target's own latent of the same noise, root mean square over the
+            coordinates, on average.
+        farthest: At most. With a rule that adds noise of its own, that noise is in it.
     """
 
     distance: float = 0.0
@@ -73,39 +78,42 @@ def run_latents(
     recipe: Recipe,
     layout: Layout,
     seeds: Sequence[int],
-    aids: LatentAids = LatentAids(),
+    resources: LatentDraftResources = LatentDraftResources(),
     on_step: OnStep | None = None,
 ) -> Latents:
     """Decodes a batch of rows.
 
-    **Arguments:**
+    Args:
+        target: The backbone with its prompts given, one per row; its `forward` gives what `head` reads.
+        recipe: `plain`, or a way of drafting and a rule, such as `scd+smoothed:sigma=0.1`.
+        layout: Of `cell` (D + M,) and a floating-point `dtype`.
+        seeds: One per row. A row's latents depend on its own seed and prompt alone, not on the batch.
+        resources: What drafters may use.
+        on_step: Called after every target call.
 
-    - `target`: the backbone with its prompts given, one per row; its `forward` gives what `head` reads.
-    - `recipe`: `plain`, or a way of drafting and a rule, such as `scd+smoothed:sigma=0.1`.
-    - `layout`: of `cell` (D + M,) and a floating-point `dtype`.
-    - `seeds`: one per row. A row's latents depend on its own seed and prompt alone, not on the batch.
-    - `aids`: what drafters may use; `on_step`: called after every target call.
-
-    **Raises:** `ArgumentError` when the recipe is for tokens that are numbers, or needs an aid the model does not have.
+    Raises:
+        ArgumentError: When the recipe is for tokens that are numbers, or needs a resource the model does not have.
     """
     rule = build_latent_rule(recipe)
     meter = Meter(target.device, len(seeds))
-    rows = Rows(seeds, layout, recipe.window, target.device)
+    rows = BatchState(seeds, layout, recipe.window, target.device)
 
-    def law(head: Head) -> LatentLaw:
-        return LatentLaw(head, Noise(seeds, target.device), rule, layout.length)
+    def make_sampler(head: Head) -> LatentSampler:
+        return LatentSampler(head, CounterRNG(seeds, target.device), rule, layout.length)
 
-    ours, calls = law(head), 0
+    ours, calls = make_sampler(head), 0
     with torch.inference_mode():
         if recipe.info.drafter == "none":
             decode_plain(target, ours, rows, meter, on_step)
         else:
-            drafter = build_latent_drafter(recipe, ours, law, aids)
+            drafter = build_latent_drafter(recipe, ours, make_sampler, resources)
             alone = rule.alone(layout.length)
             if recipe.auto:
                 # Guidance and the head's steps change what a call costs; a pace forgets the old cost in a few calls.
-                pace = aids.paces.setdefault((str(recipe), len(seeds), False), Pace())
-                decode_auto(target, drafter, rule, ours, rows, pace, meter, on_step, alone=alone)
+                adaptive_window = resources.adaptive_windows.setdefault(
+                    (str(recipe), len(seeds), False), AdaptiveWindow()
+                )
+                decode_auto(target, drafter, rule, ours, rows, adaptive_window, meter, on_step, alone=alone)
             else:
                 going = decode_steps(target, ours, rows, alone, meter, on_step, drafter)
                 while going:
@@ -133,32 +141,36 @@ def build_latent_rule(recipe: Recipe) -> LatentRule:
 
 
 def build_latent_drafter(
-    recipe: Recipe, ours: LatentLaw, law: Callable[[Head], LatentLaw], aids: LatentAids
+    recipe: Recipe, ours: LatentSampler, make_sampler: Callable[[Head], LatentSampler], resources: LatentDraftResources
 ) -> Drafter:
-    """The drafter that a recipe asks for; `ours` is the target's law, `law` makes one of another head."""
+    """The drafter that a recipe asks for; `ours` is the target distribution, `make_sampler` makes one of another head."""
     kind, knobs = recipe.info.drafter, recipe.knobs
     if kind == "jacobi":
         start = str(knobs["start"])
         return LatentJacobi(ours, str(knobs.get("coupling", "fresh")), "hold" if start == "auto" else start)
     sibling: Sibling | None = None
-    if kind == "model" and knobs.get("layers") and aids.first_layers is not None:
-        sibling = aids.first_layers(int(knobs["layers"]))
-    elif kind == "model" and aids.draft_model is not None:
-        sibling = aids.draft_model()
-    elif kind == "few-steps" and aids.few_steps is not None:
-        sibling = aids.few_steps(int(knobs["steps"]))
+    if kind == "model" and knobs.get("layers") and resources.first_layers is not None:
+        sibling = resources.first_layers(int(knobs["layers"]))
+    elif kind == "model" and resources.draft_model is not None:
+        sibling = resources.draft_model()
+    elif kind == "few-steps" and resources.few_steps is not None:
+        sibling = resources.few_steps(int(knobs["steps"]))
     if sibling is None:
-        given = (("draft", aids.draft_model), ("layer-skip", aids.first_layers), ("few-steps", aids.few_steps))
-        possible = ["sjd", "scd", *(name for name, aid in given if aid is not None)]
+        given = (
+            ("draft", resources.draft_model),
+            ("layer-skip", resources.first_layers),
+            ("few-steps", resources.few_steps),
+        )
+        possible = ["sjd", "scd", *(name for name, resource in given if resource is not None)]
         raise ArgumentError(
             f"recipe {recipe.name!r} is not possible with this model of latents; it can be drafted for by "
             f"{', '.join(possible)}"
         )
-    return ModelDrafter(sibling.target, law(sibling.head), 2 if ours.rule.truncates else recipe.window + 1)
+    return ModelDrafter(sibling.target, make_sampler(sibling.head), 2 if ours.rule.truncates else recipe.window + 1)
 
 
 def with_account(stats: Stats, account: Account) -> LatentStats:
-    """The loop's stats with what the law has counted."""
+    """The loop's stats with what the distribution has counted."""
     given = {field.name: getattr(stats, field.name) for field in fields(Stats)}
     pairs = zip(account.kept, account.tested, strict=True)
     given["acceptance"] = [float(kept / tested) if tested else None for kept, tested in pairs]

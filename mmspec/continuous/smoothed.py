@@ -11,28 +11,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.continuous.law import Gaussian, LatentRule
-from mmspec.noise import Draws
+from mmspec.continuous.sampler import Gaussian, LatentRule
+from mmspec.sampling.rng import WindowRNG
 
 
 class Smoothed(LatentRule):
-    """Keeps the law of the target with noise of deviation `sigma` behind its head's last step.
+    """Keeps the distribution of the target with noise of deviation `sigma` after its head's last step.
 
-    **Arguments:**
-
-    - `sigma`: in units of the latents; it stands in for the noise that the head itself may have there.
+    Args:
+        sigma: In units of the latents; it stands in for the noise that the head itself may have there.
     """
 
     def __init__(self, sigma: float) -> None:
         self.sigma = sigma
 
-    def draw(self, law: Gaussian, normal: Tensor) -> Tensor:
-        return law.mean + self.sigma * normal
+    def draw(self, dist: Gaussian, normal: Tensor) -> Tensor:
+        return dist.mean + self.sigma * normal
 
     def chance(self, p: Gaussian, q: Gaussian, x: Tensor) -> Tensor:
         return ((x - q.mean).square().sum(-1) - (x - p.mean).square().sum(-1)).div(2 * self.sigma**2).exp()
 
-    def redraw(self, p: Gaussian, q: Gaussian, x: Tensor, draws: Draws) -> Tensor:
+    def resample(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
         across = q.mean - p.mean
         direction = across / across.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         z = x - q.mean

@@ -1,4 +1,4 @@
-"""Drafts without branches, drawn token by token from the laws of a reader."""
+"""Drafts without branches, drawn token by token from the distributions of a reader."""
 
 from __future__ import annotations
 
@@ -9,60 +9,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.drafters.reader import Reader
-from mmspec.noise import DRAFT, Draws
-from mmspec.rows import Rows
-from mmspec.tree import Tree
-from mmspec.verify import Draft, Verdict, sample
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.sampling.rejection import Draft, Verdict, sample
+from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.tree import Tree
 
 
 class ChainDrafter:
-    """Draws a chain; q is the law each token was drawn from. It also goes on behind drafts of others that stay.
+    """Draws a chain; q is the distribution each token was drawn from. It also goes on after drafts of others that stay.
 
-    **Arguments:**
-
-    - `reader`: gives the laws; it reads drafts that stay in one call, what is drawn one by one.
-    - `device`: of the tokens.
+    Args:
+        runner: Gives the distributions; it reads drafts that stay in one call, what is drawn one by one.
+        device: Of the tokens.
     """
 
-    def __init__(self, reader: Reader, device: torch.device) -> None:
-        self._reader = reader
+    def __init__(self, runner: DraftRunner, device: torch.device) -> None:
+        self._runner = runner
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
 
     @property
     def calls(self) -> int:
-        return self._reader.calls
+        return self._runner.calls
 
-    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
-        self._reader.observe(verdict, rows)
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        self._runner.observe(verdict, state)
 
-    def keep(self, rows: list[int]) -> None:
-        self._reader.keep(rows)
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._runner.select_rows(row_ids)
 
-    def propose(self, rows: Rows, count: int, draws: Draws) -> Draft:
-        return self._draw(rows, None, np.zeros(len(rows.ids), dtype=np.int64), count, draws)
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        return self._draw(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
 
-    def extend(self, rows: Rows, draft: Draft, carried: NDArray[np.int64], draws: Draws) -> Draft:
-        """See `mmspec.drafters.jacobi.Extender`."""
-        return self._draw(rows, draft, carried, draft.tokens.shape[1], draws)
+    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        return self._draw(state, draft, reused, draft.tokens.shape[1], draws)
 
-    def _draw(self, rows: Rows, draft: Draft | None, carried: NDArray[np.int64], count: int, draws: Draws) -> Draft:
-        """`count` drafts per row, the first `carried` of which are those of `draft`."""
-        chain, u, first = self._chain(count), draws[DRAFT], int(carried.min())
-        tokens, laws = list[Tensor](), list[Tensor]()
-        q = self._reader.root(rows)
+    def _draw(
+        self, state: BatchState, draft: Draft | None, reused: NDArray[np.int64], count: int, draws: WindowRNG
+    ) -> Draft:
+        """`count` drafts per row, the first `reused` of which are those of `draft`."""
+        chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
+        tokens, probs = list[Tensor](), list[Tensor]()
+        q = self._runner.root(state)
         if draft is not None and first:
-            tokens, laws = [draft.tokens[:, :first]], [draft.q[:, :first]]
-            q = self._reader.nodes(rows, tokens[0], chain, 1)[:, -1:]
+            tokens, probs = [draft.tokens[:, :first]], [draft.q[:, :first]]
+            q = self._runner.nodes(state, tokens[0], chain, 1)[:, -1:]
         for i in range(first, count):
             if i > first:
-                q = self._reader.nodes(rows, tokens[-1], chain, i)
-            x, law = sample(q, u[:, i : i + 1]), q
-            if draft is not None and (stays := carried > i).any():
+                q = self._runner.nodes(state, tokens[-1], chain, i)
+            x, drawn_from = sample(q, u[:, i : i + 1]), q
+            if draft is not None and (stays := reused > i).any():
                 # Rows of which more is left: what they have is read like what is drawn.
                 stay = torch.from_numpy(stays[:, None]).to(x.device)
                 x = torch.where(stay, draft.tokens[:, i : i + 1], x)
-                law = torch.where(stay[..., None], draft.q[:, i : i + 1], q)
+                drawn_from = torch.where(stay[..., None], draft.q[:, i : i + 1], q)
             tokens.append(x)
-            laws.append(law)
-        return Draft(torch.cat(tokens, dim=1), torch.cat(laws, dim=1))
+            probs.append(drawn_from)
+        return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))

@@ -1,4 +1,4 @@
-"""An EAGLE head (Li et al. 2024, arXiv 2401.15077) read for the laws of a draft.
+"""An EAGLE head (Li et al. 2024, arXiv 2401.15077) read for the distributions of a draft.
 
 Where the target has read, the head reads the target's features; from there on, its own guesses of them. It keeps keys
 and values by slot, so that going back is writing again: what the target has accepted is read anew, with real features.
@@ -12,67 +12,68 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.drafters.reader import Outcome
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.target import FeatureTarget
+from mmspec.drafters.draft_runner import Outcome
 from mmspec.heads.eagle import EagleHead
-from mmspec.law import Law
-from mmspec.rows import Rows
-from mmspec.target import FeatureTarget, both_sides, split_sides
-from mmspec.tree import Tree
+from mmspec.sampling.logits import cfg_rows, split_cfg
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.tree import Tree
 
 
-class EagleReader:
+class EagleRunner:
     """Reads pairs of a token and the feature it was drawn from. With guidance it does so on both sides.
 
-    **Arguments:**
-
-    - `head`: the network.
-    - `target`: whose features it starts from, and whose head makes logits of its guesses.
-    - `law`: what those become.
-    - `length`: positions per row; `window`: entries in one target call.
+    Args:
+        head: The network.
+        target: Whose features it starts from, and whose head makes logits of its guesses.
+        sampler: What those become.
+        length: Positions per row.
+        window: Entries in one target call.
     """
 
-    def __init__(self, head: EagleHead, target: FeatureTarget, law: Law, length: int, window: int) -> None:
+    def __init__(self, head: EagleHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int) -> None:
         self.calls = 0
         self._head = head
         self._target = target
-        self._law = law
+        self._sampler = sampler
         self._capacity = head.prefix + length + window
         self._started = self._guided = False
-        self._unread = 0  # slots behind the longest part that has been read with real features in all rows
+        self._unread = 0  # slots after the longest part that has been read with real features in all rows
         # By slot: the feature that the token there was drawn from, [R, capacity, D], and keys and values.
         self._features = torch.empty(0)
         self._k = self._v = torch.empty(0)
-        self._guesses = torch.empty(0)  # [R, entries, D], behind the entries read so far
+        self._guesses = torch.empty(0)  # [R, entries, D], after the entries read so far
 
-    def observe(self, verdict: Outcome, rows: Rows) -> None:
+    def observe(self, verdict: Outcome, state: BatchState) -> None:
         if not self._started:
             self._start()
             return
         entries = np.pad(verdict.path, ((0, 0), (1, 0)))
         found = self._target.features()
         row = torch.arange(len(found), device=found.device)[:, None]
-        slots = self._head.prefix + rows.length[:, None] + np.arange(entries.shape[1])
+        slots = self._head.prefix + state.length[:, None] + np.arange(entries.shape[1])
         new = found[row, self._sides(entries).to(found.device)].to(self._features)
         self._features.scatter_(1, self._wide(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, row_ids: list[int]) -> None:
         if self._started:
-            count = len(self._law.temperature)
-            index = both_sides(rows, count, self._guided, self._features.device)
+            count = len(self._sampler.temperature)
+            index = cfg_rows(row_ids, count, self._guided, self._features.device)
             self._features, self._k, self._v = self._features[index], self._k[index], self._v[index]
-        self._law.keep(torch.tensor(rows, device=self._target.device))
+        self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
 
-    def root(self, rows: Rows) -> Tensor:
+    def root(self, state: BatchState) -> Tensor:
         if not self._started:
             self._start()
         prefix = self._head.prefix
-        last = prefix + rows.length - 1
-        # Rows that accepted less read pairs twice, which is harmless. One that has fewer repeats its last token behind
+        last = prefix + state.length - 1
+        # Rows that accepted less read pairs twice, which is harmless. One that has fewer repeats its last token after
         # the root, where nobody looks.
         start = np.maximum(last + 1 - self._unread, 0)
         slots = start[:, None] + np.arange(self._unread)
-        tokens = rows.at(np.minimum(slots, last[:, None]) - prefix).clamp(min=0)
+        tokens = state.at(np.minimum(slots, last[:, None]) - prefix).clamp(min=0)
         features = self._features.gather(1, self._wide(slots))
         seen = None
         if self._unread > 1 or (slots != slots[0]).any():
@@ -80,11 +81,11 @@ class EagleReader:
         self._unread = 0
         guesses = self._read(tokens, features, slots, slots, seen)
         self._guesses = guesses.gather(1, self._wide((last - start)[:, None]))
-        return self._laws(self._guesses, rows.positions(1))
+        return self._probs(self._guesses, state.positions(1))
 
-    def nodes(self, rows: Rows, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         entries = np.arange(first, first + tokens.shape[1])
-        root = self._head.prefix + rows.length[:, None] - 1
+        root = self._head.prefix + state.length[:, None] - 1
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
         parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
         features = self._guesses.gather(1, self._wide(parents))
@@ -93,12 +94,12 @@ class EagleReader:
             seen = sight(torch.from_numpy(root[:, 0]).to(tree.sees.device), tree, first, first + tokens.shape[1])
         guesses = self._read(tokens, features, root + depth, root + entries, seen)
         self._guesses = torch.cat([self._guesses, guesses], dim=1)
-        return self._laws(guesses, rows.length[:, None] + depth)
+        return self._probs(guesses, state.length[:, None] + depth)
 
     def _start(self) -> None:
         """Takes the prompt's features."""
         found, head = self._target.features(), self._head
-        self._started, self._guided = True, len(found) > len(self._law.temperature)
+        self._started, self._guided = True, len(found) > len(self._sampler.temperature)
         self._unread = head.prefix + 1
         shape = (len(found), head.heads, self._capacity, head.hidden_size // head.heads)
         self._k = torch.zeros(shape, dtype=head.dtype, device=head.device)
@@ -111,7 +112,7 @@ class EagleReader:
     def _read(
         self, tokens: Tensor, features: Tensor, places: NDArray[np.int64], slots: NDArray[np.int64], seen: Tensor | None
     ) -> Tensor:
-        """The guesses [R, W, D] behind tokens int64 [B, W] that count as slots `places` and are kept in `slots`.
+        """The guesses [R, W, D] after tokens int64 [B, W] that count as slots `places` and are kept in `slots`.
 
         `seen` bool [B, W, end] tells which slots each looks at; None: all up to its own, in one line of all rows.
         """
@@ -131,9 +132,9 @@ class EagleReader:
             bias = bias.to(q.device).repeat(1 + self._guided, 1, 1)[:, None]
         return self._head.finish(x, q, (self._k[:, :, :end], self._v[:, :, :end]), bias)
 
-    def _laws(self, guesses: Tensor, positions: NDArray[np.int64]) -> Tensor:
+    def _probs(self, guesses: Tensor, positions: NDArray[np.int64]) -> Tensor:
         logits = self._target.head(guesses.to(self._target.features()))
-        return self._law(split_sides(logits, self._guided), positions)
+        return self._sampler(split_cfg(logits, self._guided), positions)
 
     def _sides(self, slots: NDArray[np.int64]) -> Tensor:
         """The same slots int64 [B, ...] on both sides."""

@@ -1,4 +1,4 @@
-"""Jacobi drafts: the window's own leftovers, and another drafter's behind them."""
+"""Jacobi drafts: the window's own leftovers, and another drafter's after them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.drafters.carry import Carry
-from mmspec.noise import Draws
-from mmspec.rows import Rows
-from mmspec.verify import Draft, Verdict
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.coupling import Coupling
+from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rng import WindowRNG
 
 
-class Extender(Protocol):
-    """A drafter that goes on behind drafts it did not make: `calls`, `observe` and `keep` as in `mmspec.loop.Drafter`.
+class ContinuationDrafter(Protocol):
+    """A drafter that goes on after drafts it did not make: `calls`, `observe` and `keep` as in `mmspec.decoding.loop.Drafter`.
 
-    What it drafts may depend on the drafts before, and q is the law it was drawn from given those: the test of a slot
+    What it drafts may depend on the drafts before, and q is the distribution it was drawn from given those: the test of a slot
     comes after all slots before it were accepted, so this is the exact test.
     """
 
     @property
     def calls(self) -> int: ...
 
-    def extend(self, rows: Rows, draft: Draft, carried: NDArray[np.int64], draws: Draws) -> Draft:
-        """Replaces whatever lies behind the first `carried` drafts of each row, host int64 [B]."""
+    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+        """Replaces whatever lies after the first `reused` drafts of each row, host int64 [B]."""
         ...
 
-    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None: ...
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None: ...
 
-    def keep(self, rows: list[int]) -> None: ...
+    def select_rows(self, row_ids: list[int]) -> None: ...
 
 
 class Jacobi:
-    """Drafts what the last window left behind its first redraw, then what another drafter says.
+    """Drafts what the last window left after its first resample, then what another drafter says.
 
-    **Arguments:**
-
-    - `start`: drafts for positions new to the window.
-    - `carry`: what becomes of leftovers; None drops them, so that every draft is one of `start`.
-    - `vocab_size`: V.
+    Args:
+        start: Drafts for positions new to the window.
+        coupling: What becomes of leftovers; None drops them, so that every draft is one of `start`.
+        vocab_size: V.
     """
 
-    def __init__(self, start: Extender, carry: Carry | None, vocab_size: int) -> None:
+    def __init__(self, start: ContinuationDrafter, coupling: Coupling | None, vocab_size: int) -> None:
         self._start = start
-        self._carry = carry
+        self._coupling = coupling
         self._vocab_size = vocab_size
         self._tokens: Tensor | None = None
         self._q: Tensor | None = None
@@ -56,32 +55,32 @@ class Jacobi:
     def calls(self) -> int:
         return self._start.calls
 
-    def observe(self, verdict: Verdict, rows: Rows, draws: Draws) -> None:
-        self._start.observe(verdict, rows, draws)
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        self._start.observe(verdict, state, draws)
         self._offset = verdict.accepted + 1
-        if self._carry is not None and self._offset.min() < verdict.p.shape[1]:
-            self._tokens, self._q = self._carry(verdict, rows, draws), verdict.p  # q := p
+        if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
+            self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
         else:
             self._tokens = self._q = None
 
-    def keep(self, rows: list[int]) -> None:
-        self._start.keep(rows)
-        self._offset = self._offset[rows]
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._start.select_rows(row_ids)
+        self._offset = self._offset[row_ids]
         if self._tokens is not None and self._q is not None:
-            self._tokens, self._q = self._tokens[rows], self._q[rows]
+            self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
 
-    def propose(self, rows: Rows, count: int, draws: Draws) -> Draft:
-        batch = len(rows.ids)
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        batch = len(state.ids)
         if self._tokens is None or self._q is None:
-            carried = np.zeros(batch, dtype=np.int64)
-            cell = rows.layout.cell
-            tokens = torch.empty(batch, count, *cell, dtype=torch.int64, device=rows.device)
-            q = torch.zeros(batch, count, *cell, self._vocab_size, device=rows.device)
+            reused = np.zeros(batch, dtype=np.int64)
+            cell = state.layout.cell
+            tokens = torch.empty(batch, count, *cell, dtype=torch.int64, device=state.device)
+            q = torch.zeros(batch, count, *cell, self._vocab_size, device=state.device)
         else:
             width = self._tokens.shape[1]
-            carried = np.minimum(width - self._offset, count)
-            slots = torch.from_numpy(np.minimum(self._offset[:, None] + np.arange(count), width - 1)).to(rows.device)
-            row = torch.arange(batch, device=rows.device)[:, None]
+            reused = np.minimum(width - self._offset, count)
+            slots = torch.from_numpy(np.minimum(self._offset[:, None] + np.arange(count), width - 1)).to(state.device)
+            row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
         draft = Draft(tokens, q)
-        return self._start.extend(rows, draft, carried, draws) if carried.min() < count else draft
+        return self._start.extend(state, draft, reused, draws) if reused.min() < count else draft

@@ -1,6 +1,6 @@
 """Token recycling (Luo et al. 2024, arXiv 2408.08696) over two neighbours: an n-gram table made while decoding.
 
-Every target call gives the law of each slot of its window, whether its draft was accepted or not. The likeliest token
+Every target call gives the distribution of each slot of its window, whether its draft was accepted or not. The likeliest token
 of each is remembered under the token to the left and the one above (in a stream, the one before that), and guessed when
 the two meet again. Each row keeps a table of its own, so that it does not depend on its batch. A guess is a function of
 the past and tested with fresh coins, so it is as exact as any.
@@ -12,43 +12,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.drafters.start import Start
-from mmspec.rows import Rows
-from mmspec.verify import Verdict
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.token_init import TokenInit
+from mmspec.sampling.rejection import Verdict
 
 _ENTRIES = 2**15  # per row at most; pairs that share an entry overwrite each other, which costs a guess
 
 
 class Recycle:
-    """Start tokens from the laws seen so far.
+    """Start tokens from the distributions seen so far.
 
-    **Arguments:**
-
-    - `rows`: B; `vocab_size`: V.
-    - `fallback`: the guess where a pair of neighbours is new.
+    Args:
+        batch_size: B.
+        vocab_size: V.
+        fallback: The guess where a pair of neighbours is new.
     """
 
-    def __init__(self, rows: int, vocab_size: int, fallback: Start, device: torch.device) -> None:
+    def __init__(self, batch_size: int, vocab_size: int, fallback: TokenInit, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._fallback = fallback
         entries = min(_ENTRIES, (vocab_size + 1) * vocab_size)
-        self._table = torch.full((rows, entries), -1, dtype=torch.int32, device=device)
+        self._table = torch.full((batch_size, entries), -1, dtype=torch.int32, device=device)
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
         found = self._table.gather(1, self._entry(left, up)[:, None])[:, 0].long()
         return torch.where(found >= 0, found, self._fallback(left, up, u))
 
-    def learn(self, verdict: Verdict, rows: Rows) -> None:
-        """Remembers the likeliest token of each slot; `rows` still stand where the window began."""
+    def learn(self, verdict: Verdict, state: BatchState) -> None:
+        """Remembers the likeliest token of each slot; `state` still stand where the window began."""
         count = verdict.p.shape[1]
-        if rows.length.min() == 0:
+        if state.length.min() == 0:
             return  # the first token has no neighbours
-        last = rows.last(2)
+        last = state.last(2)
         read = torch.cat([last, verdict.draft.tokens], dim=1) if count > 1 else last
         left, up = read[:, 1:], read[:, :-1]
-        if width := rows.layout.width:
-            positions = rows.positions(count)
-            up = rows.at(np.minimum(positions, rows.length[:, None] + width - 1) - width)
+        if width := state.layout.width:
+            positions = state.positions(count)
+            up = state.at(np.minimum(positions, state.length[:, None] + width - 1) - width)
             if count > width:
                 # Above lies inside this very window.
                 up = torch.cat([up[:, :width], verdict.draft.tokens[:, : count - width]], dim=1)
@@ -56,9 +56,9 @@ class Recycle:
             left = torch.where(first & (up >= 0), up, left)
         self._table.scatter_(1, self._entry(left, up), verdict.p.argmax(-1).int())
 
-    def keep(self, rows: list[int]) -> None:
+    def select_rows(self, row_ids: list[int]) -> None:
         """Drops all rows but these."""
-        self._table = self._table[rows]
+        self._table = self._table[row_ids]
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
         """Where a pair of neighbours (`up` -1: none) is remembered, of the shape of `left`."""

@@ -1,7 +1,7 @@
 """The EAGLE head (Li et al. 2024, arXiv 2401.15077): one decoder layer that foretells the target's next feature.
 
 What it reads of a place is the token there and the feature the target drew it from; what it gives is a guess of the
-feature behind the token, which the target's own head turns into logits. Parameter names are those of the published
+feature after the token, which the target's own head turns into logits. Parameter names are those of the published
 LANTERN drafters (arXiv 2410.03355), for LlamaGen's grid and for Llama's rows.
 """
 
@@ -71,7 +71,7 @@ class Layer(nn.Module):
         return self.self_attn.project(x if self.input_layernorm is None else norm(self.input_layernorm, x))
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """What comes behind attention; `mixed` [R, heads, W, head_dim] is what it found."""
+        """What comes after attention; `mixed` [R, heads, W, head_dim] is what it found."""
         x = x + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(norm(self.post_attention_layernorm, x))
 
@@ -84,17 +84,21 @@ def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
 class EagleHead(nn.Module, PyTorchModelHubMixin):
     """An EAGLE head.
 
-    **Arguments:**
+    An image's token i sits in slot `prefix + i`.
 
-    - `vocab_size`: the target's tokens, V; `hidden_size`: its features, D.
-    - `intermediate_size`, `num_attention_heads`, `rms_norm_eps`, `rope_theta`: of the layer, as in Llama.
-    - `bias`: whether the layer that joins token and feature has one.
-    - `grid_size`: tokens per side of a picture, whose rotary embedding is then 2-D; None: tokens in a row.
-    - `prefix`: prompt slots whose features it reads before the one that token 0 was drawn from. They count as token 0.
-    - `max_position_embeddings`: slots in a row, without a grid.
-    - `input_layernorm`, `qk_norm`: Chameleon's additions.
-
-    A picture's token i sits in slot `prefix + i`.
+    Args:
+        vocab_size: The target's tokens, V.
+        hidden_size: Its features, D.
+        intermediate_size: Of the layer, as in Llama.
+        num_attention_heads: Of the layer, as in Llama.
+        rms_norm_eps: Of the layer, as in Llama.
+        rope_theta: Of the layer, as in Llama.
+        bias: Whether the layer that joins token and feature has one.
+        grid_size: Tokens per side of an image, whose rotary embedding is then 2-D; None: tokens in a row.
+        prefix: Prompt slots whose features it reads before the one that token 0 was drawn from. They count as token 0.
+        max_position_embeddings: Slots in a row, without a grid.
+        input_layernorm: Chameleon's additions.
+        qk_norm: Chameleon's additions.
     """
 
     kind = "eagle"
@@ -170,11 +174,10 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
     def project(self, tokens: Tensor, features: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, KeysValues]:
         """The joined input [R, W, D], and turned queries, keys and values of it, each [R, heads, W, head_dim].
 
-        **Arguments:**
-
-        - `tokens`: int64 [R, W].
-        - `features`: [R, W, D], those that the tokens were drawn from.
-        - `slots`: int64 [R, W], where they sit.
+        Args:
+            tokens: int64 [R, W].
+            features: [R, W, D], those that the tokens were drawn from.
+            slots: int64 [R, W], where they sit.
         """
         x = self.fc(torch.cat([self.embed_tokens(tokens), features.to(self.dtype)], dim=-1))
         q, k, v = self.layer.project(x)
@@ -182,7 +185,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         return x, self._rotate(q, cos, sin).to(v.dtype), (self._rotate(k, cos, sin).to(v.dtype), v)
 
     def finish(self, x: Tensor, q: Tensor, seen: KeysValues, bias: Tensor | None) -> Tensor:
-        """The features foretold behind each token, [R, W, D]; `bias` is added to the scores, where something hides."""
+        """The features foretold after each token, [R, W, D]; `bias` is added to the scores, where something hides."""
         return self.layer.finish(x, F.scaled_dot_product_attention(q, *seen, attn_mask=bias))
 
     def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
@@ -191,11 +194,10 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         A draft of depth d reads the target's features up to d slots back, and its own guesses from there on; so do the
         drafts it is trained for (Zhang et al. 2024, HASS, arXiv 2408.15766).
 
-        **Arguments:**
-
-        - `tokens`: int64 [R, S], the tokens of all slots from the first on.
-        - `features`: [R, S, D], of the target. The first d - 1 slots have no draft of depth d: what is there counts for
-          nothing.
+        Args:
+            tokens: int64 [R, S], the tokens of all slots from the first on.
+            features: [R, S, D], of the target. The first d - 1 slots have no draft of depth d: what is there counts for
+                nothing.
         """
         size = tokens.shape[1]
         slots = torch.arange(size, device=tokens.device).expand(tokens.shape)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 class MedusaHeads(nn.Module, PyTorchModelHubMixin):
     """Heads on the target's last feature.
 
-    **Arguments:**
-
-    - `vocab_size`: the target's tokens, V; `hidden_size`: its features, D.
-    - `medusa_num_heads`: how many; head i foretells the token i + 1 places behind the one the feature itself is for.
+    Args:
+        vocab_size: The target's tokens, V.
+        hidden_size: Its features, D.
+        medusa_num_heads: How many; head i foretells the token i + 1 places after the one the feature itself is for.
     """
 
     kind = "medusa"

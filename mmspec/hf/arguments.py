@@ -18,15 +18,15 @@ from transformers import (
 )
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
+from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.hf.allowed import AllowedFn, ask
-from mmspec.hf.habits import KNOWN, rule_of
+from mmspec.hf.allowed_tokens import AllowedFn, ask
+from mmspec.hf.logits_processors import KNOWN, rule_of
 from mmspec.hf.plan import Request
-from mmspec.law import Sampling
-from mmspec.prefix import PrefixRule
-from mmspec.prefix_rules import RepetitionPenalty
+from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.params import SamplingParams
 
-# In the order in which `mmspec.law` applies them; transformers builds its list in the same one.
+# In the order in which `mmspec.sampling.sampler` applies them; transformers builds its list in the same one.
 ORDER = (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
@@ -39,19 +39,20 @@ ORDER = (
 IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
 
 
-def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[PrefixRule, ...]]:
-    """The logits processors of the law by class, and those that are rules of the prefix in order.
+def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[LogitsProcessor, ...]]:
+    """The logits processors of the distribution by class, and those that are rules of the prefix in order.
 
-    **Raises:** `ArgumentError` for a processor that has no place in either, and for one out of order.
+    Raises:
+        ArgumentError: For a processor that has no place in either, and for one out of order.
     """
     found: dict[type, Any] = {}
-    rules: list[PrefixRule] = []
+    rules: list[LogitsProcessor] = []
     last = -1
     for processor in processors:
         kind = type(processor)
         if kind in KNOWN:
             if last >= ORDER.index(TemperatureLogitsWarper):
-                raise ArgumentError(f"logits_processor has {kind.__name__} behind temperature, top-k or top-p")
+                raise ArgumentError(f"logits_processor has {kind.__name__} after temperature, top-k or top-p")
             rules.append(rule_of(processor))
             continue
         if kind not in ORDER or kind in found:
@@ -65,12 +66,12 @@ def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[PrefixRule,
     return found, tuple(rules)
 
 
-def read_sampling(found: Mapping[type, Any], do_sample: bool) -> Sampling:
+def read_sampling(found: Mapping[type, Any], do_sample: bool) -> SamplingParams:
     """Temperature, top-k and top-p; temperature 0 when nothing is sampled."""
     if not do_sample:
-        return Sampling(temperature=0)
+        return SamplingParams(temperature=0)
     temperature, top_k, top_p = (found.get(kind) for kind in ORDER[2:5])
-    return Sampling(
+    return SamplingParams(
         temperature=1.0 if temperature is None else float(temperature.temperature),
         top_k=0 if top_k is None else int(top_k.top_k),
         top_p=1.0 if top_p is None else float(top_p.top_p),
@@ -80,7 +81,8 @@ def read_sampling(found: Mapping[type, Any], do_sample: bool) -> Sampling:
 def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int]]:
     """New tokens asked for, and the ids that end a row.
 
-    **Raises:** `ArgumentError` for any other criterion.
+    Raises:
+        ArgumentError: For any other criterion.
     """
     length: int | None = None
     ends: frozenset[int] = frozenset()
@@ -100,7 +102,11 @@ def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int
 
 
 def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -> None:
-    """**Raises:** `ArgumentError` for anything but sampling or greedy search from a prompt, of ids unless `embeds`."""
+    """Checks the way of decoding that was asked for.
+
+    Raises:
+        ArgumentError: For anything but sampling or greedy search from a prompt, of ids unless `embeds`.
+    """
     if config.num_beams not in (None, 1):
         raise ArgumentError(f"num_beams={config.num_beams} is not supported; mmspec samples, or is greedy")
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
@@ -117,7 +123,7 @@ def read_request(
     model: Any,
     input_ids: Tensor,
     found: Mapping[type, Any],
-    rules: tuple[PrefixRule, ...],
+    rules: tuple[LogitsProcessor, ...],
     length: int,
     vocab_size: int,
     config: Any,
@@ -125,7 +131,9 @@ def read_request(
 ) -> Request:
     """Everything a model's adapter wants to know; `found` and `rules` are what `read_processors` gave.
 
-    **Raises:** `PromptError` for prompts that are padded on the right, `ArgumentError` for what `ask` refuses.
+    Raises:
+        PromptError: For prompts that are padded on the right.
+        ArgumentError: For what `ask` refuses.
     """
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     negative: Mapping[str, Any] = guidance.unconditional_context if guidance is not None else {}

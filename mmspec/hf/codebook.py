@@ -1,4 +1,4 @@
-"""What the picture ids of a model of transformers stand for, for rules that ask which tokens are alike."""
+"""What the image ids of a model of transformers stand for, for rules that ask which tokens are alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from mmspec.codebook import Codebook
 from mmspec.hf.plan import Plan
-from mmspec.neighbours import Codebook
 
 
 def read_codebook(model: Any, plan: Plan) -> Codebook | None:
@@ -18,7 +18,7 @@ def read_codebook(model: Any, plan: Plan) -> Codebook | None:
     entries = quantiser.embedding.weight
     ids = torch.arange(len(entries))
     mapping = getattr(model.model, "vocabulary_mapping", None)
-    if mapping is not None:  # pictures are written in the vocabulary of the text
+    if mapping is not None:  # images are written in the vocabulary of the text
         code_of = {int(token): int(code) for token, code in mapping.bpe2img.items()}
         ids = torch.tensor([token for token, _ in sorted(code_of.items(), key=lambda pair: pair[1])])
         entries = entries[torch.tensor(sorted(code_of.values()), device=entries.device)]

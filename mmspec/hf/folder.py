@@ -35,7 +35,8 @@ def architecture(folder: Path) -> str | None:
 def read_processor(where: str | Path, name: str) -> Any:
     """The processor in a folder or under a Hub id, of the kind that a class takes.
 
-    **Raises:** `ArgumentError` when there is none.
+    Raises:
+        ArgumentError: When there is none.
     """
     kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
     try:

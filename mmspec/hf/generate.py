@@ -11,29 +11,28 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from mmspec.engine import Aids, run
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.batch import Step
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.processed_target import ProcessedTarget, normalised_guidance
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Stats
+from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.load import Head
-from mmspec.hf.allowed import confirm
+from mmspec.heads.checkpoint import Head
+from mmspec.hf.adapters import GenerateAdapter, adapter_of, unwrap
+from mmspec.hf.allowed_tokens import confirm
 from mmspec.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
-from mmspec.hf.call import Call
+from mmspec.hf.causal_target import CausalTarget, with_cuda_graphs
 from mmspec.hf.codebook import read_codebook
-from mmspec.hf.families import FAMILIES as FAMILIES
-from mmspec.hf.families import Family, unwrap
-from mmspec.hf.families import family_of as family_of
+from mmspec.hf.ngram import count_table
 from mmspec.hf.plan import Plan, Request
-from mmspec.hf.table import count_table
-from mmspec.hf.target import CausalTarget, recorded
-from mmspec.law import Sampling
-from mmspec.loop import OnStep
-from mmspec.pace import paces_of
-from mmspec.prefix import PrefixTarget, normalised_guidance
+from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import Recipe, parse
-from mmspec.recorded import RecordedTarget
-from mmspec.rows import Step
-from mmspec.seeds import row_seeds
-from mmspec.stats import Stats
-from mmspec.target import Layout
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
 
 
 @dataclass
@@ -59,14 +58,14 @@ def generate(
     measure_entropy: bool = False,
     **inputs: Any,
 ) -> Tensor | GenerateOutput:
-    """Makes the tokens of pictures or sound by any recipe; pass it to `model.generate` as `custom_generate`.
+    """Makes the tokens of images or sound by any recipe; pass it to `model.generate` as `custom_generate`.
 
     The other arguments of `model.generate` stay as they are: `do_sample`, `temperature`, `top_k`, `top_p`,
     `guidance_scale` with negative prompts, `prefix_allowed_tokens_fn`, `max_new_tokens`, `eos_token_id`,
     `num_return_sequences`. What they do not name is the model's own default. The cache is always mmspec's, and
     `prefix_allowed_tokens_fn` may depend on position, row and prompt alone. `repetition_penalty`,
     `no_repeat_ngram_size`, `min_new_tokens`, `suppress_tokens` and their like see the prefix of every drafted position
-    (`mmspec.hf.habits` lists them). transformers does not hand on `streamer` and `assistant_model`: `on_step`
+    (`mmspec.hf.logits_processors` lists them). transformers does not hand on `streamer` and `assistant_model`: `on_step`
     and `draft_model` are their like here.
 
     The model may be quantised, offloaded, spread over devices or compiled: its parts are called, never read. Layers
@@ -76,29 +75,37 @@ def generate(
     Janus, MusicGen and Dia have loops of their own, which their `generate` enters. Call the method it overrides:
     `GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate, guidance_scale=5)`.
 
-    **Arguments:**
+    Args:
+        model: Comes from transformers.
+        input_ids: Comes from transformers.
+        logits_processor: Comes from transformers.
+        stopping_criteria: Comes from transformers.
+        generation_config: Comes from transformers.
+        **inputs: Comes from transformers, which hands everything it does not know by name on to the model.
+        recipe: How to decode, e.g. `"scd:window=32"`.
+        seed: Row i uses `seed + i`; or one seed per row. None draws one from torch's global generator.
+        draft_model: A smaller model of the same class, for the recipe `draft`.
+        table: For the recipe `table` and for start tokens, images made before: new tokens of a call like this one,
+            int64 [n, N] of ids.
+        heads: For the recipes `eagle`, `medusa` and their trees, networks on the model's features: those that
+            `mmspec.heads.checkpoint.load_head` reads from a folder, one of a kind.
+        on_step: Called with a `mmspec.decoding.batch.Step` after every call of the model.
+        measure_entropy: Also report the entropy of the model's distribution.
 
-    - `model`, `input_ids`, `logits_processor`, `stopping_criteria`, `generation_config`, `inputs`: come from
-      transformers, which hands everything it does not know by name on to the model.
-    - `recipe`: how to decode, e.g. `"scd:window=32"`.
-    - `seed`: row i uses `seed + i`; or one seed per row. None draws one from torch's global generator.
-    - `draft_model`: a smaller model of the same class, for the recipe `draft`.
-    - `table`: for the recipe `table` and for start tokens, pictures made before: new tokens of a call like this one,
-      int64 [n, N] of ids.
-    - `heads`: for the recipes `eagle`, `medusa` and their trees, networks on the model's features: those that
-      `mmspec.heads.load.load_head` reads from a folder, one of a kind.
-    - `on_step`: called with a `mmspec.rows.Step` after every call of the model.
-    - `measure_entropy`: also report the entropy of the model's law.
+    Returns:
+        int64 ids as the built-in generate does: prompt and new tokens, or an image's codes (Janus).
 
-    **Returns:** int64 ids as the built-in generate does: prompt and new tokens, or a picture's codes (Janus).
-
-    **Raises:** `ArgumentError`, `PromptError`, `UnknownNameError`, `ModelError`.
+    Raises:
+        ArgumentError: When an argument has a value that is not allowed.
+        PromptError: When a prompt cannot be read by the model.
+        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+        ModelError: When a model or a checkpoint is not what it claims to be.
     """
     recipe = parse(recipe)
-    own = getattr(family_of(unwrap(model)), "generate", None)
+    own = getattr(adapter_of(unwrap(model)), "generate", None)
     if own is not None:
         asked = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
-        return own(Call(unwrap(model), *asked, recipe, seed, unwrap(draft_model), on_step))
+        return own(GenerateRequest(unwrap(model), *asked, recipe, seed, unwrap(draft_model), on_step))
     job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
     plan, first, rows = job.plan, job.plan.first_id, len(input_ids)
 
@@ -113,7 +120,7 @@ def generate(
         job.layout,
         [job.sampling] * rows,
         salted(row_seeds(seed, rows), plan.salt),
-        replace(job.aids(draft_model, recipe.window, heads), table=ngrams),
+        replace(job.resources(draft_model, recipe.window, heads), table=ngrams),
         in_ids if on_step is not None else None,
         measure_entropy,
     )
@@ -130,27 +137,32 @@ def generate(
 class Job:
     """A call of generate, ready to be decoded.
 
-    - `model`: what decodes; `family`: the adapter of its class.
-    - `request`, `plan`: what it was asked, and how it goes about it.
-    - `ids`: how many the model's logits are over.
-    - `layout`: the sequence to be made, in the loop's tokens; `sampling`: how every row's tokens are drawn.
+    Attributes:
+        model: What decodes.
+        family: The adapter of its class.
+        request: What it was asked.
+        plan: How it goes about it.
+        ids: How many the model's logits are over.
+        layout: The sequence to be made, in the loop's tokens.
+        sampling: How every row's tokens are drawn.
     """
 
     model: Any
-    family: Family
+    family: GenerateAdapter
     ids: int
     request: Request
     plan: Plan
     layout: Layout
-    sampling: Sampling
+    sampling: SamplingParams
 
-    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget | RecordedTarget | PrefixTarget:
+    def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget | CUDAGraphTarget | ProcessedTarget:
         """The model of a plan with its prompts given; windows may reach `slack` tokens past the end.
 
-        **Raises:** `ArgumentError` for prefix rules where prompts have other ids than what is made.
+        Raises:
+            ArgumentError: For prefix rules where prompts have other ids than what is made.
         """
         uncond, rules = plan.uncond if guided else None, self.request.rules
-        target = recorded(CausalTarget(plan.backbone, plan.cond, uncond, plan.length, slack))
+        target = with_cuda_graphs(CausalTarget(plan.backbone, plan.cond, uncond, plan.length, slack))
         if not rules:
             return target
         if plan.history is None:
@@ -159,34 +171,35 @@ class Job:
                 "leave repetition_penalty and its like out"
             )
         guide = None if uncond is None else normalised_guidance(plan.guidance_scale)
-        return PrefixTarget(target, rules, plan.history, plan.length + slack, guide)
+        return ProcessedTarget(target, rules, plan.history, plan.length + slack, guide)
 
-    def aids(self, draft_model: Any, slack: int, heads: Sequence[Head] = ()) -> Aids:
+    def resources(self, draft_model: Any, slack: int, heads: Sequence[Head] = ()) -> DraftResources:
         """What there is for drafters: a draft model, or None, and heads.
 
-        **Raises:** `ModelError` when it is of another class or makes other tokens than the model.
+        Raises:
+            ModelError: When it is of another class or makes other tokens than the model.
         """
         codebook = partial(read_codebook, self.model, self.plan)
         known = {head.kind: head.to(self.plan.backbone.device) for head in heads}
         if draft_model is None:
-            return Aids(codebook=codebook, paces=paces_of(self.model), heads=known)
+            return DraftResources(codebook=codebook, adaptive_windows=adaptive_windows_of(self.model), heads=known)
         draft_model = unwrap(draft_model)
-        if family_of(draft_model) is not self.family:
+        if adapter_of(draft_model) is not self.family:
             raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
-        ids, wanted = self.family.ids_of_head(draft_model), self.ids
+        ids, wanted = self.family.vocab_size(draft_model), self.ids
         if ids != wanted:
             raise ModelError(f"draft_model has a vocabulary of {ids} ids, the model one of {wanted}")
         plan = self.family.plan(draft_model, self.request)
         if plan.length != self.plan.length:
-            raise ModelError(f"draft_model makes pictures of {plan.length} tokens, the model of {self.plan.length}")
+            raise ModelError(f"draft_model makes images of {plan.length} tokens, the model of {self.plan.length}")
         s = self.sampling
-        # Unguided as a rule, which is half the work: a draft is tested against the law it was drawn from.
-        return Aids(
+        # Unguided as a rule, which is half the work: a draft is tested against the distribution it was drawn from.
+        return DraftResources(
             draft_model=lambda: self.target(plan, slack, guided=False),
             guided_draft_model=None if plan.uncond is None else lambda: self.target(plan, slack),
-            draft_sampling=[Sampling(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
+            draft_sampling=[SamplingParams(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
             codebook=codebook,
-            paces=paces_of(self.model),
+            adaptive_windows=adaptive_windows_of(self.model),
             heads=known,
         )
 
@@ -199,16 +212,21 @@ def prepare(
     generation_config: Any,
     inputs: Mapping[str, Any],
 ) -> Job:
-    """Reads the arguments of `generate`. **Raises:** as that does."""
+    """Reads the arguments of `generate`.
+
+    Raises:
+        ArgumentError: As `generate`.
+        PromptError: As `generate`.
+    """
     model = unwrap(model)
-    family = family_of(model)
+    family = adapter_of(model)
     refuse_modes(generation_config, inputs, getattr(family, "READS_EMBEDS", False))
     found, rules = read_processors(logits_processor)
     sampling = read_sampling(found, bool(generation_config.do_sample))
     # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
     input_ids = input_ids if model.device.type == "meta" else input_ids.to(model.device)
     length, eos = read_length(stopping_criteria, input_ids.shape[1])
-    ids = family.ids_of_head(model)
+    ids = family.vocab_size(model)
     request = read_request(model, input_ids, found, rules, length, ids, generation_config, inputs)
     plan = family.plan(model, request)
     pad = getattr(generation_config, "_pad_token_tensor", None)

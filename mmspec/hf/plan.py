@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError
-from mmspec.hf.target import Backbone, Prompt, columns
-from mmspec.law import Constraint
-from mmspec.prefix import PrefixRule
+from mmspec.hf.causal_target import Backbone, Prompt, columns
+from mmspec.sampling.constraints import Constraint
 
 
 @dataclass(frozen=True)
 class Allowed:
     """Ids each new token may have.
 
-    - `kind`: int64 [N], the kind of each position, or [B, N] where rows differ; `ids`: bool [kinds, ids of the model],
-      what each kind allows.
-    - `width`: tokens per line, where lines are known and of one length in all rows.
+    Attributes:
+        kind: int64 [N], the kind of each position, or [B, N] where rows differ.
+        ids: bool [kinds, ids of the model], what each kind allows.
+        width: Tokens per line, where lines are known and of one length in all rows.
     """
 
     kind: Tensor
@@ -33,15 +34,20 @@ class Allowed:
 class Request:
     """What transformers prepared from the arguments of `generate`.
 
-    - `input_ids`: int64 [B, T], padded on the left; `mask`: bool [B, T], False on padding.
-    - `position_ids`: int64 [B, T], or None.
-    - `length`: tokens asked for.
-    - `guidance_scale`: None when nothing was said.
-    - `negative_ids`, `negative_mask`: the unconditional prompts, or None.
-    - `allowed`: of `prefix_allowed_tokens_fn`, or None; `allowed_fn`: that function.
-    - `rules`: of the prefix, in order; `whole`: whether they need the logits of all ids.
-    - `config`: the prepared `GenerationConfig`.
-    - `inputs`: what else the model was given.
+    Attributes:
+        input_ids: int64 [B, T], padded on the left.
+        mask: bool [B, T], False on padding.
+        position_ids: int64 [B, T], or None.
+        length: Tokens asked for.
+        guidance_scale: None when nothing was said.
+        negative_ids: The unconditional prompts, or None.
+        negative_mask: Their mask, or None.
+        allowed: Of `prefix_allowed_tokens_fn`, or None.
+        allowed_fn: That function.
+        rules: Of the prefix, in order.
+        whole: Whether they need the logits of all ids.
+        config: The prepared `GenerationConfig`.
+        inputs: What else the model was given.
     """
 
     input_ids: Tensor
@@ -53,7 +59,7 @@ class Request:
     negative_mask: Tensor | None
     allowed: Allowed | None
     allowed_fn: Callable[[int, Tensor], Any] | None
-    rules: tuple[PrefixRule, ...]
+    rules: tuple[LogitsProcessor, ...]
     whole: bool
     config: Any
     inputs: Mapping[str, Any]
@@ -63,14 +69,19 @@ class Request:
 class Plan:
     """How a request is decoded.
 
-    - `backbone`, `cond`, `uncond`: see `CausalTarget`; no `uncond` without guidance.
-    - `length`, `width`, `constraint`: of the sequence, see `mmspec.target.Layout`.
-    - `guidance_scale`: 1 is off.
-    - `first_id`: the model's id of the loop's token 0; the others follow.
-    - `ends`: whether end-of-sequence ids end a row.
-    - `keep_prompt`: whether the result begins with the prompt.
-    - `history`: int64 [B, T], the prompt as prefix rules see it, in the loop's tokens; None where they have no place.
-    - `salt`: mixed into the seeds of the rows, where one call of the user's makes several of this plan.
+    Attributes:
+        backbone: See `CausalTarget`; no `uncond` without guidance.
+        cond: See `CausalTarget`; no `uncond` without guidance.
+        uncond: See `CausalTarget`; no `uncond` without guidance.
+        length: Of the sequence, see `mmspec.decoding.layout.Layout`.
+        width: Of the sequence, see `mmspec.decoding.layout.Layout`.
+        constraint: Of the sequence, see `mmspec.decoding.layout.Layout`.
+        guidance_scale: 1 is off.
+        first_id: The model's id of the loop's token 0; the others follow.
+        ends: Whether end-of-sequence ids end a row.
+        keep_prompt: Whether the result begins with the prompt.
+        history: int64 [B, T], the prompt as prefix rules see it, in the loop's tokens; None where they have no place.
+        salt: Mixed into the seeds of the rows, where one call of the user's makes several of this plan.
     """
 
     backbone: Backbone
@@ -88,17 +99,25 @@ class Plan:
 
 
 def refuse_inputs(model: Any, request: Request, *known: str) -> None:
-    """**Raises:** `ArgumentError` for an input of the model, such as a picture, that its adapter does not read."""
+    """Checks that the adapter reads every input of the model.
+
+    Raises:
+        ArgumentError: For an input of the model, such as an image, that its adapter does not read.
+    """
     for name, value in request.inputs.items():
         empty = value is None or (isinstance(value, dict) and all(part is None for part in value.values()))
         if name not in known and not empty:
-            # transformers encodes pictures in the prompt before it calls a generation loop.
+            # transformers encodes images in the prompt before it calls a generation loop.
             name = "pixel_values" if name == "mm_encoder_outputs" else name
             raise ArgumentError(f"{name} is not supported by mmspec for {type(model).__name__}; leave it out")
 
 
 def refuse_guidance(model: Any, request: Request) -> None:
-    """**Raises:** `ArgumentError` when guidance is asked of a model whose own generate has none."""
+    """Checks that no guidance is asked for.
+
+    Raises:
+        ArgumentError: When guidance is asked of a model whose own generate has none.
+    """
     if request.guidance_scale not in (None, 1):
         raise ArgumentError(
             f"guidance_scale={request.guidance_scale} is not allowed for {type(model).__name__}; leave it out"
@@ -110,7 +129,8 @@ def negative_prompt(request: Request) -> tuple[Tensor, Tensor]:
 
     Without a negative prompt it is the last token of the prompt; without a mask every token of it counts.
 
-    **Raises:** `ArgumentError` when it does not have one row per row of the batch.
+    Raises:
+        ArgumentError: When it does not have one row per row of the batch.
     """
     rows = len(request.input_ids)
     ids = request.input_ids[:, -1:] if request.negative_ids is None else request.negative_ids
@@ -130,7 +150,7 @@ def counted(mask: Tensor) -> Tensor:
 
 
 def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) -> Plan:
-    """The plan of a model that writes its picture as ids of one vocabulary, in which prompts are written too.
+    """The plan of a model that writes its image as ids of one vocabulary, in which prompts are written too.
 
     Of the vocabulary only the stretch between the lowest and the highest allowed id is ever computed, unless rules of
     the prefix need the rest.

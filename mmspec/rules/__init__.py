@@ -20,25 +20,25 @@ from mmspec.knobs import Knob, Value
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmspec.neighbours import Codebook
-
-Accept = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+    from mmspec.codebook import Codebook
+    from mmspec.sampling.acceptance import Accept
 
 
 @dataclass(frozen=True)
 class Rule:
     """An acceptance rule that recipes can name.
 
-    - `summary`: one line.
-    - `make`: where the function stands that makes it, `module:function`. It is called with the knobs by name and, when
-      `takes_codebook`, with `codebook=`, None where the model has none; it returns an acceptance function.
-    - `exact`: whether the outcome follows the target's law.
-    - `knobs`: its settings; the value 0 of the first one gives the exact rule.
-    - `takes_codebook`: whether it asks which tokens are alike.
-    - `takes_features`: whether it looks at the target's features; its acceptance function then has a fourth argument,
-      float [B, m, D], what the target has where it has read each draft (`mmspec.rules.looking`).
-    - `continuous`: whether it is for tokens that are vectors; what `make` names then makes a
-      `mmspec.continuous.law.LatentRule`.
+    Attributes:
+        summary: One line.
+        make: Where the function stands that makes it, `module:function`. It is called with the knobs by name and, when
+            `takes_codebook`, with `codebook=`, None where the model has none; it returns an acceptance function.
+        exact: Whether the outcome follows the target distribution.
+        knobs: Its settings; the value 0 of the first one gives the exact rule.
+        takes_codebook: Whether it asks which tokens are alike.
+        takes_features: Whether it looks at the target's features; its acceptance function then has a fourth argument,
+            float [B, m, D], what the target has where it has read each draft (`mmspec.rules.feature_rules`).
+        continuous: Whether it is for tokens that are vectors; what `make` names then makes a
+            `mmspec.continuous.sampler.LatentRule`.
     """
 
     summary: str
@@ -57,9 +57,9 @@ class Rule:
         accept = make(codebook=codebook, **own) if self.takes_codebook else make(**own)
         if not self.takes_features:
             return accept
-        from mmspec.rules.looking import Looking
+        from mmspec.sampling.acceptance import FeatureRule
 
-        return Looking(accept)
+        return FeatureRule(accept)
 
 
 def _nearest(default: int) -> Knob:
@@ -72,7 +72,9 @@ _SCHEDULES = ("published", "corrected")
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "exact": Rule(
-            "min(1, p/q) with the residual redraw; keeps the target's law", "mmspec.verify:exact", exact=True
+            "min(1, p/q) with the residual resample; keeps the target distribution",
+            "mmspec.sampling.rejection:exact",
+            exact=True,
         ),
         "lantern": Rule(
             "the draft's nearest tokens lend it their probability, up to delta in all",
@@ -113,17 +115,17 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "beta": Rule(
             "the acceptance probability is raised by beta",
-            "mmspec.rules.scalar:Beta",
+            "mmspec.rules.beta:Beta",
             knobs={"beta": Knob(0.2, "added to p/q", low=0.0, high=1.0)},
         ),
         "ensemble": Rule(
-            "the draft is tested against a mixture of the target's and its own law",
-            "mmspec.rules.scalar:Ensemble",
-            knobs={"draft": Knob(0.2, "share of the draft's law, 1 - w", low=0.0, high=1.0)},
+            "the draft is tested against a mixture of the target's and its own distribution",
+            "mmspec.rules.ensemble:Ensemble",
+            knobs={"draft": Knob(0.2, "share of the draft's distribution, 1 - w", low=0.0, high=1.0)},
         ),
         "omega": Rule(
             "p/q is multiplied by a factor that decays along the window",
-            "mmspec.rules.scalar:Omega",
+            "mmspec.rules.omega:Omega",
             knobs={
                 "delta": Knob(2.0, "the factor of the first draft; below 1 it is none", low=0.0, high=1e6),
                 "decay": Knob(0.7, "by which its logarithm falls per slot", low=0.0, high=100.0),
@@ -131,7 +133,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "typical": Rule(
             "what the target finds typical is accepted",
-            "mmspec.rules.threshold:typical",
+            "mmspec.rules.typical:typical",
             knobs={
                 "epsilon": Knob(0.09, "highest threshold on p(x), stricter when larger; 0 is off", low=0.0, high=1.0),
                 "alpha": Knob(0.3, "threshold on p(x) over exp(-entropy)", low=0.0, high=1.0),
@@ -139,11 +141,11 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "top-m": Rule(
             "the target's m likeliest tokens are accepted",
-            "mmspec.rules.threshold:top_m",
+            "mmspec.rules.top_m:top_m",
             knobs={"m": Knob(3, "how many", low=0, high=1_000_000)},
         ),
         "smoothed": Rule(
-            "vectors: noise of deviation sigma behind the head's last step, and reflection coupling under it",
+            "vectors: noise of deviation sigma after the head's last step, and reflection coupling under it",
             "mmspec.continuous.smoothed:Smoothed",
             exact=True,
             knobs={"sigma": Knob(0.1, "the deviation, in units of the latents", low=1e-6, high=1e6)},
@@ -163,7 +165,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             knobs={
                 "flatten": Knob(42.0, "by which deviations are multiplied in the test; 1 in the paper", 1.0, 1e6),
                 "factor": Knob("paper", "the variances' ratio: the paper's, the code's, none", choices=_FACTORS),
-                "schedule": Knob("published", "published keeps drafts behind a rejected one", choices=_SCHEDULES),
+                "schedule": Knob("published", "published keeps drafts after a rejected one", choices=_SCHEDULES),
                 "sigma": Knob(0.0064, "deviation of the last step where the head has none", low=1e-6, high=1e6),
                 "prefill": Knob(0.05, "share of the tokens that the target draws alone at first", low=0.0, high=1.0),
             },

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.codebook import Codebook
 from mmspec.errors import ArgumentError
-from mmspec.neighbours import Codebook
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,11 @@ class Grouped:
 
 
 def grouped(codebook: Codebook | None, group: int, probability: float, distance: float) -> Grouped:
-    """The rule for a model. **Raises:** `ArgumentError` when distances are asked for and it has no codebook."""
+    """The rule for a model.
+
+    Raises:
+        ArgumentError: When distances are asked for and it has no codebook.
+    """
     if distance and codebook is None:
         raise ArgumentError(f"gsd:distance={distance} needs the model's codebook, and this model brings none; use 0")
     return Grouped(codebook, group, probability, distance)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmspec.neighbours import Codebook, nearest, needed
+from mmspec.codebook import Codebook, nearest, needed
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.neighbours import Codebook, needed, similar
-from mmspec.rules import Accept
+from mmspec.codebook import Codebook, needed, similar
+from mmspec.sampling.acceptance import Accept
 
 
 def overlapping(codebook: Codebook | None, size: int, theta: float) -> Accept:

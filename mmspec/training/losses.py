@@ -1,6 +1,6 @@
 """Losses by name: how far what a drafter says lies from what the target says.
 
-Each takes laws `p` (the target's) and `q` (the drafter's), float32 [..., V], and features `f` and `g` [..., D] in the
+Each takes distributions `p` (the target's) and `q` (the drafter's), float32 [..., V], and features `f` and `g` [..., D] in the
 same order, None where the drafter has none. What comes back is one number per place, [...].
 """
 
@@ -28,7 +28,7 @@ def tvd(p: Tensor, q: Tensor, f: Tensor | None, g: Tensor | None) -> Tensor:
 
 
 def smooth_l1_ce(p: Tensor, q: Tensor, f: Tensor | None, g: Tensor | None) -> Tensor:
-    """Smooth L1 of the features and a tenth of the cross-entropy of the laws: EAGLE's own (arXiv 2401.15077)."""
+    """Smooth L1 of the features and a tenth of the cross-entropy of the distributions: EAGLE's own (arXiv 2401.15077)."""
     assert f is not None and g is not None
     entropy = -(p * q.clamp(min=_TINY).log()).sum(-1)
     return F.smooth_l1_loss(g, f, reduction="none").mean(-1) + 0.1 * entropy

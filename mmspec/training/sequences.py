@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.engine import run
 from mmspec.files import replacing
 from mmspec.recipes import parse
-from mmspec.training.lessons import feature_target, look
+from mmspec.training.objectives import feature_target, teacher_features
 from mmspec.training.prepared import Pipe
 
 RECIPE = "scd"  # exact, and quicker than plain decoding
@@ -25,8 +25,9 @@ CHUNK = 16
 class Sequences:
     """Sequences of the target's own.
 
-    - `tokens`: int64 [n, N].
-    - `features`: what they were drawn from, float16 [n, sides, N, D]; None where they are to be read when needed.
+    Attributes:
+        tokens: int64 [n, N].
+        features: What they were drawn from, float16 [n, sides, N, D]; None where they are to be read when needed.
     """
 
     tokens: Tensor
@@ -52,11 +53,10 @@ def write_sequences(
 
     Sequence i belongs to prompt i modulo their number, and has seed `seed + i`.
 
-    **Arguments:**
-
-    - `folder`: where the chunks go; each is written whole or not at all.
-    - `features`: keep the target's features too, which are large, so that it need not read the sequences again.
-    - `on_chunk`: called with the number of sequences after each chunk.
+    Args:
+        folder: Where the chunks go; each is written whole or not at all.
+        features: Keep the target's features too, which are large, so that it need not read the sequences again.
+        on_chunk: Called with the number of sequences after each chunk.
     """
     for first in range(rank * CHUNK, count, ranks * CHUNK):
         rows = range(first, min(first + CHUNK, count))
@@ -67,7 +67,7 @@ def write_sequences(
         elif not features or "features" in chunk:
             chunk = {}
         if features and chunk:
-            found = look(feature_target(pipe.prepare(mine, 1)), chunk["tokens"].long())
+            found = teacher_features(feature_target(pipe.prepare(mine, 1)), chunk["tokens"].long())
             sides = found.unflatten(0, (-1, len(rows))).transpose(0, 1)
             chunk["features"] = sides.half().cpu().contiguous()
         if chunk:
@@ -81,7 +81,7 @@ def decode(pipe: Pipe, prompts: Sequence[str], seeds: Sequence[int]) -> Tensor:
     """The tokens of prompts with the pipeline's default settings, int64 [B, N]."""
     recipe = parse(RECIPE)
     ready = pipe.prepare(prompts, recipe.window)
-    return run(ready.make(), recipe, ready.layout, ready.samplings, seeds, ready.aids).tokens
+    return run(ready.make(), recipe, ready.layout, ready.samplings, seeds, ready.resources).tokens
 
 
 def read_sequences(folder: Path, count: int, features: bool = True) -> Sequences:

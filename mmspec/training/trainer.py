@@ -21,9 +21,9 @@ from mmspec.files import replacing
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
-from mmspec.training.acceptance import Acceptance, measure
-from mmspec.training.lessons import Reading, eagle_loss, feature_target, medusa_loss, read, small_loss
+from mmspec.training.acceptance_probe import Acceptance, measure
 from mmspec.training.losses import LOSSES
+from mmspec.training.objectives import TeacherOutput, eagle_loss, feature_target, medusa_loss, read, small_loss
 from mmspec.training.prepared import Pipe, Prepared
 from mmspec.training.sequences import Sequences, read_sequences, write_sequences
 
@@ -36,15 +36,20 @@ _WARM_UP = 0.03
 class Settings:
     """What decides the result.
 
-    - `kind`: "eagle", "medusa" or "small"; `loss`: a name in `LOSSES`.
-    - `prompts`: to train on; `held_out`: to measure on.
-    - `sequences`: the target's own, made from the prompts in turn.
-    - `steps`, `batch`, `lr`: of AdamW, with a linear warm-up and a linear decay to nothing.
-    - `depth`: how deep drafts are foretold in training (eagle), or how many heads there are (medusa).
-    - `hidden`: width of an EAGLE head's feed-forward part; 0: 8/3 of the features.
-    - `seed`: of sequences, weights and order.
-    - `keep_features`: whether the target's features are kept on the disk, in 16 bits, or read anew in each step.
-    - `init`: the folder of the small model that it begins as; None: the pipeline's own, or a new one.
+    Attributes:
+        kind: "eagle", "medusa" or "small".
+        loss: A name in `LOSSES`.
+        prompts: To train on.
+        held_out: To measure on.
+        sequences: The target's own, made from the prompts in turn.
+        steps: Of AdamW, with a linear warm-up and a linear decay to nothing.
+        batch: Of AdamW, with a linear warm-up and a linear decay to nothing.
+        lr: Of AdamW, with a linear warm-up and a linear decay to nothing.
+        depth: How deep drafts are foretold in training (eagle), or how many heads there are (medusa).
+        hidden: Width of an EAGLE head's feed-forward part; 0: 8/3 of the features.
+        seed: Of sequences, weights and order.
+        keep_features: Whether the target's features are kept on the disk, in 16 bits, or read anew in each step.
+        init: The folder of the small model that it begins as; None: the pipeline's own, or a new one.
     """
 
     kind: str
@@ -81,14 +86,15 @@ class Point:
 class Trainer:
     """Trains one drafter for one pipeline.
 
-    **Arguments:**
+    Args:
+        pipe: The target, with everything around it.
+        settings: What to do.
+        folder: Where the result goes, and in `work` the sequences and the checkpoint that a restart goes on from.
+        rank: The number of this process among those that train together.
+        ranks: How many processes train together.
 
-    - `pipe`: the target, with everything around it.
-    - `settings`: what to do.
-    - `folder`: where the result goes, and in `work` the sequences and the checkpoint that a restart goes on from.
-    - `rank`, `ranks`: this process among those that train together.
-
-    **Raises:** `ArgumentError` when the folder holds another training, or the pipeline lacks what the kind needs.
+    Raises:
+        ArgumentError: When the folder holds another training, or the pipeline lacks what the kind needs.
     """
 
     def __init__(self, pipe: Pipe, settings: Settings, folder: Path, rank: int = 0, ranks: int = 1) -> None:
@@ -131,11 +137,12 @@ class Trainer:
     ) -> None:
         """Takes the steps that are left, and writes the result.
 
-        **Arguments:**
-
-        - `sequences`: of `collect`.
-        - `validate_every`, `save_every`: steps between measurements, and between checkpoints.
-        - `on_step`: called with the step and its loss; `on_point`: with every measurement.
+        Args:
+            sequences: Of `collect`.
+            validate_every: Steps between measurements.
+            save_every: Steps between checkpoints.
+            on_step: Called with the step and its loss.
+            on_point: With every measurement.
         """
         s = self.settings
         if not self.curve:
@@ -180,10 +187,10 @@ class Trainer:
         s = self.settings
         mine = picks[self.rank :: self.ranks]
         prepared = self.pipe.prepare([s.prompts[i % len(s.prompts)] for i in mine], 1)
-        reading = read(prepared, sequences.tokens[mine], sequences.features_of(mine))
-        # Matrix products in bf16, twice as fast where it matters; laws and losses are float32 all the same.
-        with torch.autocast(reading.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
-            loss = loss_of(self.model, prepared, reading, s)
+        teacher = read(prepared, sequences.tokens[mine], sequences.features_of(mine))
+        # Matrix products in bf16, twice as fast where it matters; distributions and losses are float32 all the same.
+        with torch.autocast(teacher.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
+            loss = loss_of(self.model, prepared, teacher, s)
         self._optimiser.zero_grad()
         loss.backward()
         value = self._share(loss.item())
@@ -232,7 +239,11 @@ class Trainer:
             torch.save(state, partial)
 
     def _saved(self) -> dict[str, Any] | None:
-        """The checkpoint of an earlier run, if there is one. **Raises:** `ArgumentError` when it is of another."""
+        """The checkpoint of an earlier run, if there is one.
+
+        Raises:
+            ArgumentError: When it is of another.
+        """
         if not self._checkpoint.is_file():
             return None
         try:
@@ -255,7 +266,11 @@ def rate(step: int, steps: int) -> float:
 
 
 def new_model(pipe: Pipe, settings: Settings) -> Any:
-    """An untrained drafter. **Raises:** `ArgumentError` when the target cannot have one of that kind."""
+    """An untrained drafter.
+
+    Raises:
+        ArgumentError: When the target cannot have one of that kind.
+    """
     if settings.kind == "small":
         return pipe.new_small()
     prepared = pipe.prepare(settings.held_out[:1], 1)
@@ -285,14 +300,14 @@ def new_model(pipe: Pipe, settings: Settings) -> Any:
     return head.to(target.device)
 
 
-def loss_of(model: Any, prepared: Prepared, reading: Reading, settings: Settings) -> Tensor:
+def loss_of(model: Any, prepared: Prepared, teacher: TeacherOutput, settings: Settings) -> Tensor:
     """The loss of one batch."""
     loss = LOSSES[settings.loss]
     if isinstance(model, EagleHead):
-        return eagle_loss(model, reading, loss, settings.depth)
+        return eagle_loss(model, teacher, loss, settings.depth)
     if isinstance(model, MedusaHeads):
-        return medusa_loss(model, reading, loss)
-    return small_loss(model, prepared, reading, loss)
+        return medusa_loss(model, teacher, loss)
+    return small_loss(model, prepared, teacher, loss)
 
 
 def worth(pipe: Pipe, model: nn.Module, settings: Settings) -> Acceptance:
@@ -305,14 +320,18 @@ def worth(pipe: Pipe, model: nn.Module, settings: Settings) -> Acceptance:
 def with_drafter(prepared: Prepared, model: Any, kind: str) -> Prepared:
     """The same prompts with this drafter instead of the pipeline's own."""
     if kind != "small":
-        return replace(prepared, aids=replace(prepared.aids, heads={kind: model}))
+        return replace(prepared, resources=replace(prepared.resources, heads={kind: model}))
     assert prepared.small_target is not None
     make = prepared.small_target
-    return replace(prepared, aids=replace(prepared.aids, draft_model=lambda: make(model)))
+    return replace(prepared, resources=replace(prepared.resources, draft_model=lambda: make(model)))
 
 
 def split_prompts(prompts: Sequence[str], held_out: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Prompts to train on, and the last `held_out` to measure on. **Raises:** `ArgumentError` for too few."""
+    """Prompts to train on, and the last `held_out` to measure on.
+
+    Raises:
+        ArgumentError: For too few.
+    """
     if len(prompts) <= held_out:
         raise ArgumentError(f"--held-out: {held_out} of {len(prompts)} prompts leaves none to train on")
     return tuple(prompts[:-held_out]), tuple(prompts[-held_out:])

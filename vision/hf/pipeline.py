@@ -1,4 +1,4 @@
-"""The pipeline around transformers' own classes: prompts to pictures, by any recipe."""
+"""The pipeline around transformers' own classes: prompts to images, by any recipe."""
 
 from __future__ import annotations
 
@@ -15,36 +15,40 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
+from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.heads.load import Head, load_head, load_heads, save_heads
+from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
 from mmspec.hf.generate import Job, generate, prepare
-from mmspec.law import Sampling
-from mmspec.loop import OnStep
 from mmspec.recipes import Recipe, parse
-from mmspec.seeds import row_seeds
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import Prepared
-from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
-from mmspec.vision.hf.order import Order
-from mmspec.vision.hf.painter import Extras, Work, painter_of
+from mmspec.vision.hf.image_adapter import Components, DecodingJob, image_adapter_of
+from mmspec.vision.hf.image_request import ImageRequest
+from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
 
 
 class TransformersPipeline(DiffusionPipeline):
-    """Pictures from a model of transformers: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
+    """Images from a model of transformers: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
 
-    **Arguments:**
+    Args:
+        model: The target.
+        processor: What transformers loads beside it. ImageGPT can do without one, and has no colours then.
+        vqvae: For Chameleon, the decoder of its codes, see `mmspec.vision.hf.vqgan.load_vqgan`. Without one a call
+            gives tokens only (`output_type="latent"`).
+        draft_model: A smaller model of the same class, for the recipe `draft`; optional.
+        layout: For Chameleon, "anole" (None is the same) or "lumina".
+        temperature: The defaults of a call; None is what the model's own `generate` takes, or its published sampler
+            where it has none.
+        top_k: As for `temperature`.
+        top_p: As for `temperature`.
+        guidance_scale: As for `temperature`.
+        recipe: The default one.
 
-    - `model`: the target.
-    - `processor`: what transformers loads beside it. ImageGPT can do without one, and has no colours then.
-    - `vqvae`: for Chameleon, the decoder of its codes, see `mmspec.vision.hf.vqgan.load_vqgan`. Without one a call
-      gives tokens only (`output_type="latent"`).
-    - `draft_model`: a smaller model of the same class, for the recipe `draft`; optional.
-    - `layout`: for Chameleon, "anole" (None is the same) or "lumina".
-    - `temperature`, `top_k`, `top_p`, `guidance_scale`: the defaults of a call; None is what the model's own `generate`
-      takes, or its published sampler where it has none.
-    - `recipe`: the default one.
-
-    **Raises:** `ArgumentError` for a class that has no adapter, for a processor that is missing and for options of
-    another class; `ModelError` when model and `vqvae` do not have the same codes.
+    Raises:
+        ArgumentError: For a class that has no adapter, for a processor that is missing and for options of another
+            class.
+        ModelError: When model and `vqvae` do not have the same codes.
     """
 
     model_cpu_offload_seq = "draft_model->model->vqvae"
@@ -65,7 +69,7 @@ class TransformersPipeline(DiffusionPipeline):
         recipe: str = "scd",
     ) -> None:
         super().__init__()
-        own = painter_of(model, Extras(processor, vqvae, layout)).sampling
+        own = image_adapter_of(model, Components(processor, vqvae, layout)).sampling
         self.register_modules(model=model, processor=processor, vqvae=vqvae, draft_model=draft_model)
         self.register_to_config(
             layout=layout,
@@ -99,34 +103,44 @@ class TransformersPipeline(DiffusionPipeline):
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
         measure_entropy: bool = False,
     ) -> ImageOutput:
-        """Draws pictures of prompts.
+        """Draws images of prompts.
 
-        **Arguments:**
+        An exception from a callback ends the call.
 
-        - `prompt`: one or more prompts; None for ImageGPT, which takes none.
-        - `negative_prompt`: what guidance leads away from (Emu3); None is the one of the model's documentation.
-        - `height`, `width`: in pixels, both or neither (Emu3, Lumina-mGPT, GLM-Image).
-        - `recipe`: how to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
-        - `seed`: row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
-          `generator` where that is given.
-        - `temperature`, `top_k`, `top_p`, `guidance_scale`: see `mmspec.law.Sampling`; None takes the pipeline's own.
-        - `num_images_per_prompt`: pictures per prompt; they lie next to each other in the output.
-        - `output_type`: "pil", "np", "pt" or "latent"; floats are those of the 8-bit picture.
-        - `return_dict`: False returns `(images,)`.
-        - `on_step`: called with a `mmspec.rows.Step` after every target call; its tokens are ids of the model.
-        - `callback_on_step_end`: the diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
-        - `measure_entropy`: also report the entropy of the target's law.
+        Args:
+            prompt: One or more prompts; None for ImageGPT, which takes none.
+            negative_prompt: What guidance leads away from (Emu3); None is the one of the model's documentation.
+            height: In pixels, both or neither (Emu3, Lumina-mGPT, GLM-Image).
+            width: In pixels, both or neither (Emu3, Lumina-mGPT, GLM-Image).
+            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
+            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
+                `generator` where that is given.
+            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            top_k: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            top_p: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            num_images_per_prompt: Images per prompt; they lie next to each other in the output.
+            output_type: "pil", "np", "pt" or "latent"; floats are those of the 8-bit image.
+            return_dict: False returns `(images,)`.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call; its tokens are ids of the
+                model.
+            callback_on_step_end: The diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
+            measure_entropy: Also report the entropy of the target distribution.
 
-        **Returns:** an `ImageOutput`; its `tokens` are codes of the picture's codebook, whatever the model calls them.
+        Returns:
+            An `ImageOutput`; its `tokens` are codes of the image's codebook, whatever the model calls them.
 
-        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
+        Raises:
+            PromptError: When a prompt cannot be read by the model.
+            ArgumentError: When an argument has a value that is not allowed.
+            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
         """
         check_call(num_images_per_prompt, output_type)
-        painter = painter_of(self.model, Extras(self.processor, self.vqvae, self.config.layout))
-        if output_type != "latent" and painter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} cannot be had: {painter.no_pixels}")
+        adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
+        if output_type != "latent" and adapter.no_pixels is not None:
+            raise ArgumentError(f"output_type={output_type!r} cannot be had: {adapter.no_pixels}")
         default = self.config
-        sampling = Sampling(
+        sampling = SamplingParams(
             temperature=default.temperature if temperature is None else temperature,
             top_k=default.top_k if top_k is None else top_k,
             top_p=default.top_p if top_p is None else top_p,
@@ -134,17 +148,17 @@ class TransformersPipeline(DiffusionPipeline):
         )
         prompts = [text for text in read_prompts(prompt) for _ in range(num_images_per_prompt)]
         rows = len(prompts)
-        work = painter.work(Order(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
-        check_room(work, painter.room)
+        job = adapter.job(ImageRequest(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
+        check_room(job, adapter.room)
         device = home(self.model)
-        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
+        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in job.arguments.items()}
         seeds = row_seeds(seed, rows, generator)
-        with memory_for(rows), self.progress_bar(total=rows * work.length) as bar:
+        with memory_for(rows), self.progress_bar(total=rows * job.length) as bar:
             out = GenerationMixin.generate(
                 self.model,
                 **arguments,
                 **settings(sampling),
-                max_new_tokens=work.length,
+                max_new_tokens=job.length,
                 return_dict_in_generate=True,
                 custom_generate=generate,
                 recipe=parse(recipe if recipe is not None else default.recipe),
@@ -154,8 +168,8 @@ class TransformersPipeline(DiffusionPipeline):
                 on_step=observer(self, bar, on_step, callback_on_step_end),
                 measure_entropy=measure_entropy,
             )
-        codes = painter.codes(out.sequences[:, work.picture.to(out.sequences.device)])
-        images = codes if output_type == "latent" else as_asked(painter.pixels(codes, work.grid), output_type)
+        codes = adapter.codes(out.sequences[:, job.picture.to(out.sequences.device)])
+        images = codes if output_type == "latent" else as_asked(adapter.pixels(codes, job.grid), output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)  # type: ignore[return-value]
@@ -164,15 +178,19 @@ class TransformersPipeline(DiffusionPipeline):
     def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
         """Prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.Pipe`.
 
-        **Raises:** `PromptError`; `ArgumentError` for a class whose tokens are no plain numbers.
+        Raises:
+            PromptError: When a prompt cannot be read by the model.
+            ArgumentError: For a class whose tokens are no plain numbers.
         """
         c = self.config
-        sampling = Sampling(c.temperature, c.top_k, c.top_p, c.guidance_scale)
-        painter = painter_of(self.model, Extras(self.processor, self.vqvae, c.layout))
-        work = painter.work(Order(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None))
-        check_room(work, painter.room)
+        sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, c.layout))
+        image_job = adapter.job(
+            ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)
+        )
+        check_room(image_job, adapter.room)
         device = home(self.model)
-        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in work.arguments.items()}
+        arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
         jobs: list[Job] = []
 
         def take(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any) -> Tensor:
@@ -183,14 +201,18 @@ class TransformersPipeline(DiffusionPipeline):
         with torch.no_grad():
             settled = settings(sampling)
             GenerationMixin.generate(
-                self.model, **arguments, **settled, max_new_tokens=work.length, custom_generate=take
+                self.model, **arguments, **settled, max_new_tokens=image_job.length, custom_generate=take
             )
         (job,) = jobs
-        aids = job.aids(self.draft_model, slack, list(self.heads.values()))
-        return Prepared(partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), aids)
+        resources = job.resources(self.draft_model, slack, list(self.heads.values()))
+        return Prepared(partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), resources)
 
     def new_small(self) -> Any:
-        """**Raises:** `ArgumentError`: a smaller model of the class is trained as transformers trains it."""
+        """Refuses to make a smaller model.
+
+        Raises:
+            ArgumentError: Always; a smaller model of the class is trained as transformers trains it.
+        """
         raise ArgumentError(
             f"--kind: no small model is trained for a {type(self.model).__name__}; train one by other means and pass "
             "it as draft_model, or take eagle or medusa"
@@ -199,11 +221,11 @@ class TransformersPipeline(DiffusionPipeline):
     def add_drafter(self, folder: str | Path) -> None:
         """Takes a head in place of the one of its kind, if there is one.
 
-        **Arguments:**
+        Args:
+            folder: Of `mmspec train-drafter`.
 
-        - `folder`: of `mmspec train-drafter`.
-
-        **Raises:** `ModelError` when it holds none.
+        Raises:
+            ModelError: When it holds none.
         """
         head = load_head(folder)
         self.heads[head.kind] = head.to(self.model.dtype)
@@ -227,27 +249,35 @@ def home(model: Any) -> torch.device:
 
 
 def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
-    """Prompts as a list. **Raises:** `PromptError` for what is no text, and for an empty list."""
+    """Prompts as a list.
+
+    Raises:
+        PromptError: For what is no text, and for an empty list.
+    """
     prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for text in prompts:
         if not isinstance(text, str):
-            raise PromptError(f"prompt={text!r} is no text; describe a picture")
+            raise PromptError(f"prompt={text!r} is no text; describe an image")
     return prompts
 
 
-def check_room(work: Work, room: int) -> None:
-    """**Raises:** `PromptError` when a prompt leaves too little room for a picture, whose positions come behind it."""
-    longest = int(work.arguments["attention_mask"].sum(1).max())
-    if longest + work.length > room:
+def check_room(job: DecodingJob, room: int) -> None:
+    """Checks that prompt and picture fit into the model's positions.
+
+    Raises:
+        PromptError: When a prompt leaves too little room for an image, whose positions come after it.
+    """
+    longest = int(job.arguments["attention_mask"].sum(1).max())
+    if longest + job.length > room:
         raise PromptError(
-            f"prompt is too long: {longest} tokens, and the picture's {work.length}, are more than the {room} "
-            f"positions of this model; at most {max(room - work.length, 0)} are left for a prompt"
+            f"prompt is too long: {longest} tokens, and the image's {job.length}, are more than the {room} "
+            f"positions of this model; at most {max(room - job.length, 0)} are left for a prompt"
         )
 
 
-def settings(sampling: Sampling) -> dict[str, Any]:
+def settings(sampling: SamplingParams) -> dict[str, Any]:
     """How tokens are drawn, as `generate` takes it."""
     guidance = {"guidance_scale": sampling.guidance_scale}
     if sampling.temperature == 0:
@@ -257,7 +287,7 @@ def settings(sampling: Sampling) -> dict[str, Any]:
 
 
 def as_asked(pixels: NDArray[np.uint8], output_type: str) -> Any:
-    """Pictures [B, H, W, 3] as "pil", "np" or "pt"."""
+    """Images [B, H, W, 3] as "pil", "np" or "pt"."""
     if output_type == "pil":
         return [Image.fromarray(picture) for picture in pixels]
     floats = pixels.astype(np.float32) / 255

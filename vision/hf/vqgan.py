@@ -20,7 +20,7 @@ TRAINING = "loss."
 
 
 def rename(key: str, levels: int) -> str:
-    """An original parameter name as `VQModel` has it; the original counts levels from the picture on both ways."""
+    """An original parameter name as `VQModel` has it; the original counts levels from the image on both ways."""
     if match := re.fullmatch(r"(encoder|decoder)\.(?:down|up)\.(\d+)\.(\w+)\.(\w+)\.(.+)", key):
         half, level, kind, index, part = match.groups()
         blocks = f"down_blocks.{level}" if half == "encoder" else f"up_blocks.{levels - 1 - int(level)}"
@@ -65,11 +65,11 @@ def vqgan_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def load_vqgan(path: str | Path) -> VQModel:
     """The decoder of Chameleon, Anole and Lumina-mGPT, from Meta's `tokenizer/vqgan.ckpt`.
 
-    **Arguments:**
+    Args:
+        path: The file, or a folder with it alone; any checkpoint with the names of taming-transformers' `VQModel`.
 
-    - `path`: the file, or a folder with it alone; any checkpoint with the names of taming-transformers' `VQModel`.
-
-    **Raises:** `ModelError` for a file that is not what it claims to be.
+    Raises:
+        ModelError: For a file that is not what it claims to be.
     """
     original = {k: v for k, v in read_tensors(path).items() if not k.startswith(TRAINING)}
     for key in NEEDED:

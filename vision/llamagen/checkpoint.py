@@ -55,7 +55,8 @@ _LLAMA = {
 def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[str, Tensor]:
     """The tensors of a checkpoint file, or of the one in a folder, out of the first of `wrappers` they come in.
 
-    **Raises:** `ModelError` when there is no such file, when it holds no tensors, or when its pickle wants to run code.
+    Raises:
+        ModelError: When there is no such file, when it holds no tensors, or when its pickle wants to run code.
     """
     path = Path(path)
     file = _only_checkpoint(path) if path.is_dir() else path
@@ -123,7 +124,11 @@ def from_llama_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_tensors(what: str, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    """**Raises:** `ModelError` that lists missing keys, unknown keys and wrong shapes."""
+    """Compares the names and shapes of tensors with those of a module.
+
+    Raises:
+        ModelError: With a list of missing keys, unknown keys and wrong shapes, when there are any.
+    """
     expected = model.state_dict()
     missing = [k for k in expected if k not in tensors]
     unknown = [k for k in tensors if k not in expected]
@@ -183,7 +188,7 @@ def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict
 
 
 def _published_block(path: Path) -> int | None:
-    """Image tokens of a published file name: its number is the picture's side, a token covers 16 pixels."""
+    """Image tokens of a published file name: its number is the image's side, a token covers 16 pixels."""
     name = re.fullmatch(r"([ct]2i_\w+?)_(256|384|512)", path.stem)
     return (int(name[2]) // 16) ** 2 if name and name[1] in _NAMES else None
 
@@ -191,13 +196,13 @@ def _published_block(path: Path) -> int | None:
 def load_gpt(path: str | Path, config: Config | None = None) -> LlamaGenGPT:
     """A LlamaGen transformer from an original checkpoint, or from the converted Llama-style layout.
 
-    **Arguments:**
+    Args:
+        path: A `.pt`, `.pth`, `.bin` or `.safetensors` file, or a folder with one.
+        config: Original `ModelArgs` names; overrides a `config.json` beside the file. The published files need none.
 
-    - `path`: a `.pt`, `.pth`, `.bin` or `.safetensors` file, or a folder with one.
-    - `config`: original `ModelArgs` names; overrides a `config.json` beside the file. The published files need none.
-
-    **Raises:** `ModelError` for a file that is not what it claims to be, `ArgumentError` when the number of heads or
-    the grid is nowhere to be found.
+    Raises:
+        ModelError: For a file that is not what it claims to be.
+        ArgumentError: When the number of heads or the grid is nowhere to be found.
     """
     path = Path(path)
     tensors = from_llama_names(read_tensors(path))

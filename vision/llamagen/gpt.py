@@ -1,4 +1,4 @@
-"""The LlamaGen transformer (Sun et al. 2024, arXiv 2406.06525): a Llama with 2-D RoPE behind a condition prefix.
+"""The LlamaGen transformer (Sun et al. 2024, arXiv 2406.06525): a Llama with 2-D RoPE after a condition prefix.
 
 A sequence is `T` condition slots followed by `N = grid_size ** 2` image tokens in raster order. Token `i` sits in slot
 `T + i` and is predicted in slot `T - 1 + i`. Parameter names are those of the published checkpoints.
@@ -22,18 +22,18 @@ from mmspec.heads.rotary import grid_table, rotate
 class KVCache:
     """Preallocated keys and values, each [layers, rows, heads, capacity, head_dim].
 
-    Rows are rolled back by overwriting: whatever lies behind the slot a call starts at is stale and masked.
+    Rows are rolled back by overwriting: whatever lies after the slot a call starts at is stale and masked.
     """
 
-    def __init__(self, gpt: LlamaGenGPT, rows: int, capacity: int) -> None:
+    def __init__(self, gpt: LlamaGenGPT, batch_size: int, capacity: int) -> None:
         c = gpt.config
-        shape = (c.n_layer, rows, c.n_head, capacity, c.dim // c.n_head)
+        shape = (c.n_layer, batch_size, c.n_head, capacity, c.dim // c.n_head)
         self.k = torch.zeros(shape, dtype=gpt.dtype, device=gpt.device)
         self.v = torch.zeros_like(self.k)
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, row_ids: Tensor) -> None:
         """Drops all rows but these (int64 [rows'])."""
-        self.k, self.v = self.k.index_select(1, rows), self.v.index_select(1, rows)
+        self.k, self.v = self.k.index_select(1, row_ids), self.v.index_select(1, row_ids)
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """Copies each row's slots `source` to its slots `goal`, int64 [rows, D] both, all at once."""
@@ -155,16 +155,21 @@ class CaptionEmbedder(nn.Module):
 class LlamaGenGPT(ModelMixin, ConfigMixin):
     """The LlamaGen transformer.
 
-    **Arguments:**
-
-    - `vocab_size`: image tokens, ids 0..vocab_size-1.
-    - `dim`, `n_layer`, `n_head`: width, depth, heads; `ffn_dim` is the width of the feed-forward part, by default
-      `2/3 * 4 * dim` rounded up to `multiple_of`.
-    - `model_type`: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).
-    - `cls_token_num`: condition slots T; `grid_size`: tokens per side of the image.
-    - `rope_base`, `norm_eps`: as published, 10000 and 1e-5.
-    - `qk_norm`, `condition_rope` ("zero" or "identity"), `position_embedding` (adds a learned embedding of the row and
-      column about to be predicted): off in the published models.
+    Args:
+        vocab_size: Image tokens, ids 0..vocab_size-1.
+        dim: Width.
+        n_layer: Depth.
+        n_head: Heads.
+        ffn_dim: The width of the feed-forward part, by default `2/3 * 4 * dim` rounded up to `multiple_of`.
+        model_type: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).
+        cls_token_num: Condition slots T.
+        grid_size: Tokens per side of the image.
+        rope_base: As published, 10000.
+        norm_eps: As published, 1e-5.
+        qk_norm: Off in the published models.
+        condition_rope: "zero" or "identity"; off in the published models.
+        position_embedding: Adds a learned embedding of the row and column about to be predicted; off in the published
+            models.
     """
 
     config_name = "config.json"
@@ -228,11 +233,11 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
                 self._rope = table[0].to(self.device), table[1].to(self.device)
         return self._rope
 
-    def unconditional(self, rows: int) -> Tensor:
+    def unconditional(self, batch_size: int) -> Tensor:
         """The condition that stands for "none": class ids int64 [rows], or features [rows, T, caption_dim]."""
         if isinstance(self.cls_embedding, CaptionEmbedder):
-            return self.cls_embedding.uncond_embedding.expand(rows, -1, -1)
-        return torch.full((rows,), self.config.num_classes, device=self.device)
+            return self.cls_embedding.uncond_embedding.expand(batch_size, -1, -1)
+        return torch.full((batch_size,), self.config.num_classes, device=self.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids [B, W] -> [B, W, dim]."""
@@ -254,13 +259,13 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
     def forward(self, tokens: Tensor, condition: Tensor, condition_mask: Tensor | None = None) -> Tensor:
         """Teacher-forced logits of a whole sequence.
 
-        **Arguments:**
+        Args:
+            tokens: int64 [B, N'], N' <= grid_size**2.
+            condition: Class ids int64 [B], or caption features [B, T, caption_dim].
+            condition_mask: [B, T], 0 where a caption slot is padding.
 
-        - `tokens`: int64 [B, N'], N' <= grid_size**2.
-        - `condition`: class ids int64 [B], or caption features [B, T, caption_dim].
-        - `condition_mask`: [B, T], 0 where a caption slot is padding.
-
-        **Returns:** logits [B, N', vocab_size]; `[:, i]` is the law of `tokens[:, i]` given what precedes it.
+        Returns:
+            Logits [B, N', vocab_size]; `[:, i]` is the distribution of `tokens[:, i]` given what precedes it.
         """
         slots, n = self.config.cls_token_num, tokens.shape[1]
         prefix = self.cls_embedding(condition)

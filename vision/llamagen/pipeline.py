@@ -1,4 +1,4 @@
-"""The LlamaGen pipeline: prompts or classes to pictures, by any recipe."""
+"""The LlamaGen pipeline: prompts or classes to images, by any recipe."""
 
 from __future__ import annotations
 
@@ -13,44 +13,49 @@ from diffusers import DiffusionPipeline, ModelMixin, VQModel
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.engine import Aids, run
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
+from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.heads.load import Head, load_head, load_heads, read_config, refuse_stranger, save_heads
-from mmspec.law import Sampling
-from mmspec.loop import OnStep
-from mmspec.pace import paces_of
+from mmspec.heads.checkpoint import Head, load_head, load_heads, read_config, refuse_stranger, save_heads
 from mmspec.recipes import Recipe, parse
-from mmspec.recorded import RecordedTarget
-from mmspec.seeds import row_seeds
-from mmspec.target import Layout
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import Prepared
-from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
-from mmspec.vision.llamagen.condition import Condition, from_classes, from_embeddings, from_prompts
+from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.gpt import CaptionEmbedder, LlamaGenGPT
-from mmspec.vision.llamagen.recordings import new_target
-from mmspec.vision.llamagen.table import TokenTable
+from mmspec.vision.llamagen.graph_cache import new_target
+from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens, read_codebook
+from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
 
 
 class LlamaGenPipeline(DiffusionPipeline):
-    """Pictures from a LlamaGen transformer.
-
-    **Arguments:**
-
-    - `transformer`: the target.
-    - `vqvae`: turns tokens into pixels: a `VQModel`, or a module with `decode(tokens int64 [B, N]) -> [B, 3, H, W]` in
-      -1..1. Without one a call gives tokens only (`output_type="latent"`).
-    - `text_encoder`: a T5 encoder, whose `tokenizer` is then needed too, or a module with
-      `encode(prompts) -> (features [B, T, C], mask [B, T])`.
-    - `draft_transformer`: a smaller LlamaGen with the same conditions, for the recipe `draft`; optional.
-    - `table`: n-gram table, for the recipe `table` and start tokens; optional.
-    - `temperature`, `top_k`, `top_p`, `guidance_scale`, `recipe`: the defaults of a call.
+    """Images from a LlamaGen transformer.
 
     Drafters that start from the transformer's features are no components: `add_drafter` takes them, and they are saved
     and loaded with the rest.
 
-    **Raises:** `ArgumentError` when tokenizer and transformer do not have the same number of codes.
+    Args:
+        transformer: The target.
+        vqvae: Turns tokens into pixels: a `VQModel`, or a module with `decode(tokens int64 [B, N]) -> [B, 3, H, W]` in
+            -1..1. Without one a call gives tokens only (`output_type="latent"`).
+        text_encoder: A T5 encoder, whose `tokenizer` is then needed too, or a module with
+            `encode(prompts) -> (features [B, T, C], mask [B, T])`.
+        draft_transformer: A smaller LlamaGen with the same conditions, for the recipe `draft`; optional.
+        table: N-gram table, for the recipe `table` and start tokens; optional.
+        temperature: The defaults of a call.
+        top_k: The defaults of a call.
+        top_p: The defaults of a call.
+        guidance_scale: The defaults of a call.
+        recipe: The defaults of a call.
+
+    Raises:
+        ArgumentError: When tokenizer and transformer do not have the same number of codes.
     """
 
     model_cpu_offload_seq = "text_encoder->draft_transformer->transformer->vqvae"
@@ -64,7 +69,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         text_encoder: Any = None,
         tokenizer: Any = None,
         draft_transformer: LlamaGenGPT | None = None,
-        table: TokenTable | None = None,
+        table: NGramTokenTable | None = None,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -117,27 +122,34 @@ class LlamaGenPipeline(DiffusionPipeline):
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
         measure_entropy: bool = False,
     ) -> ImageOutput:
-        """Draws pictures of prompts, of class labels, or of caption features; exactly one of them is given.
+        """Draws images of prompts, of class labels, or of caption features; exactly one of them is given.
 
-        **Arguments:**
+        An exception from a callback ends the call.
 
-        - `prompt`: one or more prompts.
-        - `class_labels`: one or more class ids.
-        - `prompt_embeds`, `prompt_attention_mask`: features [B, T, C] of a text encoder and their mask [B, T], with the
-          padding last.
-        - `recipe`: how to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
-        - `seed`: row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
-          `generator` where that is given.
-        - `temperature`, `top_k`, `top_p`, `guidance_scale`: see `mmspec.law.Sampling`; None takes the pipeline's own.
-        - `cfg_interval`: the original's option: tokens behind the first `cfg_interval + 2` are not guided; -1: all are.
-        - `num_images_per_prompt`: pictures per prompt; they lie next to each other in the output.
-        - `output_type`: "pil", "np", "pt" or "latent".
-        - `return_dict`: False returns `(images,)`.
-        - `on_step`: called with a `mmspec.rows.Step` after every target call.
-        - `callback_on_step_end`: the diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
-        - `measure_entropy`: also report the entropy of the target's law.
+        Args:
+            prompt: One or more prompts.
+            class_labels: One or more class ids.
+            prompt_embeds: Features [B, T, C] of a text encoder, with the padding last.
+            prompt_attention_mask: Their mask [B, T].
+            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
+            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
+                `generator` where that is given.
+            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            top_k: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            top_p: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
+            cfg_interval: The original's option: tokens after the first `cfg_interval + 2` are not guided; -1: all are.
+            num_images_per_prompt: Images per prompt; they lie next to each other in the output.
+            output_type: "pil", "np", "pt" or "latent".
+            return_dict: False returns `(images,)`.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            callback_on_step_end: The diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
+            measure_entropy: Also report the entropy of the target distribution.
 
-        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
+        Raises:
+            PromptError: When a prompt cannot be read by the model.
+            ArgumentError: When an argument has a value that is not allowed.
+            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
         """
         check_call(num_images_per_prompt, output_type)
         if self.vqvae is None and output_type != "latent":
@@ -146,7 +158,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             )
         recipe = parse(recipe if recipe is not None else self.config.recipe)
         default = self.config
-        sampling = Sampling(
+        sampling = SamplingParams(
             temperature=default.temperature if temperature is None else temperature,
             top_k=default.top_k if top_k is None else top_k,
             top_p=default.top_p if top_p is None else top_p,
@@ -164,7 +176,7 @@ class LlamaGenPipeline(DiffusionPipeline):
                 ready.layout,
                 ready.samplings,
                 seeds,
-                ready.aids,
+                ready.resources,
                 observer(self, bar, on_step, callback_on_step_end),
                 measure_entropy,
             )
@@ -177,10 +189,11 @@ class LlamaGenPipeline(DiffusionPipeline):
     def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
         """Prompts, or class labels as text, ready to be decoded with the defaults; see `mmspec.training.prepared.Pipe`.
 
-        **Raises:** `PromptError` for what the model cannot read.
+        Raises:
+            PromptError: For what the model cannot read.
         """
         c = self.config
-        sampling = Sampling(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
         if self.transformer.config.model_type == "t2i":
             return self._ready(self._condition(list(prompts), None, None, None), sampling, slack)
         if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
@@ -206,11 +219,11 @@ class LlamaGenPipeline(DiffusionPipeline):
     def add_drafter(self, folder: str | Path) -> None:
         """Takes a drafter in place of the one of its kind, if there is one.
 
-        **Arguments:**
+        Args:
+            folder: Of `mmspec train-drafter`, of a LANTERN drafter, or with a smaller LlamaGen.
 
-        - `folder`: of `mmspec train-drafter`, of a LANTERN drafter, or with a smaller LlamaGen.
-
-        **Raises:** `ModelError` when it is none of them, or for another model.
+        Raises:
+            ModelError: When it is none of them, or for another model.
         """
         folder = Path(folder)
         if read_config(folder).get("_class_name") == LlamaGenGPT.__name__:
@@ -233,12 +246,12 @@ class LlamaGenPipeline(DiffusionPipeline):
         pipe.heads = load_heads(Path(pretrained_model_name_or_path))
         return pipe
 
-    def _ready(self, condition: Condition, sampling: Sampling, slack: int) -> Prepared:
+    def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> Prepared:
         """A batch of conditions that are all drawn in one way; windows may reach `slack` tokens past the end."""
         condition = condition.to(self.transformer.device)
         rows = len(condition.features)
 
-        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget | RecordedTarget:
+        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget | CUDAGraphTarget:
             uncond = gpt.unconditional(rows) if guided else None
             return new_target(gpt, condition.features, uncond, condition.mask, slack)
 
@@ -246,25 +259,25 @@ class LlamaGenPipeline(DiffusionPipeline):
             mask = condition.mask
             return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
 
-        def small_target(gpt: Any) -> LlamaGenTarget | RecordedTarget:
+        def small_target(gpt: Any) -> LlamaGenTarget | CUDAGraphTarget:
             return target(gpt, False)
 
         gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
-        aids = Aids(
+        resources = DraftResources(
             table=self.table.ngrams() if self.table is not None else None,
             # The draft sees the prompt, and no guidance unless the recipe says so: q is whatever it was drawn from.
             draft_model=partial(target, draft, False) if draft is not None else None,
             guided_draft_model=partial(target, draft, True) if draft is not None else None,
-            draft_sampling=[Sampling(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
+            draft_sampling=[SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
             codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
-            paces=paces_of(gpt),
+            adaptive_windows=adaptive_windows_of(gpt),
             heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
         )
         return Prepared(
             partial(target, gpt, sampling.guidance_scale != 1),
             Layout(length=grid**2, width=grid),
             [sampling] * rows,
-            aids,
+            resources,
             gpt.tok_embeddings.weight.detach(),
             small,
             small_target,

@@ -7,24 +7,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.drafters.first_layers import Part
-from mmspec.law import Logits
-from mmspec.target import both_sides, split_sides
-from mmspec.tree import Tree
+from mmspec.decoding.target import EarlyExit
+from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.gpt import KVCache, LlamaGenGPT, Span, padding_bias
 
 
 class LlamaGenTarget:
     """A LlamaGen with its conditions read.
 
-    **Arguments:**
-
-    - `gpt`: the transformer.
-    - `condition`: class ids int64 [B], or caption features [B, T, C].
-    - `uncond`: the same for the unconditional side, which turns guidance on; or None.
-    - `condition_mask`: [B, T], 0 where a caption slot is padding. It counts for the unconditional side as well, as
-      in the published sampler.
-    - `slack`: how many slots a window may reach past the end.
+    Args:
+        gpt: The transformer.
+        condition: Class ids int64 [B], or caption features [B, T, C].
+        uncond: The same for the unconditional side, which turns guidance on; or None.
+        condition_mask: [B, T], 0 where a caption slot is padding. It counts for the unconditional side as well, as in
+            the published sampler.
+        slack: How many slots a window may reach past the end.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class LlamaGenTarget:
         h = self._gpt.cls_embedding(self._condition).to(self._gpt.dtype) + self._place[:t]
         return self._logits(h, self._span(0, t, len(h)), 1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: Part | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
         width, sides = tokens.shape[1], self._sides_of(part)
         tokens = torch.cat([tokens] * sides)
         h = self._gpt.embed(tokens)
@@ -82,7 +80,7 @@ class LlamaGenTarget:
         return self._logits(h, span, width, part)
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """As `mmspec.recorded.Recordable` has it."""
+        """As `mmspec.decoding.cuda_graphs.Capturable` has it."""
         h = self._gpt.embed(tokens) + self._place[slots]
         features = self._gpt.features(h, self._ragged_span(slots, end), self._cache, None)
         return self._gpt.output(features), features
@@ -119,7 +117,7 @@ class LlamaGenTarget:
         self._padding = padding[0] if padding else None
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: Part | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
     ) -> Logits:
         width, sides = tokens.shape[1], self._sides_of(part)
         last = first + width
@@ -141,10 +139,10 @@ class LlamaGenTarget:
             root, sides = self._slots + at[:, None], self._sides_of(None)
             self._cache.move(self._on(sides, root + path), self._on(sides, root + steps))
 
-    def keep(self, rows: list[int]) -> None:
-        index = both_sides(rows, self._rows, self._guided, self.device)
-        self._rows = len(rows)
-        self._cache.keep(index)
+    def select_rows(self, row_ids: list[int]) -> None:
+        index = cfg_rows(row_ids, self._rows, self._guided, self.device)
+        self._rows = len(row_ids)
+        self._cache.select_rows(index)
         if self._features is not None:
             self._features = self._features[index]
         if self._padding is not None:
@@ -157,14 +155,14 @@ class LlamaGenTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._gpt.output(features)
 
-    def _logits(self, h: Tensor, span: Span, last: int, part: Part | None = None) -> Logits:
+    def _logits(self, h: Tensor, span: Span, last: int, part: EarlyExit | None = None) -> Logits:
         """Those of the last slots of a window that is embedded in `h` [R, W, D]."""
         features = self._gpt.features(h, span, self._cache, None if part is None else part.layers)
         if part is None:
             self._features = features
-        return split_sides(self._gpt.output(features[:, -last:]), self._sides_of(part) == 2)
+        return split_cfg(self._gpt.output(features[:, -last:]), self._sides_of(part) == 2)
 
-    def _sides_of(self, part: Part | None) -> int:
+    def _sides_of(self, part: EarlyExit | None) -> int:
         """1, or 2 where a call, or a part of one, reads the unconditional side as well."""
         return 1 + (self._guided and (part is None or part.guided))
 
@@ -172,11 +170,11 @@ class LlamaGenTarget:
         """The same slots int64 [B, ...] on so many sides."""
         return torch.from_numpy(np.concatenate([slots] * sides)).to(self.device)
 
-    def _span(self, start: int, end: int, rows: int) -> Span:
+    def _span(self, start: int, end: int, batch_size: int) -> Span:
         """So many rows of a doubled batch, all at the same slots."""
         bias: Tensor | None = None
         if self._padding is not None:
-            bias = self._causal[start:end, :end] + self._padding[:rows, :, start:end, :end]
+            bias = self._causal[start:end, :end] + self._padding[:batch_size, :, start:end, :end]
         elif end - start > 1:
             bias = self._causal[start:end, :end]
         return Span(self._cos[start:end], self._sin[start:end], bias, end, start=start)
@@ -192,7 +190,7 @@ class LlamaGenTarget:
     def _tree_bias(self, root: Tensor, sees: Tensor, end: int) -> Tensor:
         """What W entries may look at, [B, 1, W, end]: all before and at the root's slot, and what `sees` tells.
 
-        `root` int64 [B]; `sees` bool [B or 1, W, n], of the n slots behind the root.
+        `root` int64 [B]; `sees` bool [B or 1, W, n], of the n slots after the root.
         """
         bias = self._causal[root, :end][:, None].repeat(1, sees.shape[1], 1)
         behind = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=self.device))[:, None]

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from diffusers import VQModel
 from torch import Tensor
 
+from mmspec.codebook import Codebook
 from mmspec.errors import ModelError
-from mmspec.neighbours import Codebook
 from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
 
 # Parts of a residual or attention block, ours after theirs.
@@ -64,12 +64,12 @@ def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
 
     The codebook is stored with unit rows, which is how the original uses it.
 
-    **Arguments:**
+    Args:
+        path: The checkpoint file, or a folder with one.
+        config: Original `ModelArgs` names, checked against the tensors; a `config.json` beside the file counts too.
 
-    - `path`: the checkpoint file, or a folder with one.
-    - `config`: original `ModelArgs` names, checked against the tensors; a `config.json` beside the file counts too.
-
-    **Raises:** `ModelError` for a file that is not what it claims to be.
+    Raises:
+        ModelError: For a file that is not what it claims to be.
     """
     path = Path(path)
     original = read_tensors(path)
@@ -91,7 +91,11 @@ def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
 
 
 def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
-    """The model with these parameters, under its own names. **Raises:** `ModelError` when they do not fit."""
+    """The model with these parameters, under its own names.
+
+    Raises:
+        ModelError: When they do not fit.
+    """
     expected = vq.state_dict()
     for key, value in tensors.items():
         # 1x1 convolutions of the original's attention are linear layers here.

@@ -1,9 +1,8 @@
-"""MAR: masked autoregressive pictures of latents that a diffusion head draws."""
+"""MAR: masked autoregressive images of latents that a diffusion head draws."""
 
 from mmspec.vision.mar.checkpoint import load_mar
 from mmspec.vision.mar.kl16 import load_kl16
-from mmspec.vision.mar.load import from_checkpoints
 from mmspec.vision.mar.masked import Shortcuts
 from mmspec.vision.mar.pipeline import MARPipeline
 
-__all__ = ["MARPipeline", "Shortcuts", "from_checkpoints", "load_kl16", "load_mar"]
+__all__ = ["MARPipeline", "Shortcuts", "load_kl16", "load_mar"]

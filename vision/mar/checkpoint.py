@@ -76,14 +76,14 @@ def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, An
 def load_mar(path: str | Path, config: Mapping[str, Any] | None = None) -> MARTransformer:
     """A MAR backbone and head from an original file.
 
-    **Arguments:**
+    Args:
+        path: `checkpoint-last.pth`, whose averaged weights (`model_ema`) are taken, a flat `.safetensors`, or a folder
+            with one of them.
+        config: Original `MAR` argument names; overrides a `config.json` beside the file. Published files need none.
 
-    - `path`: `checkpoint-last.pth`, whose averaged weights (`model_ema`) are taken, a flat `.safetensors`, or a folder
-      with one of them.
-    - `config`: original `MAR` argument names; overrides a `config.json` beside the file. Published files need none.
-
-    **Raises:** `ModelError` for a file that is not what it claims to be, `ArgumentError` when the number of attention
-    heads is nowhere to be found.
+    Raises:
+        ModelError: For a file that is not what it claims to be.
+        ArgumentError: When the number of attention heads is nowhere to be found.
     """
     path = Path(path)
     if (path / "checkpoint-last.pth").is_file():

@@ -52,9 +52,11 @@ class FinalLayer(nn.Module):
 class DiffusionHead(nn.Module):
     """Noise and variance of a latent under way.
 
-    **Arguments:**
-
-    - `token_dim`: D; `condition_dim`: W, of what the backbone says; `depth`, `width`: of the network.
+    Args:
+        token_dim: D.
+        condition_dim: W, of what the backbone says.
+        depth: Of the network.
+        width: Of the network.
     """
 
     def __init__(self, token_dim: int, condition_dim: int, depth: int, width: int) -> None:
@@ -68,9 +70,10 @@ class DiffusionHead(nn.Module):
     def forward(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         """Noise then variance, [n, 2 * D].
 
-        **Arguments:**
-
-        - `x`: [n, D]; `t`: original timesteps int64 [n]; `condition`: [n, W].
+        Args:
+            x: [n, D].
+            t: Original timesteps int64 [n].
+            condition: [n, W].
         """
         y = self.time_embed(t) + self.cond_embed(condition)
         x = self.input_proj(x)

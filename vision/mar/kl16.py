@@ -68,7 +68,8 @@ def kl16_config(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def load_kl16(path: str | Path) -> AutoencoderKL:
     """The autoencoder of `kl16.ckpt`, or of its safetensors mirror.
 
-    **Raises:** `ModelError` for a file that is not what it claims to be.
+    Raises:
+        ModelError: For a file that is not what it claims to be.
     """
     path = Path(path)
     original = read_tensors(path)
@@ -87,7 +88,7 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
 
 
 def pixels(vae: AutoencoderKL, latents: Tensor) -> Tensor:
-    """Pictures [B, 3, H, W] in about -1..1 of latents [B, N, D], places in raster order."""
+    """Images [B, 3, H, W] in about -1..1 of latents [B, N, D], places in raster order."""
     side = round(latents.shape[1] ** 0.5)
     maps = latents.transpose(1, 2).unflatten(2, (side, side)) / vae.config.scaling_factor
     return vae.decode(maps.to(vae.dtype)).sample.to(torch.float32)

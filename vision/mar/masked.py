@@ -2,7 +2,7 @@
 
 The number of places still missing after pass s of S is floor(N * cos(pi / 2 * (s + 1) / S)); with S = N each pass
 draws one. Fewer passes, a shorter chain in later passes, and an old unconditional side are other models: what comes
-out of them follows another law.
+out of them follows another distribution.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.decoding.batch import Step
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Meter, Stats
 from mmspec.errors import ArgumentError
-from mmspec.law import Logits
-from mmspec.loop import OnStep
-from mmspec.noise import Noise
-from mmspec.rows import Step
-from mmspec.stats import Meter, Stats
-from mmspec.vision.mar.chain import MARHead
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.rng import CounterRNG
+from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.transformer import MARTransformer
 
 
@@ -29,14 +29,14 @@ from mmspec.vision.mar.transformer import MARTransformer
 class Shortcuts:
     """What a call gives up for speed; the defaults give up nothing.
 
-    **Arguments:**
+    Args:
+        last_head_steps: Steps of the head's chain in the last pass, from `head_steps` in the first on a straight line
+            (DiSA, arXiv 2505.20297, takes 50 to 5); None keeps them.
+        refresh: Passes per computation of the unconditional side; between two, the last difference of the sides is
+            taken for the new one (the condition cache of LazyMAR, arXiv 2503.12450). 1 computes it always.
 
-    - `last_head_steps`: steps of the head's chain in the last pass, from `head_steps` in the first on a straight line
-      (DiSA, arXiv 2505.20297, takes 50 to 5); None keeps them.
-    - `refresh`: passes per computation of the unconditional side; between two, the last difference of the sides is
-      taken for the new one (the condition cache of LazyMAR, arXiv 2503.12450). 1 computes it always.
-
-    **Raises:** `ArgumentError` for a value out of range.
+    Raises:
+        ArgumentError: For a value out of range.
     """
 
     last_head_steps: int | None = None
@@ -52,7 +52,11 @@ class Shortcuts:
 
 
 def missing(places: int, passes: int) -> list[int]:
-    """How many places are missing after each pass. **Raises:** `ArgumentError` unless `passes` is in 1..places."""
+    """How many places are missing after each pass.
+
+    Raises:
+        ArgumentError: Unless `passes` is in 1..places.
+    """
     if not 1 <= passes <= places:
         raise ArgumentError(f"steps={passes} is not allowed; it must be from 1 to {places}, the number of latents")
     left, counts = places, []
@@ -77,15 +81,18 @@ def decode_masked(
 ) -> tuple[Tensor, Stats]:
     """Latents [B, N, D] by place, and what they cost.
 
-    **Arguments:**
-
-    - `head`: makes the head with a chain of so many steps; `head_steps`: of the first pass.
-    - `labels`: int64 [B]; `order`: int64 [B, N]; `seeds`: one per row.
-    - `guided`: with the unconditional side; `passes`: S.
+    Args:
+        head: Makes the head with a chain of so many steps.
+        head_steps: Of the first pass.
+        labels: int64 [B].
+        order: int64 [B, N].
+        seeds: One per row.
+        guided: With the unconditional side.
+        passes: S.
     """
     meter = Meter(model.device, len(seeds))
     order = order.to(model.device)
-    noise, rank = Noise(seeds, model.device), order.argsort(dim=1)
+    noise, rank = CounterRNG(seeds, model.device), order.argsort(dim=1)
     latents = torch.zeros(*order.shape, model.config.token_dim, device=model.device)
     conditions = [model.conditions(labels.to(model.device), len(seeds)), model.conditions(None, len(seeds))]
     apart, done = None, 0
@@ -108,8 +115,8 @@ def decode_masked(
         positions = np.tile(np.arange(done, goal), (len(seeds), 1))
         # All places of a pass are guided alike, by how many are missing after it.
         scale_of = np.full_like(positions, order.shape[1] - max(left, 1) - 1)
-        law = head(steps)(Logits(cond, uncond), noise.normals(positions, head(steps).normals), scale_of)
-        latents.scatter_(1, index.expand_as(law.mean), law.mean.to(latents))
+        dist = head(steps)(Logits(cond, uncond), noise.normals(positions, head(steps).normals), scale_of)
+        latents.scatter_(1, index.expand_as(dist.mean), dist.mean.to(latents))
         meter.clock.lap("rule")
         meter.nfe += 1
         meter.calls += 1

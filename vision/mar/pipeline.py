@@ -1,4 +1,4 @@
-"""The MAR pipeline: classes to pictures."""
+"""The MAR pipeline: classes to images."""
 
 from __future__ import annotations
 
@@ -10,37 +10,40 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.continuous.run import LatentAids, Sibling, build_latent_rule, run_latents
+from mmspec.continuous.run import LatentDraftResources, Sibling, build_latent_rule, run_latents
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.batch import Step
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.loop import OnStep
-from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
-from mmspec.rows import Step
-from mmspec.seeds import row_seeds
-from mmspec.target import Layout
-from mmspec.vision.call import ImageOutput, check_call, memory_for, observer
-from mmspec.vision.mar.chain import MARHead
+from mmspec.sampling.seeds import row_seeds
+from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import Shortcuts, decode_masked
 from mmspec.vision.mar.published import decode_published
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
+from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
 
 SCHEDULES = ("linear", "constant")
 
 
 class MARPipeline(DiffusionPipeline):
-    """Pictures of classes from a MAR.
+    """Images of classes from a MAR.
 
-    **Arguments:**
+    Args:
+        transformer: Backbone and diffusion head.
+        vae: Makes pixels of latents; without one a call gives latents only (`output_type="latent"`).
+        draft_transformer: A smaller MAR of the same latents, for the recipe `draft`; optional.
+        steps: The default of a call; 256 passes in the published evaluation.
+        head_steps: The default of a call; 100 steps in the published evaluation.
+        guidance_scale: The default of a call; 2.9 (B), 3.0 (L) or 3.2 (H) in the published evaluation.
+        cfg_schedule: The default of a call; "linear" in the published evaluation.
+        temperature: The default of a call; 1.0 in the published evaluation.
 
-    - `transformer`: backbone and diffusion head.
-    - `vae`: makes pixels of latents; without one a call gives latents only (`output_type="latent"`).
-    - `draft_transformer`: a smaller MAR of the same latents, for the recipe `draft`; optional.
-    - `steps`, `head_steps`, `guidance_scale`, `cfg_schedule`, `temperature`: the defaults of a call; those of the
-      published evaluation are 256 passes, 100 steps, 2.9 (B), 3.0 (L) or 3.2 (H), "linear" and 1.0.
-
-    **Raises:** `ArgumentError` when the parts do not belong together.
+    Raises:
+        ArgumentError: When the parts do not belong together.
     """
 
     model_cpu_offload_seq = "draft_transformer->transformer->vae"
@@ -98,23 +101,32 @@ class MARPipeline(DiffusionPipeline):
         on_step: OnStep | None = None,
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
     ) -> ImageOutput:
-        """Draws pictures of classes.
+        """Draws images of classes.
 
-        **Arguments:**
+        An exception from a callback ends the call.
 
-        - `class_labels`: one or more class ids; or `prompt`, the same as text, "207".
-        - `recipe`: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one, as does
-          `plain+smoothed`.
-        - `seed`: row i uses `seed + i`; or one seed per row. None draws one, from `generator` where that is given.
-        - `steps`: passes of the backbone, 1 to the number of latents, which is the default and what recipes need, but
-          for `draft+cspd` in its published schedule: a window of W is then W - 1 passes of the draft.
-        - `head_steps`: of the diffusion head, 2 to 1000. `temperature`: of its noise, above 0.
-        - `guidance_scale`: 1 is off; `cfg_schedule`: "linear" (it grows along the passes) or "constant".
-        - `shortcuts`: what to give up for speed; goes with `plain`.
-        - `num_images_per_prompt`, `output_type`, `return_dict`, `on_step`, `callback_on_step_end`: as elsewhere; the
-          output's `tokens` are latents float32 [B, N, D], places in raster order.
+        Args:
+            class_labels: One or more class ids; or `prompt`, the same as text, "207".
+            recipe: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one, as does
+                `plain+smoothed`.
+            seed: Row i uses `seed + i`; or one seed per row. None draws one, from `generator` where that is given.
+            steps: Passes of the backbone, 1 to the number of latents, which is the default and what recipes need, but
+                for `draft+cspd` in its published schedule: a window of W is then W - 1 passes of the draft.
+            head_steps: Of the diffusion head, 2 to 1000.
+            temperature: Of its noise, above 0.
+            guidance_scale: 1 is off.
+            cfg_schedule: "linear" (it grows along the passes) or "constant".
+            shortcuts: What to give up for speed; goes with `plain`.
+            num_images_per_prompt: As elsewhere.
+            output_type: As elsewhere; the output's `tokens` are latents float32 [B, N, D], places in raster order.
+            return_dict: As elsewhere.
+            on_step: As elsewhere.
+            callback_on_step_end: As elsewhere.
 
-        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`. An exception from a callback ends the call.
+        Raises:
+            PromptError: When a prompt cannot be read by the model.
+            ArgumentError: When an argument has a value that is not allowed.
+            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
         """
         check_call(num_images_per_prompt, output_type)
         if self.vae is None and output_type != "latent":
@@ -182,15 +194,15 @@ class MARPipeline(DiffusionPipeline):
 
         ours, draft = target(self.transformer, blind=published), self.draft_transformer
         model = self.transformer
-        aids = LatentAids(
+        resources = LatentDraftResources(
             draft_model=None if draft is None else lambda: Sibling(target(draft, newest=True), head(chain, draft)),
             first_layers=lambda n: Sibling(target(model, newest=True, layers=n), head(chain)),
             few_steps=lambda n: Sibling(target(model, newest=True), head(n)),
-            paces=paces_of(model),
+            adaptive_windows=adaptive_windows_of(model),
         )
         dim, places = model.config.token_dim, model.places
         layout = Layout(length=places, cell=(dim,), dtype=torch.float32)
-        found = run_latents(ours, head(chain), recipe, layout, seeds, aids, observe)
+        found = run_latents(ours, head(chain), recipe, layout, seeds, resources, observe)
         index = order.to(found.tokens.device)[..., None].expand_as(found.tokens)
         return torch.zeros_like(found.tokens).scatter_(1, index, found.tokens), found.stats
 
@@ -236,5 +248,5 @@ class MARPipeline(DiffusionPipeline):
         return labels
 
     def _pixels(self, latents: Tensor, output_type: str) -> Any:
-        pictures = pixels(self.vae, latents.to(self.vae.device))
-        return self.image_processor.postprocess(pictures, output_type=output_type)
+        images = pixels(self.vae, latents.to(self.vae.device))
+        return self.image_processor.postprocess(images, output_type=output_type)

@@ -1,9 +1,9 @@
 """Continuous Speculative Decoding as its code runs it on MAR: a smaller MAR draws whole passes, several places each.
 
-The first passes are the target's. Then the draft goes ahead, and behind every pass whose number divides by some G the
+The first passes are the target's. Then the draft goes ahead, and after every pass whose number divides by some G the
 target looks at all places drafted since it last looked: once, from the latents before them. What it does not keep it
 replaces in place. With 64 passes, G = 8 and 5 % of the passes its own, that is 12 calls of the target and 60 of the
-draft for 256 latents (arXiv 2411.11925). What comes of it follows neither model's law.
+draft for 256 latents (arXiv 2411.11925). What comes of it follows neither model's distribution.
 
 Each place is guided here as in its own pass; the published code guides all that are looked at as in the last one.
 """
@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.continuous.law import Account, Gaussian, LatentRule, normals
 from mmspec.continuous.run import LatentStats, with_account
-from mmspec.loop import OnStep
-from mmspec.noise import ACCEPT, DRAFT, REDRAW, Noise
-from mmspec.rows import Step
-from mmspec.stats import Meter
-from mmspec.vision.mar.chain import MARHead
+from mmspec.continuous.sampler import Account, Gaussian, LatentRule, normals
+from mmspec.decoding.batch import Step
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Meter
+from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, CounterRNG
+from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.masked import missing
 from mmspec.vision.mar.target import MARTarget
 
@@ -29,20 +29,21 @@ from mmspec.vision.mar.target import MARTarget
 class Side:
     """A model and its head, either of the two.
 
-    **Arguments:**
-
-    - `target`: which hides from every place of a call what is drawn in it; `head`: its head.
-    - `noise`: of the rows; `guided_as`: the position whose guidance each position has, host int64 [N].
+    Args:
+        target: Which hides from every place of a call what is drawn in it.
+        head: Its head.
+        noise: Of the rows.
+        guided_as: The position whose guidance each position has, host int64 [N].
     """
 
-    def __init__(self, target: MARTarget, head: MARHead, noise: Noise, guided_as: NDArray[np.int64]) -> None:
+    def __init__(self, target: MARTarget, head: MARHead, noise: CounterRNG, guided_as: NDArray[np.int64]) -> None:
         self.target = target
         self._head = head
         self._noise = noise
         self._guided_as = guided_as
 
-    def laws(self, positions: NDArray[np.int64]) -> Gaussian:
-        """The laws of positions [B, W], all behind what is there before the first of them."""
+    def dists(self, positions: NDArray[np.int64]) -> Gaussian:
+        """The distributions of positions [B, W], all after what is there before the first of them."""
         said = self.target.say(torch.from_numpy(positions).to(self.target.device))
         return self._head(said, self._noise.normals(positions, self._head.normals), self._guided_as[positions])
 
@@ -61,21 +62,25 @@ def decode_published(
 ) -> tuple[Tensor, LatentStats]:
     """Latents [B, N, D] in the order of their drawing, and what they cost.
 
-    **Arguments:**
-
-    - `target`, `draft`: both blind; `head`, `draft_head`: their heads.
-    - `rule`: draws and tests; its `alone` says how many passes are the target's.
-    - `places`: N; `passes`: S, 1 to N; `look_every`: G.
+    Args:
+        target: The target, blind.
+        draft: The model that drafts, blind as well.
+        head: The target's head.
+        draft_head: The draft's head.
+        rule: Draws and tests; its `alone` says how many passes are the target's.
+        places: N.
+        passes: S, 1 to N.
+        look_every: G.
     """
     left = missing(places, passes)
     # All places of a pass are guided alike, by how many are missing after it.
     sizes = -np.diff([places, *left])
     guided_as = np.repeat([places - max(n, 1) - 1 for n in left], sizes)
-    noise, meter, account = Noise(seeds, target.device), Meter(target.device, len(seeds)), Account()
+    noise, meter, account = CounterRNG(seeds, target.device), Meter(target.device, len(seeds)), Account()
     ours, theirs = Side(target, head, noise, guided_as), Side(draft, draft_head, noise, guided_as)
     tokens = torch.zeros(len(seeds), places, head.dim, device=target.device)
     alone, done, looked, draft_calls = rule.alone(passes), 0, 0, 0
-    laws: list[Gaussian] = []
+    dists: list[Gaussian] = []
 
     def put(latents: Tensor, at: int) -> None:
         tokens[:, at : at + latents.shape[1]] = latents
@@ -87,20 +92,20 @@ def decode_published(
         draws = noise.window(positions, s)
         meter.clock.lap("other")
         if s < alone:
-            p = ours.laws(positions)
-            put(rule.draw(p, normals(draws, REDRAW, head.dim)), done)
+            p = ours.dists(positions)
+            put(rule.draw(p, normals(draws, RESAMPLE, head.dim)), done)
             meter.clock.lap("target")
         else:
-            q = theirs.laws(positions)
+            q = theirs.dists(positions)
             put(rule.draw(q, normals(draws, DRAFT, head.dim)), done)
-            laws.append(q)
+            dists.append(q)
             draft_calls += 1
             meter.clock.lap("drafter")
         done = goal
-        if laws and (s % look_every == 0 or done == places):
+        if dists and (s % look_every == 0 or done == places):
             positions = np.tile(np.arange(looked, done), (len(seeds), 1))
             draws = noise.window(positions, passes + s)
-            p, q, x = ours.laws(positions), joined(laws), tokens[:, looked:done]
+            p, q, x = ours.dists(positions), joined(dists), tokens[:, looked:done]
             meter.clock.lap("target")
             chance = rule.chance(p, q, x)
             kept = draws[ACCEPT] < chance
@@ -109,10 +114,10 @@ def decode_published(
             excess = rule.excess(p, q, x, chance.clamp(max=1.0))
             if excess is not None:
                 meter.excess += excess.sum(1).double().cpu().numpy()
-            put(torch.where(kept[..., None], x, rule.redraw(p, q, x, draws)), looked)
-            laws = []
+            put(torch.where(kept[..., None], x, rule.resample(p, q, x, draws)), looked)
+            dists = []
             meter.clock.lap("rule")
-        if not laws:
+        if not dists:
             meter.nfe += 1
             meter.calls += 1
             meter.tokens += done - looked
@@ -128,7 +133,7 @@ def done_after(sizes: NDArray[np.int64]) -> list[int]:
     return np.cumsum(sizes).tolist()
 
 
-def joined(laws: list[Gaussian]) -> Gaussian:
-    """The laws of several passes as those of one window."""
-    parts = [(law.mean, law.log_sigma, law.path, law.marks) for law in laws]
+def joined(dists: list[Gaussian]) -> Gaussian:
+    """The distributions of several passes as those of one window."""
+    parts = [(dist.mean, dist.log_sigma, dist.path, dist.marks) for dist in dists]
     return Gaussian(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.law import Logits
-from mmspec.rows import Step
-from mmspec.target import both_sides, split_sides
+from mmspec.decoding.batch import Step
+from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.vision.mar.transformer import MARTransformer
 
 
@@ -27,14 +26,14 @@ def orders(seeds: Sequence[int], places: int) -> Tensor:
 class MARTarget:
     """A MAR with its classes given.
 
-    **Arguments:**
-
-    - `labels`: int64 [B]; `order`: int64 [B, N], the place of each position.
-    - `guided`: also says the conditions of no class.
-    - `newest`: says only the condition behind a window's last token, for a drafter.
-    - `blind`: hides a window's drafts from all its slots, as Continuous Speculative Decoding does: one pass per window,
-      and conditions that are not those of the drafts before.
-    - `layers`: only the first so many of the encoder and of the decoder.
+    Args:
+        labels: int64 [B].
+        order: int64 [B, N], the place of each position.
+        guided: Also says the conditions of no class.
+        newest: Says only the condition after a window's last token, for a drafter.
+        blind: Hides a window's drafts from all its slots, as Continuous Speculative Decoding does: one pass per window,
+            and conditions that are not those of the drafts before.
+        layers: Only the first so many of the encoder and of the decoder.
     """
 
     vocab_size = 0
@@ -85,10 +84,10 @@ class MARTarget:
         self._latents.scatter_(1, places, torch.where(inside[..., None], tokens.to(kept), kept))
         return positions
 
-    def keep(self, rows: list[int]) -> None:
-        self._condition = self._condition[both_sides(rows, len(self._order), self._guided, self.device)]
-        self._order, self._rank, self._latents = self._order[rows], self._rank[rows], self._latents[rows]
-        self._rows = self._rows[rows]
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._condition = self._condition[cfg_rows(row_ids, len(self._order), self._guided, self.device)]
+        self._order, self._rank, self._latents = self._order[row_ids], self._rank[row_ids], self._latents[row_ids]
+        self._rows = self._rows[row_ids]
 
     def refresh(self, step: Step) -> None:
         """Takes over what was committed, which a rule that replaces drafts in place may have changed."""
@@ -107,4 +106,4 @@ class MARTarget:
         z = self._model(condition, latents.flatten(0, 1).repeat(sides, 1, 1), batch, self._layers)
         z = z.unflatten(0, (-1, seen.shape[1])).expand(-1, done.shape[1], -1, -1)
         places = self._order.gather(1, done).repeat(sides, 1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
-        return split_sides(z.gather(2, places)[:, :, 0], self._guided)
+        return split_cfg(z.gather(2, places)[:, :, 0], self._guided)

@@ -68,12 +68,20 @@ class DiffLoss(nn.Module):
 class MARTransformer(ModelMixin, ConfigMixin):
     """Backbone and head.
 
-    **Arguments:**
-
-    - `grid_size`: places per side, so that N = grid_size ** 2; `token_dim`: D, numbers per latent.
-    - `encoder_dim`, `encoder_depth`, `encoder_heads`, the same of the decoder; `mlp_ratio`.
-    - `class_num`: classes; `buffer_size`: slots that hold the class.
-    - `head_depth`, `head_width`: of the diffusion head.
+    Args:
+        grid_size: Places per side, so that N = grid_size ** 2.
+        token_dim: D, numbers per latent.
+        encoder_dim: Width of the encoder.
+        encoder_depth: Layers of the encoder.
+        encoder_heads: Attention heads of the encoder.
+        decoder_dim: Width of the decoder.
+        decoder_depth: Layers of the decoder.
+        decoder_heads: Attention heads of the decoder.
+        mlp_ratio: Width of the feed-forward parts over that of the layers.
+        class_num: Classes.
+        buffer_size: Slots that hold the class.
+        head_depth: Of the diffusion head.
+        head_width: Of the diffusion head.
     """
 
     config_name = "config.json"
@@ -114,19 +122,19 @@ class MARTransformer(ModelMixin, ConfigMixin):
         self.diffusion_pos_embed_learned = nn.Parameter(torch.zeros(1, self.places, decoder_dim))
         self.diffloss = DiffLoss(token_dim, decoder_dim, head_depth, head_width)
 
-    def conditions(self, labels: Tensor | None, rows: int) -> Tensor:
+    def conditions(self, labels: Tensor | None, batch_size: int) -> Tensor:
         """What tells the class, [rows, W]: of `labels` int64 [rows], or of no class."""
-        return self.fake_latent.expand(rows, -1) if labels is None else self.class_emb(labels)
+        return self.fake_latent.expand(batch_size, -1) if labels is None else self.class_emb(labels)
 
     def encode(
         self, condition: Tensor, latents: Tensor, there: Tensor, layers: int | None = None
     ) -> tuple[Tensor, ...]:
         """The encoder's output [R, buffer + V, W], its slots int64 [R, buffer + V], and which of them are no padding.
 
-        **Arguments:**
-
-        - `condition`: [R, W]; `latents`: [R, N, D], of which those count that are `there`, bool [R, N].
-        - `layers`: only the first so many.
+        Args:
+            condition: [R, W].
+            latents: [R, N, D], of which those count that are `there`, bool [R, N].
+            layers: Only the first so many.
         """
         rows, count = len(there), int(there.sum(1).max())
         # Those that are there come first, in the order of their places.

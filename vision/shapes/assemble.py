@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from mmspec.drafters.start import NGramTable
+from mmspec.drafters.ngram import NGramTable
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-from mmspec.vision.llamagen.table import TokenTable
 from mmspec.vision.shapes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
 from mmspec.vision.shapes.data import load_codes
 from mmspec.vision.shapes.export import export
@@ -21,9 +21,9 @@ from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 
-def count_table(tokens: torch.Tensor, gpt: LlamaGenGPT) -> TokenTable:
+def count_table(tokens: torch.Tensor, gpt: LlamaGenGPT) -> NGramTokenTable:
     """The likeliest token for each pair of neighbours in training tokens [n, N]."""
-    table = TokenTable(gpt.config.vocab_size)
+    table = NGramTokenTable(gpt.config.vocab_size)
     table.best.copy_(NGramTable.count(tokens, gpt.config.grid_size, gpt.config.vocab_size).best)
     return table
 

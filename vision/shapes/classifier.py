@@ -62,8 +62,9 @@ class ShapesClassifier(ModelMixin, ConfigMixin):
 def score_captions(seen: Sequence[Caption], wanted: Sequence[Caption]) -> Scores:
     """Compare what is seen with what prompts state; what a prompt leaves out is not counted.
 
-    Returns `attributes` (share of stated attributes that are right), `captions` (share of prompts with all of them
-    right) and the share per attribute: size, colour, shape, relation (or that there is one object), style, background.
+    Returns:
+        `attributes` (share of stated attributes that are right), `captions` (share of prompts with all of them right)
+            and the share per attribute: size, colour, shape, relation (or that there is one object), style, background.
     """
     right: dict[str, list[bool]] = {}
     whole: list[bool] = []

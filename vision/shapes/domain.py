@@ -97,7 +97,7 @@ class Caption:
         return Caption(*(values[int(i)] for (_, values), i in zip(SLOTS, indices, strict=True)))
 
     def canonical(self) -> Caption:
-        """The same caption with relation "above" or "left of": "A below B" and "B above A" are one picture."""
+        """The same caption with relation "above" or "left of": "A below B" and "B above A" are one image."""
         if self.relation not in _MIRROR:
             return self
         return Caption(
@@ -129,7 +129,7 @@ def is_held_out(caption: Caption) -> bool:
 def features(captions: Sequence[Caption]) -> torch.Tensor:
     """What the transformer is conditioned on, float32 [B, T, C]: row t marks the values that `CONDITION[t]` holds.
 
-    Of "A below B" and "B above A", which are one picture, it sees the second, so that the first object is always the
+    Of "A below B" and "B above A", which are one image, it sees the second, so that the first object is always the
     upper or the left one.
     """
     return index_features(torch.tensor([c.canonical().indices() for c in captions]))

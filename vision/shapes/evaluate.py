@@ -90,7 +90,7 @@ def evaluate(
     return result, samples, prompts
 
 
-def picture_grid(images: torch.Tensor, labels: Sequence[str], columns: int = 8, scale: int = 3) -> Image.Image:
+def image_grid(images: torch.Tensor, labels: Sequence[str], columns: int = 8, scale: int = 3) -> Image.Image:
     """Images [B, 3, H, W] in [-1, 1] enlarged, each above its label broken into lines."""
     side, text = images.shape[-1] * scale, 36
     rows = -(-len(labels) // columns)
@@ -122,7 +122,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     report = json.dumps(asdict(result), indent=2)
     (args.out / "evaluation.json").write_text(report + "\n")
-    picture_grid(samples[:40], prompts[:40]).save(args.out / "evaluation.png")
+    image_grid(samples[:40], prompts[:40]).save(args.out / "evaluation.png")
     print(report)
 
 

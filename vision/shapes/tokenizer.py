@@ -67,11 +67,11 @@ class FSQ(nn.Module):
 class ShapesTokenizer(ModelMixin, ConfigMixin):
     """Images [B, 3, H, W] in [-1, 1] to tokens [B, H/4 * W/4] in raster order and back.
 
-    **Arguments:**
-
-    - `levels`: of the quantiser.
-    - `vocab_size`: how many of the quantiser's codes are tokens; None for all. `book` [vocab_size] says which.
-    - `channels`, `image_size`: width of the layers; pixels per side.
+    Args:
+        levels: Of the quantiser.
+        vocab_size: How many of the quantiser's codes are tokens; None for all. `book` [vocab_size] says which.
+        channels: Width of the layers.
+        image_size: Pixels per side.
     """
 
     # diffusers would judge by `book`, whose type never differs, that the file's tensors need no conversion.

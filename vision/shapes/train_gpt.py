@@ -57,7 +57,7 @@ def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
 
 
 @dataclass
-class Part:
+class MatrixShare:
     """Rows of a fused matrix as a parameter of its own: `view` shares the memory of rows `at` of `whole`."""
 
     view: torch.nn.Parameter
@@ -69,7 +69,7 @@ class Part:
         self.view.grad = self.whole.grad[self.at]
 
 
-def hidden_matrices(gpt: LlamaGenGPT) -> list[Part]:
+def hidden_matrices(gpt: LlamaGenGPT) -> list[MatrixShare]:
     """The matrices that Muon trains: those of the blocks, and the one that ends the caption embedding.
 
     Queries, keys and values go apart: orthogonalised together, the gradient of the values, which is larger, would leave
@@ -81,11 +81,11 @@ def hidden_matrices(gpt: LlamaGenGPT) -> list[Part]:
             rows = len(p) // 3 if "wqkv" in name else len(p)
             for first in range(0, len(p), rows):
                 at = slice(first, first + rows)
-                parts.append(Part(torch.nn.Parameter(p.data[at]), p, at))
+                parts.append(MatrixShare(torch.nn.Parameter(p.data[at]), p, at))
     return parts
 
 
-def optimisers(gpt: LlamaGenGPT, parts: list[Part], config: GPTTraining) -> list[torch.optim.Optimizer]:
+def optimisers(gpt: LlamaGenGPT, parts: list[MatrixShare], config: GPTTraining) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for the rest (embeddings, head, norms)."""
     matrices = [part.view for part in parts]
     hidden = {id(part.whole) for part in parts}

@@ -1,7 +1,7 @@
 """What makes the shapes transformer one of latents: how it reads them, and a flow head that draws them.
 
 A latent is the feature vector that the tokenizer's decoder reads at a place, five numbers in about -1..1. The discrete
-model says how likely each of its codes is; smeared by a little noise, that is a law over latents, and the flow from
+model says how likely each of its codes is; smeared by a little noise, that is a distribution over latents, and the flow from
 noise to it is known in closed form: this head is what a trained one would be if it made no mistake. It has no weights.
 """
 
@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmspec.continuous.law import Gaussian
-from mmspec.law import Logits
+from mmspec.continuous.sampler import Gaussian
+from mmspec.sampling.logits import Logits
 
 SPREAD = 0.04  # standard deviation of the latents around their codes, which lie 0.5 apart
 NEAR = 0.1  # of the noise under which the transformer reads them
 
 
-class Reading(nn.Module):
+class CodeReading(nn.Module):
     """The embedding of a latent [..., D]: that of the codes, by their probability under noise of deviation `NEAR`.
 
-    **Arguments:**
-
-    - `codes`: [V, D], the latents of the codes; `table`: [V, C], their embeddings.
+    Args:
+        codes: [V, D], the latents of the codes.
+        table: [V, C], their embeddings.
     """
 
     codes: Tensor
@@ -40,16 +40,17 @@ class Reading(nn.Module):
         return (near / NEAR**2).softmax(-1).to(self.table.dtype) @ self.table
 
 
-class FlowLaw:
+class FlowHead:
     """The flow head: Euler steps from noise along x' = (E[latent | x, t] - x) / (1 - t), which leave nothing to chance.
 
     With x = (1 - t) * w + t * latent, the latent of a code v is N(code_v, spread**2), and E is the mean over the codes,
     by their probability at x, of the latent that each would have.
 
-    **Arguments:**
-
-    - `codes`: [V, D]; `steps`: of the flow.
-    - `guidance`, `temperature`: of the law over codes, as in the discrete model; the temperature is above 0.
+    Args:
+        codes: [V, D].
+        steps: Of the flow.
+        guidance: Of the distribution over codes, as in the discrete model; the temperature is above 0.
+        temperature: As for `guidance`.
     """
 
     marks = 0

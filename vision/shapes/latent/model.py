@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.shapes.config import WEIGHTS
-from mmspec.vision.shapes.latent.head import Reading
+from mmspec.vision.shapes.latent.head import CodeReading
 
 
 def latent_trunk(gpt: LlamaGenGPT, codes: Tensor) -> Any:
     """The same transformer reading latents [B, W, D] instead of tokens; it shares the weights."""
     trunk = copy.copy(gpt)
     trunk._modules = dict(gpt._modules)
-    trunk.tok_embeddings = Reading(codes.to(gpt.device), gpt.tok_embeddings.weight.detach())  # type: ignore[assignment]
+    trunk.tok_embeddings = CodeReading(codes.to(gpt.device), gpt.tok_embeddings.weight.detach())  # type: ignore[assignment]
     return trunk
 
 

@@ -1,4 +1,4 @@
-"""Captions to pictures by way of latents."""
+"""Captions to images by way of latents."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.continuous.run import LatentAids, Sibling, run_latents
-from mmspec.drafters.first_layers import FirstLayers, Part
+from mmspec.continuous.run import LatentDraftResources, Sibling, run_latents
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.target import EarlyExit
+from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
-from mmspec.loop import OnStep
-from mmspec.pace import paces_of
 from mmspec.recipes import Recipe, parse
-from mmspec.seeds import row_seeds
-from mmspec.target import Layout
-from mmspec.vision.call import ImageOutput, check_call, memory_for
+from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.outputs import ImageOutput, check_call, memory_for
 from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE
-from mmspec.vision.shapes.latent.head import FlowLaw
+from mmspec.vision.shapes.latent.head import FlowHead
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
@@ -30,10 +31,11 @@ STEPS = 16
 class LatentShapes:
     """What `mmspec.load("shapes-latent")` gives.
 
-    **Arguments:**
-
-    - `target`, `draft`: transformers that read latents, see `latent_trunk`, the model and its smaller sibling.
-    - `tokenizer`: whose decoder makes pixels of latents; `text_encoder`: reads captions.
+    Args:
+        target: A transformer that reads latents, see `latent_trunk`.
+        draft: The same, its smaller sibling.
+        tokenizer: Whose decoder makes pixels of latents.
+        text_encoder: Reads captions.
     """
 
     def __init__(self, target: Any, draft: Any, tokenizer: ShapesTokenizer, text_encoder: ShapesTextEncoder) -> None:
@@ -64,20 +66,25 @@ class LatentShapes:
         on_step: OnStep | None = None,
         measure_entropy: bool = False,
     ) -> ImageOutput:
-        """Draws pictures of captions.
+        """Draws images of captions.
 
-        **Arguments:**
+        Args:
+            recipe: `plain`, or a way of drafting with a rule for vectors, such as `few-steps+tolerance:steps=2`.
+            seed: Row i uses `seed + i`; or one seed per row.
+            temperature: Of the distribution over codes that the flow leads to, above 0.
+            guidance_scale: 1 is off. None takes the discrete model's own.
+            head_steps: Euler steps of the flow, 1 to 1000.
+            num_images_per_prompt: As in other pipelines.
+            output_type: As in other pipelines; the output's `tokens` are latents float32 [B, N, 5].
+            on_step: As in other pipelines.
+            top_k: Off; a vector's distribution has no mass to cut and no entropy in bits.
+            top_p: Off; a vector's distribution has no mass to cut and no entropy in bits.
+            measure_entropy: Off; a vector's distribution has no mass to cut and no entropy in bits.
 
-        - `recipe`: `plain`, or a way of drafting with a rule for vectors, such as `few-steps+tolerance:steps=2`.
-        - `seed`: row i uses `seed + i`; or one seed per row.
-        - `temperature`: of the law over codes that the flow leads to, above 0; `guidance_scale`: 1 is off. None takes
-          the discrete model's own.
-        - `head_steps`: Euler steps of the flow, 1 to 1000.
-        - `num_images_per_prompt`, `output_type`, `on_step`: as in other pipelines; the output's `tokens` are latents
-          float32 [B, N, 5].
-        - `top_k`, `top_p`, `measure_entropy`: off; a vector's law has no mass to cut and no entropy in bits.
-
-        **Raises:** `PromptError`, `ArgumentError`, `UnknownNameError`.
+        Raises:
+            PromptError: When a prompt cannot be read by the model.
+            ArgumentError: When an argument has a value that is not allowed.
+            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
         """
         check_call(num_images_per_prompt, output_type)
         for name, value, off in (("top_k", top_k, 0), ("top_p", top_p, 1.0)):
@@ -98,25 +105,25 @@ class LatentShapes:
             uncond = trunk.unconditional(rows) if scale != 1 else None
             return LlamaGenTarget(trunk, features, uncond, None, slack=recipe.window)
 
-        def law(steps: int = head_steps) -> FlowLaw:
-            return FlowLaw(self.codes, steps, scale, warmth)
+        def flow_head(steps: int = head_steps) -> FlowHead:
+            return FlowHead(self.codes, steps, scale, warmth)
 
         ours = target(self.target)
-        aids = LatentAids(
-            draft_model=lambda: Sibling(target(self.draft), law()),
-            first_layers=lambda n: Sibling(FirstLayers(ours, Part(n, scale != 1)), law()),
-            few_steps=lambda n: Sibling(target(self.target), law(n)),
-            paces=paces_of(self.target),
+        resources = LatentDraftResources(
+            draft_model=lambda: Sibling(target(self.draft), flow_head()),
+            first_layers=lambda n: Sibling(EarlyExitTarget(ours, EarlyExit(n, scale != 1)), flow_head()),
+            few_steps=lambda n: Sibling(target(self.target), flow_head(n)),
+            adaptive_windows=adaptive_windows_of(self.target),
         )
         grid, dim = self.target.config.grid_size, self.codes.shape[1]
         layout = Layout(length=grid**2, width=grid, cell=(dim,), dtype=torch.float32)
         with memory_for(rows):
-            found = run_latents(ours, law(), recipe, layout, seeds, aids, on_step)
+            found = run_latents(ours, flow_head(), recipe, layout, seeds, resources, on_step)
         images = found.tokens if output_type == "latent" else self._pixels(found.tokens, output_type)
         return ImageOutput(images, found.tokens, seeds, found.stats)
 
     def _pixels(self, latents: Tensor, output_type: str) -> Any:
         grid = self.target.config.grid_size
         maps = latents.transpose(1, 2).unflatten(2, (grid, grid)).to(self.tokenizer.dtype)
-        pictures = self.tokenizer.decoder(maps).clamp(-1, 1).float()
-        return self.image_processor.postprocess(pictures, output_type=output_type)
+        images = self.tokenizer.decoder(maps).clamp(-1, 1).float()
+        return self.image_processor.postprocess(images, output_type=output_type)

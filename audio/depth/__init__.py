@@ -1,0 +1,1 @@
+"""Frames with a depth decoder."""

@@ -1,0 +1,1 @@
+"""Models of transformers that speak, after `mmspec.audio.pipeline.SpeechAdapter`."""

@@ -1,0 +1,126 @@
+"""Bark: text to semantic codes, and these to the first two codebooks of EnCodec, by turns in one stream.
+
+`BarkModel.generate(..., custom_generate=mmspec.generate)` decodes both stages by any recipe; the third is not
+autoregressive. The second makes a prompt of the last 630 tokens anew every 60 tokens, which are one call of the loop.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+from mmspec.hf.causal_target import Backbone, Prompt
+from mmspec.hf.plan import Plan, Request, by_ids, counted, head_size, refuse_guidance, refuse_inputs
+
+
+class Semantic:
+    """The family of `BarkSemanticModel`, whose prompt are vectors: text and a voice, added up."""
+
+    READS_EMBEDS = True
+
+    def vocab_size(self, model: Any) -> int:
+        return head_size(model.lm_head)
+
+    def plan(self, model: Any, request: Request) -> Plan:
+        """How a request is decoded.
+
+        Raises:
+            ArgumentError: For a model that did not make the prompt, as one that drafts.
+        """
+        refuse_inputs(model, request, "inputs_embeds")
+        refuse_guidance(model, request)
+        embed, prompt = model.input_embeds_layer, request.inputs["inputs_embeds"]
+        mark = embed(torch.tensor(request.config.semantic_infer_token, device=prompt.device))
+        if prompt.shape[-1] != len(mark) or not torch.equal(prompt[0, -1], mark):
+            raise ArgumentError(
+                "draft_model cannot draft Bark's semantic stage, whose prompt is made of vectors of the model itself; "
+                "give it as coarse_draft_model"
+            )
+        return Plan(
+            Backbone(BarkDecoder(model), embed, model.lm_head, head_size(model.lm_head), prompt.device),
+            Prompt(prompt, request.mask, counted(request.mask)),
+            None,
+            room(model, request),
+            history=request.input_ids,
+        )
+
+
+class Coarse:
+    """The family of `BarkCoarseModel`."""
+
+    def vocab_size(self, model: Any) -> int:
+        return head_size(model.lm_head)
+
+    def plan(self, model: Any, request: Request) -> Plan:
+        refuse_inputs(model, request)
+        refuse_guidance(model, request)
+        room(model, request)
+        made = by_ids(model, BarkDecoder(model), model.input_embeds_layer, model.lm_head, request)
+        # One seed of the user's goes for all windows: each is told apart by what it begins with.
+        salt = tuple(zlib.crc32(row.cpu().numpy().tobytes()) for row in request.input_ids)
+        return replace(made, width=2, salt=salt)
+
+
+SEMANTIC, COARSE = Semantic(), Coarse()
+
+
+def room(model: Any, request: Request) -> int:
+    """Tokens to be made.
+
+    Raises:
+        ArgumentError: When the model has no positions for them.
+    """
+    places, prompt = int(model.config.block_size), request.input_ids.shape[1]
+    if prompt + request.length > places + 1:
+        raise ArgumentError(
+            f"max_new_tokens={request.length} is not allowed; after a prompt of {prompt} tokens this model has places "
+            f"for {places + 1 - prompt}"
+        )
+    return request.length
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a decoder gives, under the name it has in transformers."""
+
+    last_hidden_state: Tensor
+
+
+class BarkDecoder:
+    """The layers of a Bark model with an attention mask given; its own attention has one causal order for all rows."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> Hidden:
+        model = self._model
+        hidden = inputs_embeds + model.position_embeds_layer(position_ids)
+        for layer in model.layers:
+            hidden = hidden + attend(layer.attn, layer.layernorm_1(hidden), attention_mask, past_key_values)
+            hidden = hidden + layer.mlp(layer.layernorm_2(hidden))
+        return Hidden(model.layernorm_final(hidden))
+
+
+def attend(attention: Any, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
+    """Self-attention [R, W, D] with a mask [R, 1, W, end] of numbers to add."""
+
+    def heads(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)
+
+    query, key, value = (heads(x) for x in attention.att_proj(hidden).split(attention.embed_dim, dim=-1))
+    key, value = cache.update(key, value, attention.layer_idx)
+    out: Tensor = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return attention.out_proj(out.transpose(1, 2).flatten(-2))

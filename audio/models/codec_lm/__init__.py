@@ -1,0 +1,1 @@
+"""Codec language models with their own text side: CosyVoice, Chatterbox."""

@@ -1,0 +1,281 @@
+"""CSM: frames of Mimi codes.
+
+`CsmForConditionalGeneration.generate(..., custom_generate=mmspec.generate)` decodes the depth of frames by any recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import MaxLengthCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.logits_process import LogitsProcessorList
+
+from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames, decode_frames
+from mmspec.audio.depth.frame_windows import decode_ahead
+from mmspec.decoding.loop import OnStep
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.hf.adapters import unwrap
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, as_bias
+from mmspec.hf.plan import counted
+from mmspec.hf.request import GenerateRequest
+from mmspec.hf.slot_cache import SlotCache
+from mmspec.recipes import Recipe, parse
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
+
+
+class CsmFrames:
+    """A model with its prompts given: a `mmspec.audio.depth.depth_decoding.FrameModel`, and a `mmspec.audio.depth.frame_windows.FrameReader`.
+
+    Args:
+        model: A `CsmForConditionalGeneration`.
+        embeds: [B, T, D], text and sound of the prompt.
+        mask: bool [B, T], False on padding at the left.
+        length: Frames to be made.
+        slack: How many a window may reach past the end.
+    """
+
+    def __init__(self, model: Any, embeds: Tensor, mask: Tensor, length: int, slack: int = 0) -> None:
+        self.vocab_size = int(model.config.vocab_size)
+        self.codes = int(model.config.num_codebooks) - 1
+        self.device = embeds.device
+        self._model = model
+        self._length = np.zeros(len(embeds), dtype=np.int64)
+        backbone = model.backbone_model
+        parts = Backbone(backbone, backbone.embed_tokens, model.lm_head, model.lm_head.out_features, embeds.device)
+        self._target = CausalTarget(parts, Prompt(embeds, mask, counted(mask)), None, length, slack)
+
+    def start(self) -> Logits:
+        return self._target.prefill()
+
+    def step(self, frame: Tensor) -> Logits:
+        logits = self._target.forward(frame[:, None], self._length)
+        self._length = self._length + 1
+        return logits
+
+    def depth(self, first: Tensor, start: int, window: int) -> CsmDepth:
+        return CsmDepth(self._model.depth_decoder, self._target.features()[:, -1], first, start, window)
+
+    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        return self._target.forward(frames, at)
+
+    def hidden(self) -> Tensor:
+        return self._target.features()
+
+    def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
+        return CsmDepth(self._model.depth_decoder, hidden, frames[:, :1], 0, 0).whole(frames)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._target.select_rows(row_ids)
+        self._length = self._length[row_ids]
+
+
+class CsmDepth:
+    """The codes of one frame after the first, as a target.
+
+    Slot 0 of its cache holds the backbone's hidden state, slot 1 the first code, slot 2 that of position `start`.
+
+    Args:
+        decoder: A `CsmDepthDecoderForCausalLM`.
+        hidden: [B, D], of the backbone.
+        first: int64 [B, 1].
+        start: The position of the second code.
+        window: How far a window may reach past the end.
+    """
+
+    def __init__(self, decoder: Any, hidden: Tensor, first: Tensor, start: int, window: int) -> None:
+        self.vocab_size = int(decoder.config.vocab_size)
+        self.device = hidden.device
+        self._decoder = decoder
+        self._codebooks = int(decoder.config.num_codebooks)
+        self._hidden = hidden
+        self._first = first
+        self._start = start
+        self._cache = SlotCache(self._codebooks + 1 + window)
+
+    def prefill(self) -> Logits:
+        embeds = torch.stack([self._hidden, self._embed(self._first, np.ones((1, 1), dtype=np.int64))[:, 0]], dim=1)
+        return self._read(embeds, np.tile([0, 1], (len(embeds), 1)), last=1)
+
+    def whole(self, frame: Tensor) -> Tensor:
+        """Logits [B, codebooks - 1, V] of the codes of a whole frame, int64 [B, codebooks], in one call."""
+        slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
+        embeds = torch.cat([self._hidden[:, None], self._embed(frame[:, :-1], slots[:, 1:])], dim=1)
+        return self._read(embeds, slots, last=self._codebooks - 1).cond
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        slots = at[:, None] - self._start + 2 + np.arange(tokens.shape[1])
+        # Whoever reads again what lies before `start` has the frame before in mind; here that is the first code.
+        given = torch.from_numpy(slots <= 1).to(self.device)
+        return self._read(self._embed(torch.where(given, self._first, tokens), slots), slots)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._hidden, self._first = self._hidden[row_ids], self._first[row_ids]
+        self._cache.select_rows(torch.tensor(row_ids, device=self.device))
+
+    def _embed(self, tokens: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        book = torch.from_numpy((slots - 1).clip(0, self._codebooks - 1)).to(self.device)
+        return self._decoder.model.embed_tokens(tokens + book * self.vocab_size)
+
+    def _read(self, embeds: Tensor, slots: NDArray[np.int64], last: int = 0) -> Logits:
+        """Logits [B, W, V] after the `last` of a window (0: all), whose tokens have slots host int64 [B, W].
+
+        transformers' own forward gives all rows the same positions, and drops the logits of a window's first token.
+        """
+        model, places = self._decoder.model, torch.from_numpy(slots).to(self.device)
+        end = int(slots.max()) + 1
+        self._cache.at_slots(places, end)
+        hidden = model.inputs_embeds_projector(embeds)
+        mask = as_bias(torch.arange(end, device=self.device) <= places[..., None], hidden.dtype)
+        turn = model.rotary_emb(hidden, position_ids=places)
+        for layer in model.layers:
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=places,
+                past_key_values=self._cache,
+                use_cache=True,
+                position_embeddings=turn,
+            )
+        return Logits(self._head(model.norm(hidden)[:, -last:], slots[:, -last:]), None)
+
+    def _head(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        """Each slot has a head of its own."""
+        weight, which = self._decoder.codebooks_head.weight, (slots - 1).clip(0, self._codebooks - 2)
+        logits = hidden.new_empty(*hidden.shape[:2], self.vocab_size)
+        for head in np.unique(which):
+            here = torch.from_numpy(which == head).to(self.device)
+            logits[here] = hidden[here] @ weight[head]
+        return logits
+
+
+def generate(call: GenerateRequest, ahead: int = 0) -> Any:
+    """`mmspec.generate` for CSM: frames int64 [B, T, codebooks], as its own generate gives them.
+
+    The depth decoder draws as its own generation config says (`depth_decoder_do_sample` and the like). A row ends with
+    the frame whose codes, but for the last, are all `codebook_eos_token_id`: transformers leaves the last one out, and
+    so do we. What follows the end is padding; without an `eos_token_id` transformers goes on making codes there. What a
+    call cost, `on_step` tells. `ahead`: frames in a window, see `mmspec.audio.depth.frame_windows`; 0 stays inside a frame.
+
+    Raises:
+        ArgumentError: When an argument has a value that is not allowed.
+        PromptError: When a prompt cannot be read by the model.
+        ModelError: When a model or a checkpoint is not what it claims to be.
+    """
+    model, input_ids, inputs = call.model, call.input_ids, call.inputs
+    refuse_modes(call.config, inputs)
+    found, rules = read_processors(call.processors)
+    if rules:
+        raise ArgumentError("repetition_penalty and its like are not supported for CSM, whose prompt has no codes")
+    if input_ids.ndim != 2:
+        raise ArgumentError(
+            f"input_ids has shape {list(input_ids.shape)}; give ids of text [B, T], sound as input_values"
+        )
+    length, _ = read_length([c for c in call.criteria if isinstance(c, MaxLengthCriteria)], input_ids.shape[1])
+    pad = int(model.config.codebook_pad_token_id)
+    first = read_sampling(found, bool(call.config.do_sample))
+    wanted = Frames(length, frame_ends(model), pad, first, depth_sampling(model))
+    smaller = None
+    if call.draft_model is not None:
+        smaller = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
+    prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
+    made = decode_csm(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step)
+    if call.config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
+    return made.frames
+
+
+def decode_csm(
+    model: CsmFrames,
+    recipe: Recipe,
+    frames: Frames,
+    seeds: Sequence[int],
+    ahead: int,
+    draft: CsmFrames | None,
+    on_step: OnStep | None,
+) -> DecodedFrames:
+    """`mmspec.audio.depth.frame_windows.decode_ahead`, or where `ahead` is 0 `mmspec.audio.depth.depth_decoding.decode_frames`."""
+    if ahead:
+        return decode_ahead(model, recipe, frames, seeds, ahead, draft, on_step)
+    return decode_frames(model, recipe, frames, seeds, draft, on_step)
+
+
+def generate_ahead(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    recipe: str | Recipe = "scd",
+    seed: int | Sequence[int] | None = None,
+    draft_model: Any = None,
+    on_step: OnStep | None = None,
+    ahead: int = 2,
+    **inputs: Any,
+) -> Any:
+    """`mmspec.generate` for CSM with windows of `ahead` frames; see `mmspec.audio.depth.frame_windows`.
+
+    Pass it to `model.generate` as `custom_generate`.
+
+    Raises:
+        ArgumentError: When an argument has a value that is not allowed.
+        PromptError: When a prompt cannot be read by the model.
+        ModelError: When a model or a checkpoint is not what it claims to be.
+    """
+    if ahead < 1:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 frame or more")
+    asked = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+    return generate(GenerateRequest(unwrap(model), *asked, parse(recipe), seed, unwrap(draft_model), on_step), ahead)
+
+
+def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
+    """Tells which frames int64 [..., codebooks] end a row, bool [...]."""
+    return lambda frames: (frames[..., :-1] == model.config.codebook_eos_token_id).all(-1)
+
+
+def frames_of(model: Any, input_ids: Tensor, length: int, inputs: Mapping[str, Any], ahead: int) -> CsmFrames:
+    """A model with the prompts of a call of generate."""
+    with torch.inference_mode():
+        merged = model._merge_input_ids_with_input_values(
+            input_ids, inputs.get("input_values"), inputs.get("input_values_cutoffs")
+        )
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    return CsmFrames(model, merged["inputs_embeds"], mask.bool(), length, ahead)
+
+
+def check_draft(draft_model: Any, model: Any) -> Any:
+    """The draft model.
+
+    Raises:
+        ModelError: When it makes other frames.
+    """
+    if type(draft_model) is not type(model):
+        raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
+    for name in ("num_codebooks", "vocab_size", "text_vocab_size"):
+        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
+        if ours != theirs:
+            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
+    return draft_model
+
+
+def depth_sampling(model: Any) -> SamplingParams:
+    """How the depth decoder's own generate would draw."""
+    decoder = model.depth_decoder
+    config, _ = decoder._prepare_generation_config(None)
+    processors = decoder._get_logits_processor(
+        generation_config=config, input_ids_seq_length=2, logits_processor=LogitsProcessorList(), device=model.device
+    )
+    found, _ = read_processors(
+        [p for p in processors if type(p).__name__ not in ("MinNewTokensLengthLogitsProcessor",)]
+    )
+    return read_sampling(found, bool(config.do_sample))

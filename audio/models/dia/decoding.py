@@ -1,0 +1,276 @@
+"""Dia: columns of 9 DAC codes with delays 0, 8, 9, ..., read out of text in bytes.
+
+`GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate)` takes the place of the model's own
+`generate`, which takes the argument and ignores it.
+
+What transformers keeps in processors that count steps is here a function of the columns so far: where the first
+codebook has ended at column s, codebook k ends at s + d_k and is padding from there on. A stream that reaches its
+length ends its first codebook so that the others have room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.generation.logits_process import (
+    DiaClassifierFreeGuidanceLogitsProcessor,
+    DiaEOSChannelFilterLogitsProcessor,
+    DiaEOSDelayPatternLogitsProcessor,
+)
+
+from mmspec.audio.multi_codebook.column_target import ColumnTarget
+from mmspec.audio.multi_codebook.cross_attention import CrossAttention, Hidden
+from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
+from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.target import EarlyExit
+from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.causal_target import Prompt
+from mmspec.hf.plan import counted
+from mmspec.hf.request import GenerateRequest
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+
+OWN = (
+    DiaClassifierFreeGuidanceLogitsProcessor,
+    DiaEOSChannelFilterLogitsProcessor,
+    DiaEOSDelayPatternLogitsProcessor,
+)
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Dia's own: `cond + scale * (cond - uncond)` says which `top_k` codes are possible, `cond` how likely each is.
+
+    Attributes:
+        top_k: None takes the guided logits as they are.
+    """
+
+    scale: float
+    top_k: int | None
+
+    def __call__(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        guided = cond + (cond - uncond) * self.scale
+        if self.top_k is None:
+            return guided
+        best = guided.topk(min(self.top_k, guided.shape[-1]), dim=-1).indices
+        return torch.full_like(cond, -torch.inf).scatter(-1, best, cond.gather(-1, best))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What transformers prepared from the arguments of `generate`.
+
+    Attributes:
+        prompt: int64 [B, P, C], delayed columns to go on from.
+        mask: bool [B, P], False on padding.
+        known: Host int64 [B, N, C], what of the new columns is given; else -1.
+        guidance: None is off.
+        sampling: The rest.
+        inputs: The text's states and mask, of both sides where guided.
+    """
+
+    prompt: Tensor
+    mask: Tensor
+    known: NDArray[np.int64]
+    guidance: Guidance | None
+    sampling: SamplingParams
+    inputs: Mapping[str, Any]
+
+
+def vocab_size(model: Any) -> int:
+    """Size of the vocabulary that logits are over."""
+    return int(model.vocab_size)
+
+
+def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
+    """Delayed columns int64 [B, T, C], prompt included, as the model's own generate gives them.
+
+    `DiaProcessor.batch_decode` makes sound of them; see `mmspec.generate`.
+    """
+    model, request = call.model, read(call)
+    decoded = decode_columns(call, len(request.prompt), lambda model: plan(model, request))
+    return ids_of(request.prompt, decoded, ending(model), bool(call.config.return_dict_in_generate))
+
+
+def read(call: GenerateRequest) -> Request:
+    """Reads the arguments of a call.
+
+    Raises:
+        ArgumentError: For what columns cannot have.
+    """
+    model, config, inputs = call.model, call.config, call.inputs
+    refuse_modes(config, inputs, embeds=True)
+    if config.num_return_sequences not in (None, 1):
+        raise ArgumentError(f"num_return_sequences={config.num_return_sequences} is not supported for Dia; use 1")
+    own = {type(processor): processor for processor in call.processors if type(processor) in OWN}
+    found, rules = read_processors([processor for processor in call.processors if type(processor) not in OWN])
+    refuse_rules(model, rules)
+    cfg = own.get(DiaClassifierFreeGuidanceLogitsProcessor)
+    prompt = call.input_ids.transpose(1, 2)  # [B, C, P] comes
+    # GenerationMixin counts the channels of [B, C, P] where it means to count columns.
+    length = config.max_new_tokens or read_length(call.criteria, prompt.shape[1])[0]
+    pad = int(model.config.decoder_config.pad_token_id)
+    known = np.full((len(prompt), length, prompt.shape[2]), -1, dtype=np.int64)
+    given = inputs["decoder_delay_mask"][:, prompt.shape[1] :][:, :length].cpu().numpy()
+    known[:, : given.shape[1]] = np.where(given == pad, -1, given)
+    return Request(
+        prompt,
+        inputs["decoder_attention_mask"][:, : prompt.shape[1]].bool(),
+        known,
+        None if cfg is None else Guidance(float(cfg.guidance_scale), cfg.guidance_top_k),
+        read_sampling(found, bool(config.do_sample)),
+        inputs,
+    )
+
+
+def ending(model: Any) -> Any:
+    """Which columns end their row, bool [B, W]: the one in which the last codebook ends."""
+    delays, end = model.config.delay_pattern, int(model.config.decoder_config.eos_token_id)
+    return lambda columns: columns[..., int(np.argmax(delays))] == end
+
+
+def plan(model: Any, request: Request) -> ColumnPlan:
+    """How a request is decoded."""
+    decoder, config = model.model.decoder, model.config.decoder_config
+    rows, length, channels = request.known.shape
+    size = vocab_size(model)
+
+    def target(window: int, guided: bool) -> DiaTarget:
+        states, mask = request.inputs["encoder_outputs"][0], request.inputs.get("attention_mask")
+        mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
+        if not guided:
+            states, mask = states[:rows], mask[:rows]
+        cross_attention = CrossAttention(states, mask)
+        prompt = Prompt(decoder.embeddings(request.prompt), request.mask, counted(request.mask))
+        inner = ColumnTarget(
+            Decoder(decoder, cross_attention, len(decoder.layers)),
+            decoder.embeddings,
+            lambda hidden: model.logits_dense(hidden).unflatten(-1, (channels, size)),
+            channels,
+            size,
+            prompt,
+            guided,
+            length,
+            window,
+            cross_attention,
+        )
+        history = ColumnHistory(request.prompt[:, :0], length + window)
+        return DiaTarget(inner, history, request.guidance if guided else None, length, model.config)
+
+    layout = Layout(
+        length,
+        cell=(channels,),
+        forced=ForcedCells(request.known),
+        pad=int(config.pad_token_id),
+        ends=ending(model),
+    )
+    return ColumnPlan(target, layout, size, request.sampling, request.guidance is not None)
+
+
+class DiaTarget:
+    """A Dia whose logits say what its processors make of them.
+
+    Args:
+        inner: The model.
+        history: The columns it is handed.
+        guidance: Where it has two sides.
+        length: N columns.
+        config: The model's.
+    """
+
+    def __init__(
+        self, inner: ColumnTarget, history: ColumnHistory, guidance: Guidance | None, length: int, config: Any
+    ) -> None:
+        self.vocab_size, self.layers = inner.vocab_size, inner.layers
+        self.device = inner.device
+        self._inner = inner
+        self._history = history
+        self._guidance = guidance
+        self._delays = torch.tensor(config.delay_pattern, device=self.device)
+        self._end = int(config.decoder_config.eos_token_id)
+        self._pad = int(config.decoder_config.pad_token_id)
+        # Where the first codebook ends at the latest; a stream too short for all delays never ends.
+        self._latest = length - 1 - max(config.delay_pattern)
+
+    def prefill(self) -> Logits:
+        logits = self._inner.prefill()
+        return self._processed(logits, np.zeros((len(logits.cond), 1), dtype=np.int64))
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
+        self._history.write(tokens, at)
+        return self._processed(self._inner.forward(tokens, at, part), at[:, None] + 1 + np.arange(tokens.shape[1]))
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._history.select_rows(row_ids)
+        self._inner.select_rows(row_ids)
+
+    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
+        """Logits [B, W, C, V] at the given positions, host int64 [B, W]."""
+        z = logits.cond.float()
+        if self._guidance is not None and logits.uncond is not None:
+            z = self._guidance(z, logits.uncond.float())
+        code = torch.arange(self.vocab_size, device=z.device)
+        # The first codebook ends if and only if that is the likeliest; no other one ends by itself.
+        z = z.masked_fill((code > self._end) | ((code == self._end) & (self._delays > 0)[:, None]), -torch.inf)
+        over = z.argmax(-1, keepdim=True) == self._end
+        z = z.masked_fill(torch.where(over, code != self._end, code == self._end), -torch.inf)
+        ended = self._history.first(self._end, 1, positions)
+        here = torch.from_numpy(positions).to(z.device)
+        if self._latest >= 0:
+            ended = torch.where((ended > self._latest) & (here >= self._latest), self._latest, ended)
+        since = (here - ended)[..., None] - self._delays  # [B, W, C]: 0 where a codebook ends
+        z = torch.where((since == 0)[..., None], only(code, self._end), z)
+        return Logits(torch.where((since > 0)[..., None], only(code, self._pad), z), None)
+
+
+def only(codes: Tensor, one: int) -> Tensor:
+    """Logits [V] that allow one code."""
+    return torch.zeros(len(codes), device=codes.device).masked_fill_(codes != one, -torch.inf)
+
+
+class Decoder:
+    """The first `count` layers of a `DiaDecoder`, around caches of our own."""
+
+    def __init__(self, decoder: Any, cross_attention: CrossAttention, count: int) -> None:
+        self.count = count
+        self._decoder = decoder
+        self._cross_attention = cross_attention
+
+    def first(self, count: int) -> Decoder:
+        """The same without the layers after the first `count`."""
+        return Decoder(self._decoder, self._cross_attention, count)
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> Hidden:
+        hidden, rows = inputs_embeds, len(inputs_embeds)
+        cache, states, bias = (
+            self._cross_attention.beside(past_key_values, rows),
+            self._cross_attention.states,
+            self._cross_attention.bias,
+        )
+        places = self._decoder.rotary_emb(hidden, position_ids=position_ids)
+        for layer in self._decoder.layers[: self.count]:
+            hidden = layer(
+                hidden,
+                places,
+                attention_mask,
+                states[:rows],
+                encoder_attention_mask=bias[:rows],
+                past_key_values=cache,
+            )
+        return Hidden(self._decoder.norm(hidden))

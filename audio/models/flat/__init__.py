@@ -1,0 +1,1 @@
+"""Flat speech models: codec tokens in a language model's vocabulary."""

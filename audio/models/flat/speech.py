@@ -1,0 +1,240 @@
+"""Flat speech models with what surrounds them: prompts, limits, codec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import hub
+from mmspec.audio.codec import Codec
+from mmspec.audio.codecs.snac import read_snac
+from mmspec.audio.models.flat.decoding import STREAMS, Stream
+from mmspec.audio.pipeline import Reading, Task
+from mmspec.codebook import Codebook
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import Target
+from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, columns, with_cuda_graphs
+from mmspec.hf.plan import counted
+from mmspec.recipes import Recipe
+from mmspec.sampling.constraints import Constraint
+from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a family is spoken to.
+
+    Attributes:
+        stream: Its codes.
+        prompt: Tokenizer, text and voice to ids.
+        sampling: How its codes are drawn.
+        rules: How its codes are drawn.
+        tokens: At most, of a part.
+        letters: Of text in one part, at most.
+        voices: Names, the default first.
+        codec: The Hub id of a SNAC, for a family whose codec is one.
+    """
+
+    stream: Stream
+    prompt: Callable[[Any, str, str | None], list[int]]
+    sampling: SamplingParams
+    rules: tuple[LogitsProcessor, ...]
+    tokens: int
+    letters: int = 300
+    voices: tuple[str, ...] = ()
+    codec: str | None = None
+
+
+def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
+    """Llasa's chat: a turn that asks for a text, and the begin of an answer that is sound."""
+    ask = f"Convert the text to speech:<|TEXT_UNDERSTANDING_START|>{text}<|TEXT_UNDERSTANDING_END|>"
+    turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"}]
+    found = tokenizer.apply_chat_template(turns, tokenize=True, continue_final_message=True, return_dict=True)
+    return list(found["input_ids"])
+
+
+def orpheus_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
+    """Orpheus: a human turn with voice and text, then the marks of an answer and of speech."""
+    return [128259, *tokenizer(f"{voice}: {text}")["input_ids"], 128009, 128260, 128261, 128257]
+
+
+STYLES = {
+    "llasa": Style(STREAMS["llasa"], llasa_prompt, SamplingParams(0.8), (), 1500),
+    "orpheus": Style(
+        STREAMS["orpheus"],
+        orpheus_prompt,
+        SamplingParams(0.6, top_p=0.8),
+        (RepetitionPenalty(1.1),),
+        1197,
+        voices=("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe"),
+        codec="hubertsiuzdak/snac_24khz",
+    ),
+}
+
+
+class FlatAdapter:
+    """A `mmspec.audio.pipeline.SpeechAdapter`.
+
+    Args:
+        model: A `LlamaForCausalLM`, a `Qwen2ForCausalLM` or the like.
+        tokenizer: Its own.
+        codec: Of its codes, with as many codebooks as a super-frame has slots.
+        style: How it is spoken to, or the name of a known one.
+        draft_model: A smaller one of the family, or None.
+
+    Raises:
+        UnknownNameError: For a style.
+        ModelError: For a codec or a draft model of other codes.
+    """
+
+    recipe = "recycle:window=4"
+    guided = False
+
+    def __init__(self, model: Any, tokenizer: Any, codec: Codec, style: str | Style, draft_model: Any = None) -> None:
+        if isinstance(style, str):
+            if style not in STYLES:
+                raise unknown_name("style", style, STYLES)
+            style = STYLES[style]
+        stream = style.stream
+        if codec.codebooks != len(stream.slots) or codec.codebook_size < stream.codes:
+            raise ModelError(
+                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model's stream "
+                f"{len(stream.slots)} slots of {stream.codes}"
+            )
+        vocab_size = model.lm_head.weight.shape[0]
+        for one, name in ((model, "model"), (draft_model, "draft_model")):
+            if one is not None and one.lm_head.weight.shape[0] != vocab_size:
+                raise ModelError(f"{name} has {one.lm_head.weight.shape[0]} ids, the model {vocab_size}")
+        self.model, self.tokenizer, self.codec, self.style = model.eval(), tokenizer, codec, style
+        self.draft_model = None if draft_model is None else draft_model.eval()
+        self.sampling, self.voices = style.sampling, style.voices
+        ids = [i for slot in range(len(stream.slots)) for i in stream.allowed(slot)]
+        self._low, self._high = min(ids), max(ids) + 1
+        if self._high > vocab_size:
+            raise ModelError(f"model has {vocab_size} ids, and its stream goes up to {self._high - 1}")
+        allowed = torch.zeros(len(stream.slots), self._high - self._low, dtype=torch.bool)
+        for slot in range(len(stream.slots)):
+            allowed[slot, [i - self._low for i in stream.allowed(slot)]] = True
+        self._allowed = allowed.to(model.device)
+
+    def read(self, text: str, voice: str | None) -> Reading:
+        voice = voice or (self.voices[0] if self.voices else None)
+        parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in pieces(text, self.style.letters)]
+        longest = getattr(self.model.config, "max_position_embeddings", None)
+        for part in parts:
+            if longest is not None and len(part) + self.style.tokens > longest:
+                raise PromptError(
+                    f"text is too long in one piece: {len(part)} ids and {self.style.tokens} of sound do not fit into "
+                    f"{longest} positions; use shorter sentences"
+                )
+        return Reading(parts)
+
+    def task(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Task:
+        stream, count = self.style.stream, self.style.tokens
+        slots = len(stream.slots)
+        layout = Layout(
+            count,
+            slots if slots > 1 else None,
+            Constraint(torch.arange(count, device=self._allowed.device) % slots, self._allowed),
+            frozenset() if stream.end is None else frozenset({stream.end - self._low}),
+            0 if stream.end is None else stream.end - self._low,
+        )
+        draft = self.draft_model
+        resources = DraftResources(
+            codebook=self.codebook,
+            draft_model=None if draft is None else lambda: self._target(draft, parts, recipe.window),
+            draft_sampling=samplings,
+        )
+        return Task(self._target(self.model, parts, recipe.window), layout, resources)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ids = tokens + self._low
+        stream, slots = self.style.stream, len(self.style.stream.slots)
+        ids = stream.until_end(ids)
+        frames = ids[: len(ids) // slots * slots].view(-1, slots)
+        return (frames - stream.lowest().to(ids.device)).T
+
+    def codebook(self) -> Codebook | None:
+        """What the tokens stand for, where all slots have one codebook."""
+        stream = self.style.stream
+        if len(stream.slots) > 1:
+            return None
+        tokens = torch.arange(stream.codes) + stream.first - self._low
+        return Codebook(self.codec.tables()[0][: stream.codes], tokens, self._high - self._low)
+
+    def _target(self, model: Any, parts: Sequence[list[int]], window: int) -> Target:
+        longest = max(len(part) for part in parts)
+        ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=model.device)
+        places = torch.arange(longest, device=model.device)
+        mask = places >= longest - torch.tensor([[len(part)] for part in parts], device=model.device)
+        embed = model.get_input_embeddings()
+        backbone = Backbone(
+            model.model,
+            lambda tokens: embed(tokens + self._low),
+            columns(model.lm_head, self._low, self._high),
+            self._high - self._low,
+            model.device,
+        )
+        prompt = Prompt(embed(ids), mask, counted(mask))
+        target = with_cuda_graphs(CausalTarget(backbone, prompt, None, self.style.tokens, window))
+        if not self.style.rules:
+            return target
+        history = torch.where(mask, ids - self._low, -1)
+        return ProcessedTarget(target, self.style.rules, history, self.style.tokens + window)
+
+
+def pieces(text: str, letters: int) -> list[str]:
+    """A text cut after sentences, else after commas, else between words, so that no piece has more than `letters`.
+
+    Raises:
+        PromptError: For a word longer than that.
+    """
+    out: list[str] = []
+    for mark in (r"(?<=[.!?;:。！？])\s+", r"(?<=,)\s+", r"\s+"):
+        parts = out or [text.strip()]
+        out = []
+        for part in parts:
+            for piece in re.split(mark, part) if len(part) > letters else [part]:
+                # Short sentences stay together.
+                if out and len(out[-1]) + 1 + len(piece) <= letters and len(part) > letters:
+                    out[-1] += f" {piece}"
+                else:
+                    out.append(piece)
+    if long := next((piece for piece in out if len(piece) > letters), None):
+        raise PromptError(f"text has a word of {len(long)} letters ({long[:20]}...); at most {letters} are possible")
+    return out
+
+
+def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> FlatAdapter:
+    """The speaker around a model.
+
+    Raises:
+        ArgumentError: When it is not said how the model is spoken to, or what makes sound of its codes.
+    """
+    options = dict(config)
+    style = options.pop("style", None)
+    if options or (style is None and codec is not None):
+        wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
+        raise ArgumentError(
+            f"{wrong}; name one of {', '.join(STYLES)}, or give a mmspec.audio.models.flat.speech.Style"
+        )
+    known = STYLES.get(style) if isinstance(style, str) else style
+    if codec is None and known is not None and known.codec is not None:
+        folder = hub.fetch(known.codec)
+        assert folder is not None
+        codec = read_snac(folder, str(model.device))
+    if codec is None:
+        raise ArgumentError(
+            "a flat speech model comes without a codec; pass its folder or Hub id as tokenizer=, or one of your own as "
+            "config={'codec': ...} (mmspec.audio.codec.Codec)"
+        )
+    return FlatAdapter(model, processor, codec, style, draft_model)

@@ -1,0 +1,274 @@
+"""Higgs Audio v2: columns of 8 codes inside a Llama's stream, each codebook a column later.
+
+What transformers keeps in processors that count steps is here a function of the columns so far: after the mark that
+begins sound, codebook k begins k + 1 columns later; after the first column s in which any codebook ends, codebook k
+ends at s + k + 1; a column that ends in all codebooks is the last.
+
+Repetition-aware sampling draws a code again, from the raw distribution, when it has come up often of late. Drawing twice is a
+distribution like any other: p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x) for each codebook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
+
+from mmspec.audio.multi_codebook.column_target import ColumnTarget
+from mmspec.audio.multi_codebook.cross_attention import Hidden
+from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
+from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.target import EarlyExit
+from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.causal_target import Prompt
+from mmspec.hf.plan import counted
+from mmspec.hf.request import GenerateRequest
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A code that `limit` of the last `window` columns have in its codebook is drawn again."""
+
+    window: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What transformers prepared from the arguments of `generate`.
+
+    Attributes:
+        ids: int64 [B, T], text with marks where sound is.
+        mask: bool [B, T], False on padding.
+        columns: int64 [B, A, K], the sound of these marks, padded on the right.
+        there: bool [B, A].
+        length: N columns to be made.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    columns: Tensor
+    there: Tensor
+    length: int
+    sampling: SamplingParams
+    repetition: Repetition | None
+
+
+def vocab_size(model: Any) -> int:
+    """Size of the vocabulary that logits are over."""
+    return int(model.config.codebook_size)
+
+
+def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
+    """Delayed columns int64 [B, A + n, K], those of the prompt included, as the model's own generate gives them.
+
+    The model's processor makes sound of them; see `mmspec.generate`.
+    """
+    model, request = call.model, read(call)
+    decoded = decode_columns(call, len(request.ids), lambda model: plan(model, request))
+    return ids_of(request.columns, decoded, ending(model), bool(call.config.return_dict_in_generate))
+
+
+def read(call: GenerateRequest) -> Request:
+    """Reads the arguments of a call.
+
+    Raises:
+        ArgumentError: For what columns cannot have, and for a prompt that ends while sound is ending.
+    """
+    model, config, inputs = call.model, call.config, call.inputs
+    refuse_modes(config, inputs)
+    own = HiggsAudioV2DelayPatternLogitsProcessor
+    found, rules = read_processors([processor for processor in call.processors if type(processor) is not own])
+    refuse_rules(model, rules)
+    codebooks = model.config.num_codebooks
+    if bool((call.input_ids[:, -codebooks:] == model.config.audio_delay_token_id).any()):
+        raise ArgumentError("input_ids end in the middle of the end of a sound, from which mmspec cannot go on")
+    columns, there = inputs.get("audio_input_ids"), inputs.get("audio_input_ids_mask")
+    if columns is None:
+        columns = call.input_ids.new_zeros(len(call.input_ids), 0, codebooks)
+    if there is None:
+        there = torch.ones(columns.shape[:2], dtype=torch.bool, device=columns.device)
+    mask = inputs.get("attention_mask")
+    window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
+    return Request(
+        call.input_ids,
+        torch.ones_like(call.input_ids, dtype=torch.bool) if mask is None else mask.bool(),
+        columns,
+        there.bool(),
+        read_length(call.criteria, call.input_ids.shape[1])[0],
+        read_sampling(found, bool(config.do_sample)),
+        None if window is None or limit is None else Repetition(int(window), int(limit)),
+    )
+
+
+def ending(model: Any) -> Any:
+    """Which columns end their row, bool [B, W]: those that end in all codebooks."""
+    end = int(model.config.audio_stream_eos_id)
+    return lambda columns: (columns == end).all(-1)
+
+
+def beginning(model: Any, request: Request) -> NDArray[np.int64]:
+    """The cells in which sound has not begun, host int64 [B, N, K]; -1 elsewhere."""
+    config, count = model.config, model.config.num_codebooks
+    last = (request.ids[:, -count:] == config.audio_bos_token_id).cpu().numpy()
+    # How many columns each row is past the mark that begins sound, which counts too; all, where there is none.
+    past = np.where(last.any(1), last.shape[1] - last.argmax(1), count + 1)
+    columns, books = np.arange(request.length)[:, None], np.arange(count)
+    waits = books + 1 - past[:, None, None] - columns >= 0
+    return np.where(waits, int(config.audio_stream_bos_id), -1)
+
+
+def plan(model: Any, request: Request) -> ColumnPlan:
+    """How a request is decoded."""
+    config, core = model.config, model.model
+    codebooks, size = int(config.num_codebooks), vocab_size(model)
+    rows, length = len(request.ids), request.length
+    marks = (request.ids == config.audio_token_id) | (request.ids == config.audio_delay_token_id)
+    repetition, settings = request.repetition, request.sampling
+
+    def target(window: int, guided: bool) -> HiggsTarget:
+        embeds = core.embed_tokens(request.ids)
+        if request.columns.shape[1]:
+            sound = core.embed_audio_tokens(request.columns)[request.there]
+            embeds = embeds.masked_scatter(marks[..., None], sound.to(embeds.dtype))
+        inner = ColumnTarget(
+            Decoder(core, marks, len(core.layers)),
+            core.embed_audio_tokens,
+            lambda hidden: model.audio_lm_head(hidden).unflatten(-1, (codebooks, size)),
+            codebooks,
+            size,
+            Prompt(embeds, request.mask, counted(request.mask)),
+            False,
+            length,
+            window,
+        )
+        history = ColumnHistory(request.columns, length + window)
+        sampler = None if repetition is None else TokenSampler([settings] * rows, None, embeds.device)
+        return HiggsTarget(inner, history, sampler, repetition, config)
+
+    layout = Layout(
+        length,
+        cell=(codebooks,),
+        forced=ForcedCells(beginning(model, request)),
+        pad=int(config.audio_stream_eos_id),
+        ends=ending(model),
+    )
+    # With repetition-aware sampling the target gives finished distributions.
+    return ColumnPlan(target, layout, size, settings if repetition is None else SamplingParams(), False)
+
+
+class HiggsTarget:
+    """A Higgs Audio whose logits say what its processors, and its second draw, make of them.
+
+    Args:
+        inner: The model.
+        history: The columns it is handed.
+        sampler: How the first draw is made.
+        repetition: When there is a second; None for neither.
+        config: The model's.
+    """
+
+    def __init__(
+        self,
+        inner: ColumnTarget,
+        history: ColumnHistory,
+        sampler: TokenSampler | None,
+        repetition: Repetition | None,
+        config: Any,
+    ) -> None:
+        self.vocab_size, self.layers = inner.vocab_size, inner.layers
+        self.device = inner.device
+        self._inner = inner
+        self._history = history
+        self._sampler = sampler
+        self._repetition = repetition
+        self._begin, self._end = int(config.audio_stream_bos_id), int(config.audio_stream_eos_id)
+        self._codebooks = int(config.num_codebooks)
+
+    def prefill(self) -> Logits:
+        logits = self._inner.prefill()
+        return self._shape(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
+        self._history.write(tokens, at)
+        return self._shape(self._inner.forward(tokens, at, part).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._history.select_rows(row_ids)
+        self._inner.select_rows(row_ids)
+        if self._sampler is not None:
+            self._sampler.select_rows(torch.tensor(row_ids, device=self.device))
+
+    def _shape(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
+        """Logits [B, W, K, V] at the given positions, host int64 [B, W]."""
+        raw = raw.float()
+        code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
+        since = torch.from_numpy(positions).to(raw.device) - self._history.first(self._end, self._codebooks, positions)
+        ends = since[..., None] > books
+        z = raw.masked_fill(ends[..., None] & (code != self._end), -torch.inf)
+        if self._sampler is None or self._repetition is None:
+            return Logits(z, None)
+        width = z.shape[1]
+        places = positions.repeat(self._codebooks, axis=1)
+        p = self._sampler(Logits(z.flatten(1, 2), None), places).unflatten(1, (width, self._codebooks))
+        again = self._repetitive(positions)
+        p = p.masked_fill(again, 0.0) + (p * again).sum(-1, keepdim=True) * raw.softmax(-1)
+        return Logits(p.log(), None)
+
+    def _repetitive(self, positions: NDArray[np.int64]) -> Tensor:
+        """Which codes have come up too often, bool [B, W, K, V]; marks never do."""
+        assert self._repetition is not None
+        latest = self._history.latest(self._repetition.window, positions).transpose(2, 3)  # [B, W, K, window]
+        counts = (latest >= 0) & (latest != self._begin) & (latest != self._end)
+        zeros = torch.zeros(*latest.shape[:3], self.vocab_size, dtype=torch.int64, device=latest.device)
+        return zeros.scatter_add_(-1, latest.clamp(min=0), counts.long()) >= self._repetition.limit
+
+
+class Decoder:
+    """The layers of a Higgs Audio, which treat text and sound apart.
+
+    Args:
+        marks: bool [B, T], where the prompt is sound; after it, everything is. None where the prompt was read.
+        count: How many of the layers.
+    """
+
+    def __init__(self, core: Any, marks: Tensor | None, count: int) -> None:
+        self.count = count
+        self._core = core
+        self._marks = marks
+
+    def first(self, count: int) -> Decoder:
+        """The same without the layers after the first `count`, for what follows the prompt."""
+        return Decoder(self._core, None, count)
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> Hidden:
+        hidden, (marks, self._marks) = inputs_embeds, (self._marks, None)
+        places = self._core.rotary_emb(hidden, position_ids)
+        for layer in self._core.layers[: self.count]:
+            hidden = layer(
+                hidden,
+                attention_mask=attention_mask,
+                audio_token_mask=marks,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                position_embeddings=places,
+            )
+        return Hidden(self._core.norm(hidden))

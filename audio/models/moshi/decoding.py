@@ -1,0 +1,182 @@
+"""Moshi: a text stream, and after every text token a frame of Mimi codes from a depth decoder.
+
+`MoshiForConditionalGeneration.generate(..., custom_generate=mmspec.generate)` decodes the depth by any recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.logits_process import LogitsProcessorList
+
+from mmspec.audio.depth.depth_decoding import Frames, decode_frames
+from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, as_bias
+from mmspec.hf.plan import counted
+from mmspec.hf.request import GenerateRequest
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
+
+
+class MoshiFrames:
+    """A model with its prompts given: a `mmspec.audio.depth.depth_decoding.FrameModel`. A frame is a text token and its codes.
+
+    Args:
+        model: A `MoshiForConditionalGeneration`.
+        embeds: [B, T, D], text and both voices of the prompt.
+        mask: bool [B, T], False on padding at the left.
+        pattern: int64 [B, codebooks, columns], what the codes that are fed back are held to, -1 where they are free.
+        heard: int64 [B, codebooks, columns], the same of the user's codes.
+        silence: int64 [B, codebooks, 1], what the user then says.
+        length: Frames to be made.
+    """
+
+    def __init__(
+        self, model: Any, embeds: Tensor, mask: Tensor, pattern: Tensor, heard: Tensor, silence: Tensor, length: int
+    ) -> None:
+        self.codes = int(model.num_codebooks)
+        self.device = embeds.device
+        self._model, self._pattern, self._heard, self._silence = model, pattern, heard, silence
+        self._column = embeds.shape[1]
+        self._length = np.zeros(len(embeds), dtype=np.int64)
+        decoder = model.decoder
+        parts = Backbone(decoder.model, self._embed, decoder.lm_head, decoder.lm_head.out_features, embeds.device)
+        self._target = CausalTarget(parts, Prompt(embeds, mask, counted(mask)), None, length, 0)
+
+    def start(self) -> Logits:
+        return self._target.prefill()
+
+    def step(self, frame: Tensor) -> Logits:
+        pattern, heard = self._pattern[..., self._column], self._heard[..., self._column]
+        said = torch.where(pattern == -1, frame[:, 1:], pattern)
+        user = torch.where(heard == -1, self._silence[..., 0], heard)
+        logits = self._target.forward(torch.cat([frame[:, :1], said, user], dim=1)[:, None], self._length)
+        self._length, self._column = self._length + 1, self._column + 1
+        return logits
+
+    def depth(self, first: Tensor, start: int, window: int) -> MoshiDepth:
+        return MoshiDepth(self._model.depth_decoder, self.hidden(), first, start, window)
+
+    def hidden(self) -> Tensor:
+        """The last hidden state [B, D]."""
+        return self._target.features()[:, -1]
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._target.select_rows(row_ids)
+        self._length = self._length[row_ids]
+        self._pattern, self._heard, self._silence = self._pattern[row_ids], self._heard[row_ids], self._silence[row_ids]
+
+    def _embed(self, columns: Tensor) -> Tensor:
+        """Text, codes and the user's codes, int64 [B, W, 1 + 2 * codebooks]."""
+        text, *codes = columns.unbind(-1)
+        heard: Tensor = self._model.decoder.model.embed_tokens(text)
+        return heard + sum(embed(book) for embed, book in zip(self._model.embed_tokens, codes, strict=True))
+
+
+class MoshiDepth:
+    """The codes of one frame as a target.
+
+    Every codebook has weights of its own, which rows at different places could not share: a call reads the whole frame,
+    whose few tokens hide the codes after them.
+
+    Args:
+        decoder: A `MoshiDepthDecoder`.
+        hidden: [B, D], of the backbone.
+        first: int64 [B, 1], the text token.
+        start: The position of the first code.
+        window: How far a window may reach past the end.
+    """
+
+    def __init__(self, decoder: Any, hidden: Tensor, first: Tensor, start: int, window: int) -> None:
+        self.vocab_size = int(decoder.config.audio_vocab_size)
+        self.device = hidden.device
+        self._decoder, self._hidden, self._first, self._start = decoder, hidden, first, start
+        self._codebooks = int(decoder.config.num_codebooks)
+        self._codes = torch.zeros(len(first), self._codebooks + window + 1, dtype=torch.int64, device=hidden.device)
+
+    def prefill(self) -> Logits:
+        return Logits(self._read()[:, :1], None)
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        # Place 0 takes what lies before the frame, if anybody reads it again.
+        places = torch.from_numpy((at[:, None] - self._start + 1 + np.arange(tokens.shape[1])).clip(0)).to(self.device)
+        self._codes.scatter_(1, places, tokens)
+        logits, behind = self._read(), places.clamp(max=self._codebooks - 1)
+        return Logits(logits.gather(1, behind[..., None].expand(-1, -1, self.vocab_size)), None)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._hidden, self._first, self._codes = self._hidden[row_ids], self._first[row_ids], self._codes[row_ids]
+
+    def _read(self) -> Tensor:
+        """Logits [B, codebooks, V] of the whole frame.
+
+        transformers' own forward has no mask when none is given, and then a chunk of codes sees those after it.
+        """
+        decoder, index = self._decoder, torch.arange(self._codebooks, device=self.device)
+        books = [embed(self._codes[:, j + 1]) for j, embed in enumerate(decoder.embed_tokens)]
+        hidden = torch.stack([decoder.text_embed_tokens(self._first[:, 0]), *books], dim=1)
+        hidden = hidden + decoder.input_projections(self._hidden[:, None].expand(-1, len(index), -1), index)
+        bias = as_bias((index <= index[:, None])[None], hidden.dtype)
+        for layer in decoder.layers:
+            hidden = layer(
+                hidden, attention_mask=bias, position_ids=index[None], past_key_values=None, codebook_idx=index
+            )
+        return decoder.lm_heads(hidden, index)
+
+
+def generate(call: GenerateRequest) -> Any:
+    """`mmspec.generate` for Moshi: text ids, as its own generate expects them of a loop, which then adds the sound.
+
+    Moshi's generate decodes the last frame's codes itself. The depth decoder draws as `depth_decoder_do_sample` and the
+    like say.
+
+    Raises:
+        ArgumentError: Also for an `eos_token_id`, with which transformers goes on making frames as well.
+    """
+    model, inputs = call.model, call.inputs
+    refuse_modes(call.config, inputs, embeds=True)
+    found, rules = read_processors(call.processors)
+    if rules:
+        raise ArgumentError("repetition_penalty and its like are not supported for Moshi")
+    if call.draft_model is not None:
+        raise ArgumentError("draft_model is not possible for Moshi, whose prompt is vectors of the model itself")
+    length, eos = read_length(call.criteria, call.input_ids.shape[1])
+    if eos:
+        raise ArgumentError("eos_token_id is not possible for Moshi; it speaks for max_new_tokens frames")
+    embeds, mask = inputs["inputs_embeds"], inputs.get("attention_mask")
+    prompted = MoshiFrames(
+        model,
+        embeds,
+        torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device) if mask is None else mask.bool(),
+        inputs["moshi_delay_pattern_mask"],
+        inputs["user_delay_pattern_mask"],
+        inputs["blank_user_audio_codes"].to(embeds.device),
+        length,
+    )
+    first = read_sampling(found, bool(call.config.do_sample))
+    wanted = Frames(length, None, 0, first, depth_sampling(model, inputs["kwargs_depth_decoder"]))
+    made = decode_frames(prompted, call.recipe, wanted, row_seeds(call.seed, len(embeds)), None, call.on_step).frames
+    codes = torch.cat([model.generated_audio_codes, made[:, :-1, 1:].transpose(1, 2)], dim=2)
+    model.generated_audio_codes = model.apply_delay_pattern_mask(codes, inputs["moshi_delay_pattern_mask"])
+    model.last_hidden_state = prompted.hidden()[:, None]
+    ids = torch.cat([call.input_ids, made[..., 0]], dim=1)
+    return GenerateDecoderOnlyOutput(sequences=ids) if call.config.return_dict_in_generate else ids
+
+
+def depth_sampling(model: Any, settings: dict[str, Any]) -> SamplingParams:
+    """How the depth decoder's own generate would draw with these settings."""
+    decoder = model.depth_decoder
+    config, _ = decoder._prepare_generation_config(None, **settings)
+    config.min_length = config.min_new_tokens = 0  # all frames have one length
+    processors = decoder._get_logits_processor(
+        generation_config=config, input_ids_seq_length=1, logits_processor=LogitsProcessorList(), device=model.device
+    )
+    found, _ = read_processors(processors)
+    return read_sampling(found, bool(config.do_sample))

@@ -1,0 +1,275 @@
+"""MusicGen, MusicGen-melody and their stereo kin: columns of 4 or 8 EnCodec codes, each codebook a column later.
+
+`GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate)` takes the place of the models' own
+`generate`, which has no such argument, and gives the sound that gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
+
+from mmspec.audio.codec import Codec, CodecStream
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.multi_codebook.column_target import ColumnTarget
+from mmspec.audio.multi_codebook.cross_attention import CrossAttention, Hidden
+from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, refuse_rules
+from mmspec.audio.multi_codebook.delay_pattern import delay, steps, triangles, undelay
+from mmspec.decoding.layout import Layout
+from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.causal_target import Prompt
+from mmspec.hf.plan import counted
+from mmspec.hf.request import GenerateRequest
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.params import SamplingParams
+
+MELODY = "MusicgenMelodyForConditionalGeneration"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What transformers prepared from the arguments of `generate`.
+
+    Attributes:
+        codes: int64 [B, P, K], frames to go on from; P may be 0.
+        columns: In all, those of these frames included.
+        sampling: With the guidance scale.
+        inputs: The text's states and mask, and the melody.
+    """
+
+    codes: Tensor
+    columns: int
+    sampling: SamplingParams
+    inputs: Mapping[str, Any]
+
+
+def vocab_size(model: Any) -> int:
+    """Size of the vocabulary that logits are over."""
+    return int(model.decoder.config.vocab_size)
+
+
+def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
+    """Sound float32 [B, channels, samples], as the model's own generate gives it; see `mmspec.generate`."""
+    model, request = call.model, read(call)
+    tables = audio_of(model).tables
+    decoded = decode_columns(call, len(request.codes), lambda model: plan(model, request), tables)
+    frames = frames_of(model, request, decoded.tokens)
+    sound = audio_of(model).decode(frames.transpose(1, 2))
+    if call.config.return_dict_in_generate:
+        return ColumnOutput(sequences=sound, columns=decoded.tokens, stats=decoded.stats)
+    return sound
+
+
+def read(call: GenerateRequest) -> Request:
+    """Reads the arguments of a call.
+
+    Raises:
+        ArgumentError: For what columns cannot have, and for less than a frame.
+    """
+    model, config, inputs = call.model, call.config, call.inputs
+    refuse_modes(config, inputs, embeds=True)
+    found, rules = read_processors(call.processors)
+    refuse_rules(model, rules)
+    guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
+    scale = config.guidance_scale if guidance is None else guidance.guidance_scale
+    scale = 1.0 if scale is None else float(scale)
+    sampling = read_sampling(found, bool(config.do_sample))
+    codebooks, copies = model.decoder.num_codebooks, int(config.num_return_sequences or 1)
+    # transformers repeats each row of [B * K, T], which leaves the codebooks of a prompt in disorder.
+    ids = call.input_ids[::copies].unflatten(0, (-1, codebooks)).repeat_interleave(copies, 0)
+    codes = ids[..., 1:].transpose(1, 2)
+    length, _ = read_length(call.criteria, 1)
+    if inputs.get("input_values") is not None and not codes.shape[1]:
+        codes = encode(model, inputs)
+        length += codes.shape[1]
+    last = max(delays_of(model))
+    if length - last < codes.shape[1] + 1:
+        raise ArgumentError(
+            f"max_new_tokens={length - codes.shape[1]} is not allowed; {last + 1} columns make one frame of "
+            f"{codebooks} codebooks"
+        )
+    settings = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, scale)
+    return Request(codes, length, settings, inputs)
+
+
+def encode(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """The codes int64 [B, P, K] of sound to go on from, `input_values` [B, channels, samples]."""
+    sound, mask = inputs["input_values"], inputs.get("padding_mask")
+    with torch.no_grad():
+        if model.decoder.config.audio_channels == 1:
+            books = model.audio_encoder.encode(sound, mask).audio_codes[0]
+        else:
+            sides = [model.audio_encoder.encode(sound[:, i : i + 1], mask).audio_codes[0] for i in (0, 1)]
+            books = torch.stack(sides, dim=2).flatten(1, 2)
+    return books.transpose(1, 2)
+
+
+def delays_of(model: Any) -> list[int]:
+    """Columns by which each codebook is late."""
+    return steps(model.decoder.num_codebooks, model.decoder.config.audio_channels)
+
+
+def pattern(model: Any, request: Request) -> NDArray[np.int64]:
+    """What is known of the columns, host int64 [B, columns, K]: padding at both ends, the prompt's codes; else -1."""
+    delays, pad = delays_of(model), int(model.decoder.config.pad_token_id)
+    known = triangles(request.columns, delays, pad, pad)[None].repeat(len(request.codes), axis=0)
+    if request.codes.shape[1]:
+        prompt = delay(request.codes, delays, -1, -1)[:, : request.columns].cpu().numpy()
+        known[:, : prompt.shape[1]] = np.where(prompt >= 0, prompt, known[:, : prompt.shape[1]])
+    return known
+
+
+def frames_of(model: Any, request: Request, tokens: Tensor) -> Tensor:
+    """Frames int64 [B, F, K] of the columns decoded after the prompt's."""
+    first = torch.from_numpy(pattern(model, request)[:, : request.codes.shape[1]]).to(tokens.device)
+    return undelay(torch.cat([first, tokens], dim=1), delays_of(model))
+
+
+def plan(model: Any, request: Request) -> ColumnPlan:
+    """How a request is decoded."""
+    decoder, known, start = model.decoder, pattern(model, request), request.codes.shape[1]
+    device, pad = request.codes.device, int(decoder.config.pad_token_id)
+    length, rows, codebooks = request.columns - start, len(known), decoder.num_codebooks
+    beginning = torch.full((rows, 1, codebooks), pad, device=device)
+    beginning = torch.cat([beginning, torch.from_numpy(known[:, :start]).to(device)], dim=1)
+    tables = decoder.model.decoder.embed_tokens
+
+    def embed(ids: Tensor) -> Tensor:
+        return sum(table(ids[..., k]) for k, table in enumerate(tables))
+
+    def heads(hidden: Tensor) -> Tensor:
+        return torch.stack([head(hidden) for head in decoder.lm_heads], dim=2)
+
+    def target(window: int, guided: bool) -> ColumnTarget:
+        melody, cross_attention = conditions(model, request.inputs, guided)
+        embeds, sides = embed(beginning), [None, None] if melody is None else list(melody.split(rows))
+        prompts = [embeds if side is None else torch.cat([side, embeds], dim=1) for side in sides]
+        mask = torch.ones(prompts[0].shape[:2], dtype=torch.bool, device=device)
+        cond, uncond = (Prompt(p, mask, counted(mask)) for p in (prompts[0], prompts[-1]))
+        layers = Decoder(decoder.model.decoder, cross_attention, len(decoder.model.decoder.layers))
+        return ColumnTarget(
+            layers, embed, heads, codebooks, vocab_size(model), cond, guided, length, window, cross_attention, uncond
+        )
+
+    layout = Layout(length, cell=(codebooks,), forced=ForcedCells(known[:, start:]), pad=pad)
+    guided = request.sampling.guidance_scale != 1
+    return ColumnPlan(target, layout, vocab_size(model), request.sampling, guided)
+
+
+def conditions(model: Any, inputs: Mapping[str, Any], guided: bool) -> tuple[Tensor | None, CrossAttention | None]:
+    """What the decoder begins with, [R, S, D] (melody), or attends to; with `guided` the rows of both sides."""
+    states, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
+    mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
+    if guided:
+        states, mask = torch.cat([states, states]), torch.cat([mask, torch.zeros_like(mask)])
+    if model.text_encoder.config.hidden_size != model.decoder.config.hidden_size:
+        states = model.enc_to_dec_proj(states)
+    states = states * mask[..., None]
+    if type(model).__name__ != MELODY:
+        return None, CrossAttention(states, mask)
+    return torch.cat([chroma(model, inputs, states, guided), states], dim=1), None
+
+
+def chroma(model: Any, inputs: Mapping[str, Any], states: Tensor, guided: bool) -> Tensor:
+    """The melody's features [R, chroma_length, D] in the decoder's width; without a melody, a constant one."""
+    rows, features = len(states) // (1 + guided), inputs.get("input_features")
+    length = 1 if features is None else features.shape[1]
+    none = torch.zeros(rows, length, model.config.num_chroma, dtype=states.dtype, device=states.device)
+    none[:, :, 0] = 1
+    features = none if features is None else features.to(states.dtype)
+    if guided:
+        features = torch.cat([features, none])
+    if model.config.num_chroma != model.decoder.config.hidden_size:
+        features = model.audio_enc_to_dec_proj(features)
+    wanted = model.config.chroma_length
+    return features.repeat(1, -(-wanted // features.shape[1]), 1)[:, :wanted]
+
+
+class Decoder:
+    """The layers of a MusicGen decoder, whose own forward gives all rows the same positions.
+
+    Args:
+        decoder: A `MusicgenDecoder` or `MusicgenMelodyDecoder`.
+        cross_attention: The text, for the former.
+        count: How many of its layers.
+    """
+
+    def __init__(self, decoder: Any, cross_attention: CrossAttention | None, count: int) -> None:
+        self.count = count
+        self._decoder = decoder
+        self._cross_attention = cross_attention
+
+    def first(self, count: int) -> Decoder:
+        """The same without the layers after the first `count`."""
+        return Decoder(self._decoder, self._cross_attention, count)
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> Hidden:
+        places, needed = self._decoder.embed_positions, int(position_ids.max()) + 1
+        if needed > len(places.weights):
+            places.make_weights(needed, places.embedding_dim)
+        hidden = inputs_embeds + places.weights[position_ids].to(inputs_embeds.device)
+        cache, text = past_key_values, {}
+        if self._cross_attention is not None:
+            rows = len(hidden)
+            cache, bias = self._cross_attention.beside(past_key_values, rows), self._cross_attention.bias[:rows]
+            text = {"encoder_hidden_states": self._cross_attention.states[:rows], "encoder_attention_mask": bias}
+        for layer in self._decoder.layers[: self.count]:
+            out = layer(hidden, attention_mask, **text, past_key_values=cache, use_cache=use_cache)
+            hidden = out[0] if isinstance(out, tuple) else out
+        return Hidden(self._decoder.layer_norm(hidden))
+
+
+def audio_of(model: Any) -> Codec:
+    """The codec of a model's columns."""
+    codec = codec_of(model.audio_encoder)
+    return codec if model.decoder.config.audio_channels == 1 else Stereo(codec)
+
+
+class Stereo:
+    """Two channels in the codes of a codec of one: codebooks lie side by side, left and right by turns."""
+
+    channels = 2
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.sampling_rate = codec.sampling_rate
+        self.hop = codec.hop
+        self.codebooks = 2 * codec.codebooks
+        self.codebook_size = codec.codebook_size
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return torch.cat([self._codec.decode(codes[:, side::2]) for side in (0, 1)], dim=1)
+
+    def stream(self) -> CodecStream:
+        return StereoStream([self._codec.stream(), self._codec.stream()])
+
+    def tables(self) -> list[Tensor]:
+        return [table for table in self._codec.tables() for _ in (0, 1)]
+
+
+class StereoStream:
+    """Decodes both channels as they grow."""
+
+    def __init__(self, sides: Sequence[CodecStream]) -> None:
+        self._sides = sides
+
+    def push(self, codes: Tensor) -> Tensor:
+        return torch.cat([stream.push(codes[:, side::2]) for side, stream in enumerate(self._sides)], dim=1)
+
+    def finish(self) -> Tensor:
+        return torch.cat([stream.finish() for stream in self._sides], dim=1)

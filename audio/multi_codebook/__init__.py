@@ -1,0 +1,1 @@
+"""Models with one token per codebook in every column."""

@@ -1,0 +1,56 @@
+"""Decoders that attend to encoded text at every step."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a decoder gives, under the name it has in transformers."""
+
+    last_hidden_state: Tensor
+
+
+class CrossAttention:
+    """Encoded text: its keys and values are computed once and kept by layer.
+
+    Args:
+        states: [R, S, D].
+        mask: [R, S], 0 or False where nothing is to be seen.
+    """
+
+    def __init__(self, states: Tensor, mask: Tensor) -> None:
+        self.states = states
+        self.bias = torch.zeros(mask.shape, dtype=states.dtype, device=states.device)
+        self.bias = self.bias.masked_fill_(~mask.bool(), torch.finfo(states.dtype).min)[:, None, None]
+        self._cache: EncoderDecoderCache | None = None
+
+    def beside(self, own: Any, batch_size: int) -> EncoderDecoderCache:
+        """The cache of a decoder whose self-attention keeps its own, for the first `batch_size` rows."""
+        if self._cache is None:
+            self._cache = EncoderDecoderCache(own, DynamicCache())
+        if batch_size == len(self.states):
+            return self._cache
+        some = DynamicCache()
+        for layer in self._cache.cross_attention_cache.layers:
+            cut = copy(layer)
+            cut.keys, cut.values = layer.keys[:batch_size], layer.values[:batch_size]
+            some.layers.append(cut)
+        return EncoderDecoderCache(own, some)
+
+    def select_rows(self, row_ids: Tensor) -> None:
+        """Drops all rows but these (int64 [rows'])."""
+        self.states, self.bias = self.states[row_ids], self.bias[row_ids]
+        if self._cache is not None:
+            for layer in self._cache.cross_attention_cache.layers:
+                layer.keys, layer.values = (
+                    layer.keys[row_ids.to(layer.keys.device)],
+                    layer.values[row_ids.to(layer.keys.device)],
+                )

@@ -1,1 +1,0 @@
-"""Models of transformers that speak, behind `mmspec.audio.pipeline.Speaker`."""

@@ -1,0 +1,61 @@
+"""A benchmark's rows as a table in Markdown, which reads well in a terminal too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmspec.metrics.bench.recipes import Row, Spread
+
+PARTS = ("target", "drafter", "rule", "other")
+HEADER = (
+    "batch", "recipe", "law", "TV bound", "tokens/call", "NFE", "speed-up", "seconds", *(f"{part} s" for part in PARTS),
+    "overhead", "bits/token", "NLL", "quality",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line per row, columns aligned; seconds and NFE are per call of the pipeline, that is per batch.
+
+    A speed-up is the median over repeats with the smallest and the largest in brackets; "-" where there is none to
+    report because the recipe's exactness check failed.
+    """
+    lines = [HEADER, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
+    rule = [f"{'-' * (width - 1)}:" if i not in (1, 2) else "-" * width for i, width in enumerate(widths)]
+    return "\n".join(_line(line, widths) for line in [lines[0], rule, *lines[1:]])
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        str(row.batch),
+        row.recipe,
+        _guarantee(row),
+        "-" if row.exact else f"{row.tv_bound:.3f}",
+        f"{row.tokens_per_call:.2f}",
+        f"{row.nfe:.1f}",
+        _spread(row.speedup),
+        f"{row.seconds.median:.3f}",
+        *(f"{row.parts.get(part, 0.0):.3f}" for part in PARTS),
+        f"{row.loop_overhead:.1%}",
+        "-" if row.bits_per_token is None else f"{row.bits_per_token:.2f}",
+        "-" if row.nll is None else f"{row.nll:.2f}",
+        "-" if row.quality is None else f"{row.quality:.1%}",
+    ]
+
+
+def _guarantee(row: Row) -> str:
+    if not row.exact:
+        return "relaxed"
+    return "exact" if row.gate else "CHECK FAILED"
+
+
+def _spread(spread: Spread | None) -> str:
+    return "-" if spread is None else f"{spread.median:.2f} [{spread.low:.2f}, {spread.high:.2f}]"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell.ljust(width) if i in (1, 2) else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return f"| {' | '.join(padded)} |"

@@ -1,0 +1,272 @@
+"""`mmspec bench image` and `mmspec bench speak`: recipes side by side in one run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.bench_steps import bench_steps
+from mmspec.cli.exactness_gate import gate
+from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
+from mmspec.cli.pipelines import load_silent, load_speech
+from mmspec.errors import ArgumentError
+from mmspec.files import check_writable, replacing
+from mmspec.recipes import Recipe, parse
+
+if TYPE_CHECKING:
+    from mmspec.metrics.bench.recipes import Overrides, Report
+
+SCHEMA_VERSION = 1
+
+
+Recipes = Annotated[str, typer.Option(help="Separated by commas; a piece like a=b is a knob of the recipe before it.")]
+Batch = Annotated[str, typer.Option(help="Rows per call, separated by commas.")]
+Prompts = Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")]
+Repeats = Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")]
+Threads = Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Time single calls of a model of size --config.")]
+Config = Annotated[
+    str, typer.Option(help="With --random-weights: llamagen-b, llamagen-l, llamagen-xl or llamagen-xxl.")
+]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
+]
+
+
+def bench_image(
+    model: Model = "shapes",
+    recipes: Recipes = "plain,draft,table,sjd,scd",
+    batch: Batch = "1,8",
+    prompts: Prompts = "builtin",
+    limit: Limit = None,
+    repeats: Repeats = 3,
+    seed: Seed = 0,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    guidance_scale: GuidanceScale = None,
+    threads: Threads = None,
+    drafter: Drafter = None,
+    device: Device = "cpu",
+    output: Output = None,
+    as_json: Json = False,
+    random_weights: RandomWeights = False,
+    config: Config = "llamagen-xl",
+) -> None:
+    """Time recipes against plain decoding of the same prompts and seeds, and print a table.
+
+    A recipe that claims to be exact gets a speed-up only after it has passed the exactness check. With random weights
+    single target calls are timed instead, against the time their bytes need.
+    """
+    if random_weights:
+        return bench_steps(config, device, read_sizes(batch), repeats, output, as_json)
+    chosen, sizes = _plan(recipes, batch, output)
+
+    from mmspec.metrics.bench.recipes import Overrides
+    from mmspec.metrics.prompts import read_prompts
+
+    texts = read_prompts(prompts, limit)
+    _set_threads(threads)
+    pipe = load_silent(model, device, drafter)
+    score = attribute_score() if model == "shapes" else None
+    overrides = Overrides(temperature, top_k, top_p, guidance_scale)
+    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
+    record["settings"] |= {"device": device, "drafter": drafter}
+    _tell(report, record, output, as_json)
+
+
+def bench_speak(
+    model: Model = "spoken",
+    recipes: Recipes = "plain,table:window=8,draft:window=4,recycle:window=4,scd:window=6,table+lantern:window=8",
+    batch: Batch = "1,8",
+    prompts: Prompts = "builtin",
+    limit: Limit = None,
+    repeats: Repeats = 3,
+    seed: Seed = 0,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Time recipes against plain decoding of the same texts and seeds, and print two tables.
+
+    The second has the time until the first sound of a stream. Quality is the share of words heard right; of another
+    model than `spoken` there is none. A recipe that claims to be exact gets a speed-up only after it has passed the
+    exactness check.
+    """
+    chosen, sizes = _plan(recipes, batch, output)
+
+    from mmspec.metrics.bench.latency import first_audio, latency_table
+    from mmspec.metrics.bench.recipes import Overrides
+    from mmspec.metrics.prompts import SPEECH, read_prompts
+
+    texts = read_prompts(prompts, limit, SPEECH)
+    _set_threads(threads)
+    pipe = load_speech(model, device)
+    score = word_accuracy() if model == "spoken" else None
+    overrides = Overrides(temperature, top_k, top_p, None)
+    report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    waits = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=sampling)
+    record["settings"] |= {"device": device}
+    record["first_sound"] = [asdict(wait) for wait in waits]
+    _tell(report, record, output, as_json)
+    if not as_json:
+        print(f"\n{latency_table(waits)}")
+
+
+def _plan(recipes: str, batch: str, output: Path | None) -> tuple[list[Recipe], list[int]]:
+    """The recipes and batch sizes that are named. Raises before any work is done."""
+    chosen = [parse(text) for text in split_recipes(recipes)]
+    sizes = read_sizes(batch)
+    if output is not None:
+        check_writable(output, "-o/--output")
+    return chosen, sizes
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _measure(
+    pipe: Any,
+    model: str,
+    texts: list[str],
+    chosen: list[Recipe],
+    sizes: list[int],
+    repeats: int,
+    seed: int,
+    overrides: Overrides,
+    score: Callable[[Any, Sequence[str]], float] | None,
+    quiet: bool,
+) -> tuple[Report, dict[str, Any]]:
+    """Runs the benchmark; returns everything it found, and what it was told."""
+    from mmspec.metrics.bench.recipes import bench, generations
+    from mmspec.metrics.environment import environment
+
+    with _run_bar(generations(len(texts), chosen, sizes, repeats), quiet) as on_run:
+        report = bench(
+            pipe,
+            texts,
+            chosen,
+            gate=gate,
+            batches=sizes,
+            repeats=repeats,
+            seed=seed,
+            overrides=overrides,
+            score=score,
+            on_run=on_run,
+        )
+    settings = {"model": model, "recipes": [str(recipe) for recipe in chosen], "batch": sizes, "prompts": texts}
+    sampling = {key: pipe.config[key] if value is None else value for key, value in asdict(overrides).items()}
+    return report, {
+        "schema_version": SCHEMA_VERSION,
+        "settings": {**settings, "repeats": repeats, "seed": seed, **sampling},
+        "environment": environment(),
+        **asdict(report),
+    }
+
+
+def _tell(report: Report, record: dict[str, Any], output: Path | None, as_json: bool) -> None:
+    """Writes the record where it is wanted, and prints it, or the rows as a table."""
+    from mmspec.metrics.bench.table import table
+
+    if output is not None:
+        with replacing(output) as partial:
+            partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(record))
+        return
+    settings = record["settings"]
+    print(table(report.rows))
+    used = {"prompts": len(settings["prompts"]), "threads": record["environment"]["threads"]}
+    used |= {key: settings[key] for key in ("repeats", "temperature", "top_k", "top_p", "guidance_scale")}
+    told = ", ".join(f"{key} {value}" for key, value in used.items())
+    print(f"\n{settings['model']} on {record['environment']['device']}: {told}")
+
+
+def attribute_score() -> Callable[[Any, Sequence[str]], float]:
+    """The share of what prompts of `shapes` state that their images show."""
+    import numpy as np
+
+    from mmspec.metrics.image.attributes import attribute_scores, embedded_classifier
+
+    classifier = embedded_classifier()
+
+    def score(out: Any, prompts: Sequence[str]) -> float:
+        images = np.stack([np.asarray(image) for image in out.images])
+        return float(attribute_scores(images, prompts, classifier)[0].mean())
+
+    return score
+
+
+def word_accuracy() -> Callable[[Any, Sequence[str]], float]:
+    """The share of words that the recogniser of `spoken` hears right, at least 0."""
+    from mmspec.audio.spoken.recogniser import embedded_recogniser, sounds_alike
+    from mmspec.metrics.audio.word_error_rate import word_error_rate
+
+    recogniser = embedded_recogniser()
+
+    def score(out: Any, texts: Sequence[str]) -> float:
+        heard = [recogniser.transcribe(sound.audio[0], sound.sampling_rate) for sound in out]
+        return max(1 - word_error_rate(heard, [sounds_alike(text) for text in texts]), 0.0)
+
+    return score
+
+
+def split_recipes(text: str) -> list[str]:
+    """Split at the commas between recipes: a piece like `a=b` continues the recipe before it.
+
+    `"sjd,scd:window=32,coupling=gumbel,plain"` is `["sjd", "scd:window=32,coupling=gumbel", "plain"]`.
+
+    Raises:
+        ArgumentError: When no recipe is named.
+    """
+    names: list[str] = []
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        if names and "=" in piece and ":" not in piece:
+            names[-1] += f",{piece}"
+        else:
+            names.append(piece)
+    if not names:
+        raise ArgumentError("--recipes: no recipe named; see `mmspec ls recipes`")
+    return names
+
+
+def read_sizes(text: str) -> list[int]:
+    """Batch sizes from `"1,8"`. Raises `ArgumentError` unless all are whole numbers of at least 1."""
+    try:
+        sizes = [int(piece) for piece in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(f"--batch: {text!r} must be whole numbers of at least 1, separated by commas")
+    return sizes
+
+
+@contextmanager
+def _run_bar(total: int, quiet: bool) -> Iterator[Callable[[Recipe, int], None]]:
+    """Yield a callback that shows on stderr which recipe runs, out of `total` generations."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit=" runs", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:
+
+        def on_run(recipe: Recipe, batch_size: int) -> None:
+            bar.set_postfix_str(f"{recipe}, batch {batch_size}", refresh=False)
+            bar.update()
+
+        yield on_run

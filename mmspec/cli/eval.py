@@ -1,0 +1,200 @@
+"""`mmspec eval`: what recipes gain in speed and cost in quality."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmspec.cli.bench import split_recipes
+from mmspec.cli.exactness_gate import gate
+from mmspec.cli.metric_weights import (
+    ClapWeights,
+    ClipWeights,
+    Dinov2Weights,
+    InceptionWeights,
+    ShapesWeights,
+    WavLMWeights,
+    WhisperWeights,
+)
+from mmspec.cli.options import Drafter, GuidanceScale, Json, Temperature, TopK, TopP
+from mmspec.cli.pipelines import load_any
+from mmspec.errors import ArgumentError
+
+_Text = str | None
+OWN_METRICS = {
+    "shapes": "attributes,fd@shapes",
+    "shapes-latent": "attributes,fd@shapes",
+    "spoken": "wer@spoken,fd@spoken",
+}  # where none are named; else nll
+DEFAULTS: Mapping[str, Any] = {
+    "model": "shapes",
+    "prompts": "builtin",
+    "recipes": "plain,scd",
+    "seeds": "0",
+    "reference": "plain",
+    "batch": 1,
+    "device": "cpu",
+    "strict": False,
+}
+
+
+def evaluate(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The results folder; one that is there is gone on with.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", show_default=False, help="A YAML file with these keys; flags win over it."),
+    ] = None,
+    model: Annotated[_Text, typer.Option("-m", "--model", show_default="shapes", help="A name, or a folder.")] = None,
+    prompts: Annotated[
+        _Text, typer.Option(show_default="builtin", help="A text file with a prompt per line, or `builtin`.")
+    ] = None,
+    recipes: Annotated[
+        _Text,
+        typer.Option(show_default="plain,scd", help="Separated by commas, with ranges: lantern:delta=0.1..0.5/3."),
+    ] = None,
+    seeds: Annotated[_Text, typer.Option(show_default="0", help="Of every prompt: 0..9 or 0,3,5.")] = None,
+    metrics: Annotated[
+        _Text,
+        typer.Option(
+            show_default="those of the embedded models, else nll",
+            help="Of images: attributes, captions, clip, cmmd, fid, kid, is. Of sound: wer, cer, speaker, clap, "
+            "logmel. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is shapes, inception, "
+            "clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken.",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")] = None,
+    reference: Annotated[
+        _Text,
+        typer.Option(
+            show_default="plain", help="Of distances: plain (by other seeds), an .npz of statistics, or a folder."
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, show_default="1", help="Samples per call.")] = None,
+    shapes: ShapesWeights = None,
+    inception: InceptionWeights = None,
+    clip: ClipWeights = None,
+    dinov2: Dinov2Weights = None,
+    clap: ClapWeights = None,
+    wavlm: WavLMWeights = None,
+    whisper: WhisperWeights = None,
+    drafter: Drafter = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    guidance_scale: GuidanceScale = None,
+    device: Annotated[_Text, typer.Option(show_default="cpu", help="Where the model runs: cpu, cuda, cuda:1.")] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict", help="Refuse files that cannot be read, instead of leaving them out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw with every recipe, measure speed and quality with their intervals, and write results to a folder.
+
+    Plain decoding always runs with them. A run that was stopped goes on where it was; under torchrun or accelerate
+    launch the processes share the work.
+    """
+    flags = {
+        "model": model, "prompts": prompts, "recipes": recipes, "seeds": seeds, "metrics": metrics, "limit": limit,
+        "reference": reference, "batch": batch, "shapes": shapes, "inception": inception, "clip": clip,
+        "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "drafter": drafter,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
+        "strict": strict,
+    }  # fmt: skip
+    from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
+
+    given = {} if config is None else read_file(config)
+    given |= {key: value for key, value in flags.items() if value is not None}
+    resolved = resolve({**DEFAULTS, **given})
+
+    from mmspec.metrics.environment import environment
+    from mmspec.metrics.evaluation.distributed import join, own_device
+    from mmspec.metrics.evaluation.evaluate import check
+    from mmspec.metrics.evaluation.evaluate import evaluate as run
+    from mmspec.metrics.evaluation.fingerprint import fingerprint
+    from mmspec.metrics.evaluation.results import record_of, table, write_results
+    from mmspec.metrics.report.page import write_report
+
+    check(resolved)
+    check_folder(output, resolved)
+    with join() as processes:
+        pipe = load_any(resolved.model, own_device(resolved.device), resolved.drafter)
+        resolved = replace(resolved, fingerprint=fingerprint(pipe))
+        if processes.rank == 0:
+            open_folder(output, resolved)
+        processes.gather(None)  # until the folder is there
+        total = len(resolved.recipes) * len(resolved.prompts) * len(resolved.seeds)
+        with _bar(total, quiet=as_json or processes.rank > 0) as on_sample:
+            found = run(pipe, resolved, output, gate, processes, on_sample)
+    if found is None:
+        return
+    for reason in found.skipped:
+        print(f"mmspec: left out: {reason}", file=sys.stderr)
+    record = record_of(resolved, found, {**environment(), "processes": processes.count})
+    write_results(record, output)
+    write_report(record, output)
+    print(json.dumps(record) if as_json else table(record["rows"]))
+
+
+def resolve(given: Mapping[str, Any]) -> Any:
+    """The configuration that keys and values stand for, ranges expanded and prompts read.
+
+    A value is what its flag takes, or a list; a list of prompts holds the texts themselves.
+
+    Raises:
+        ArgumentError: When an argument has a value that is not allowed.
+        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+    """
+    from mmspec.metrics.evaluation.config import Config
+    from mmspec.metrics.evaluation.sweep import expand_all, read_seeds
+    from mmspec.metrics.prompts import BUILTIN, SPEECH, read_prompts
+
+    values = dict(given)
+    limit = values.pop("limit", None)
+    texts = values.pop("prompts")
+    texts = (
+        list(map(str, texts))
+        if isinstance(texts, list)
+        else read_prompts(str(texts), builtin=SPEECH if values["model"] == "spoken" else BUILTIN)
+    )
+    recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics", None), values.pop("seeds")
+    if metrics is None:
+        metrics = OWN_METRICS.get(str(values["model"]), "nll")
+    names = recipes if isinstance(recipes, list) else split_recipes(str(recipes))
+    return Config(
+        prompts=tuple(dict.fromkeys(texts[:limit])),
+        recipes=tuple(str(recipe) for recipe in expand_all(names)),
+        seeds=tuple(read_seeds(",".join(map(str, seeds)) if isinstance(seeds, list) else str(seeds))),
+        metrics=tuple(dict.fromkeys(_names(metrics))),
+        **values,
+    )
+
+
+def _names(metrics: Any) -> Sequence[str]:
+    found = [str(name) for name in metrics] if isinstance(metrics, list) else str(metrics).split(",")
+    names = [name.strip() for name in found if name.strip()]
+    if not names:
+        raise ArgumentError("--metrics: no metric named; see `mmspec eval --help`")
+    return names
+
+
+@contextmanager
+def _bar(total: int, quiet: bool) -> Iterator[Callable[[tuple[str, str, int]], None]]:
+    """Yield a callback that shows on stderr which recipe has been drawn."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit=" samples", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:
+
+        def on_sample(key: tuple[str, str, int]) -> None:
+            bar.set_postfix_str(key[0], refresh=False)
+            bar.update()
+
+        yield on_sample

@@ -1,0 +1,79 @@
+"""`mmspec image`: prompts become PNG files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmspec.cli.options import (
+    Device,
+    Drafter,
+    GuidanceScale,
+    Json,
+    Model,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    Window,
+    read_recipe,
+)
+from mmspec.cli.output_paths import plan
+from mmspec.cli.pipelines import load_silent
+from mmspec.cli.progress import token_bar
+
+
+def image(
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="What to draw.")],
+    model: Model = "shapes",
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Images per prompt.")] = 1,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="A .png file (numbered when there are several), or a folder.")
+    ] = Path("out.png"),
+    recipe: Annotated[str, typer.Option(help="A name from `mmspec ls recipes`, with knobs: scd:window=32.")] = "scd",
+    seed: Seed = 0,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    guidance_scale: GuidanceScale = None,
+    window: Window = None,
+    drafter: Drafter = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Draw images from text. Prints the path of each."""
+    chosen = read_recipe(recipe, window)
+    paths = plan(output, len(prompts) * number)
+
+    from mmspec.vision.png import write_png
+
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
+    pipe = load_silent(model, device, drafter)
+    with token_bar(quiet=as_json) as on_step:
+        out = pipe(
+            prompts,
+            recipe=chosen,
+            seed=seed,
+            **sampling,
+            num_images_per_prompt=number,
+            on_step=on_step,
+        )
+
+    notes = {"recipe": str(chosen), "model": model}
+    notes |= {name: str(value) for name, value in sampling.items() if value is not None}
+    for i, (path, picture) in enumerate(zip(paths, out.images, strict=True)):
+        write_png(picture, path, {"prompt": prompts[i // number], "seed": str(out.seeds[i]), **notes})
+        if not as_json:
+            print(path)
+    if as_json:
+        record = {
+            "outputs": [str(path) for path in paths],
+            "recipe": str(chosen),
+            "seed": seed,
+            "model": model,
+            "stats": out.stats.to_dict(),
+        }
+        print(json.dumps(record))

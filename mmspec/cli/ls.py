@@ -1,0 +1,50 @@
+"""`mmspec ls`: what can be named on the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from mmspec.cli.options import Json
+from mmspec.errors import unknown_name
+
+KINDS = ("models", "drafters", "rules", "recipes")
+
+
+def ls(
+    what: Annotated[str | None, typer.Argument(metavar="[models|drafters|rules|recipes]", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """List models, drafters, acceptance rules and recipes; exact ones keep the target's distribution."""
+    if what is not None and what not in KINDS:
+        raise unknown_name("list", what, KINDS)
+    listing = {kind: _entries(kind) for kind in KINDS if what in (None, kind)}
+    if as_json:
+        print(json.dumps(listing))
+        return
+    for kind, entries in listing.items():
+        print(kind)
+        width = max((len(entry["name"]) for entry in entries), default=0)
+        for entry in entries:
+            guarantee = "" if kind == "models" else "exact    " if entry["exact"] else "relaxed  "
+            knobs = f" [{', '.join(entry['knobs'])}]" if entry.get("knobs") else ""
+            print(f"  {entry['name']:<{width}}  {guarantee}{entry['summary']}{knobs}")
+
+
+def _entries(kind: str) -> list[dict[str, Any]]:
+    from mmspec import recipes, registry
+
+    if kind == "recipes":
+        return [
+            {"name": name, "exact": True, "summary": info.summary, "knobs": list(info.knobs)}
+            for name, info in recipes.RECIPES.items()
+        ]
+    if kind == "rules":
+        return [
+            {"name": name, "exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
+            for name, rule in registry.rules().items()
+        ]
+    named = {"models": registry.models, "drafters": registry.drafters}[kind]()
+    return [{"name": name, "exact": info.exact, "summary": info.summary} for name, info in named.items()]

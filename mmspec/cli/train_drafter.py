@@ -1,0 +1,167 @@
+"""`mmspec train-drafter`: a drafter from what its target itself makes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.options import Device, Drafter, Json, Model
+from mmspec.cli.pipelines import load_silent
+from mmspec.errors import ArgumentError, unknown_name
+from mmspec.files import check_writable
+
+if TYPE_CHECKING:
+    from mmspec.training.trainer import Point
+
+KINDS = ("eagle", "medusa", "small")
+LOSSES = ("kl", "tvd", "smooth-l1+ce")
+
+
+def train_drafter(
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="A folder. One with an unfinished training of these options goes on."),
+    ],
+    model: Model = "shapes",
+    kind: Annotated[
+        str, typer.Option(help="eagle: a layer on the model's features; medusa: heads on them; small: a smaller model.")
+    ] = "eagle",
+    loss: Annotated[
+        str, typer.Option(help="kl, tvd (what the test turns down), or smooth-l1+ce (features too).")
+    ] = "kl",
+    prompts: Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")] = "builtin",
+    held_out: Annotated[int, typer.Option(min=1, help="The last so many prompts are for measuring only.")] = 8,
+    sequences: Annotated[
+        int, typer.Option(min=1, help="Sequences of the model to train on, made of the prompts.")
+    ] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per update, over all processes.")] = 8,
+    lr: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Peak learning rate of AdamW.")] = 1e-3,
+    depth: Annotated[
+        int, typer.Option(min=1, max=16, help="Tokens ahead: drafts in training (eagle), heads (medusa).")
+    ] = 4,
+    hidden: Annotated[
+        int, typer.Option(min=0, help="Width of an EAGLE head's feed-forward part; 0: 8/3 of the features.")
+    ] = 0,
+    keep_features: Annotated[
+        bool,
+        typer.Option(help="Keep what the model says of its sequences on the disk; else it reads them in each step."),
+    ] = True,
+    drafter: Drafter = None,
+    validate_every: Annotated[int, typer.Option(min=1, help="Updates between measurements of acceptance.")] = 500,
+    save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of sequences, weights and order.")] = 0,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Train a drafter on the model's own sequences, and print its folder.
+
+    The folder is a drafter: `mmspec image --drafter FOLDER`. `training.json` in it has the expected acceptance of each
+    draft of a window on held-out prompts, as it rose; `work` has sequences and checkpoint, and may be deleted.
+    A killed command goes on where it was when it is given again. With --drafter, a small model begins as that one.
+    Started by `accelerate launch` or torchrun, several processes share the work.
+    """
+    for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES)):
+        if value not in known:
+            raise unknown_name(name, value, known)
+    if drafter is not None and kind != "small":
+        raise ArgumentError(f"--drafter: goes with --kind small, which can begin as another; '{kind}' begins anew")
+    check_folder(output)
+
+    from mmspec.metrics.evaluation.distributed import join, own_device
+    from mmspec.metrics.prompts import read_prompts
+    from mmspec.training.trainer import Settings, Trainer, split_prompts
+
+    train_on, measure_on = split_prompts(read_prompts(prompts), held_out)
+    settings = Settings(
+        kind,
+        loss,
+        train_on,
+        measure_on,
+        sequences,
+        steps,
+        batch,
+        lr,
+        depth,
+        hidden,
+        seed,
+        keep_features,
+        None if drafter is None else str(drafter),
+    )
+    with join() as processes:
+        if batch < processes.count:
+            raise ArgumentError(f"--batch: {batch} is fewer than the {processes.count} processes")
+        pipe = load_silent(model, own_device(device), drafter)
+        trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
+        lead = processes.rank == 0
+        # Messages for people: from one process, and none beside JSON.
+        with bars(quiet=as_json or not lead, sequences=sequences, steps=steps, step=trainer.step) as show:
+            own = trainer.collect(show.chunk)
+            trainer.train(own, validate_every, save_every, show.step, show.point)
+    if not lead:
+        return
+    if as_json:
+        print(json.dumps({"output": str(output), **trainer.record()}))
+        return
+    print(output)
+
+
+def check_folder(output: Path) -> None:
+    """Checks, before any work, that the folder of the result can be written.
+
+    Raises:
+        ArgumentError: When the folder of the result can neither be made nor written to.
+    """
+    if output.is_dir():
+        check_writable(output / "training.json", "-o/--output")
+    elif output.exists():
+        raise ArgumentError(f"-o/--output: cannot write '{output}': it is a file; name a folder")
+    else:
+        check_writable(output, "-o/--output")
+
+
+class Bars:
+    """What a person sees of a training, on stderr: a line for every measurement, and a bar where that is a terminal."""
+
+    def __init__(self, quiet: bool, sequences: int, steps: int, step: int) -> None:
+        from tqdm import tqdm
+
+        hidden = quiet or not sys.stderr.isatty()
+        self._quiet = quiet
+        self._made = tqdm(total=sequences, unit=" sequences", file=sys.stderr, disable=hidden)
+        self._steps = tqdm(total=steps, initial=step, unit=" updates", file=sys.stderr, disable=hidden)
+
+    def chunk(self, count: int) -> None:
+        self._made.update(count)
+
+    def step(self, step: int, loss: float) -> None:
+        self._steps.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        self._steps.update()
+
+    def point(self, point: Point) -> None:
+        if self._quiet:
+            return
+        shares = " ".join("-" if share is None else f"{share:.3f}" for share in point.acceptance)
+        loss = "" if point.loss is None else f"loss {point.loss:.4f}, "
+        line = f"update {point.step}: {loss}acceptance {shares}, {point.tokens_per_call:.2f} tokens per call"
+        self._steps.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        self._made.close()
+        self._steps.close()
+
+
+@contextmanager
+def bars(**options: Any) -> Iterator[Bars]:
+    """Bars that are closed in the end."""
+    shown = Bars(**options)
+    try:
+        yield shown
+    finally:
+        shown.close()

@@ -1,0 +1,1 @@
+"""The decoding loop: when the target is called, and on what."""

@@ -1,0 +1,140 @@
+"""The rows of a batch: what each has decoded so far, and which still run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.layout import Layout
+from mmspec.sampling.rng import CounterRNG
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a callback sees after a target call.
+
+    Attributes:
+        nfe: Target calls so far.
+        committed: Tokens of all rows so far.
+        total: Tokens of all rows in the end (less where rows end early).
+        tokens: A copy of the tokens each row has accepted so far, int64 [n_row] each.
+    """
+
+    nfe: int
+    committed: int
+    total: int
+    tokens: list[Tensor]
+
+
+class BatchState:
+    """The state of a batch whose rows advance at their own pace.
+
+    Attributes:
+        ids: Host int64 [B], which rows of the request still run.
+        layout: What they are to become.
+        length: Host int64 [B], how many tokens each of them has.
+        rng: Their random numbers.
+    """
+
+    def __init__(self, seeds: Sequence[int], layout: Layout, window: int, device: torch.device) -> None:
+        count = len(seeds)
+        self.layout = layout
+        self.device = device
+        self.rng = CounterRNG(seeds, device)
+        self.ids = np.arange(count)
+        self._lengths = np.zeros(count, dtype=np.int64)
+        # A window may reach past the end; what it writes there is never read.
+        shape = (count, layout.length + window, *layout.cell)
+        self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
+        self._index = torch.arange(count, device=device)[:, None]
+
+    @property
+    def length(self) -> NDArray[np.int64]:
+        return self._lengths[self.ids]
+
+    def positions(self, width: int) -> NDArray[np.int64]:
+        """The next `width` positions of each row, host int64 [B, width]."""
+        return self.length[:, None] + np.arange(width)
+
+    def at(self, positions: NDArray[np.int64]) -> Tensor:
+        """The tokens at the given positions, [B, W, *cell]; before the start, -1."""
+        index = torch.from_numpy(positions).to(self.device)
+        found = self._tokens[self._index, index.clamp(min=0)]
+        return found if (positions >= 0).all() else found.masked_fill(self._wide(index < 0), -1)
+
+    def last(self, count: int = 1) -> Tensor:
+        """The last `count` tokens of each row, [B, count, *cell]."""
+        return self.at(self.length[:, None] + np.arange(-count, 0))
+
+    def commit(self, tokens: Tensor, accepted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Appends the accepted tokens and the one after them; returns how many each row gained, host int64 [B].
+
+        A row stops at its end or after its first end-of-sequence token, whatever else the window held.
+        """
+        width, start = tokens.shape[1], self.length
+        self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
+        gained = np.minimum(accepted + 1, self.layout.length - start)
+        if (ends := self._ends(tokens)) is not None:
+            ended = ends & (np.arange(width) < gained[:, None])
+            stops = ended.any(1)
+            gained = np.where(stops, ended.argmax(1) + 1, gained)
+            self._done = stops | (start + gained >= self.layout.length)
+        else:
+            self._done = start + gained >= self.layout.length
+        self._lengths[self.ids] += gained
+        return gained
+
+    def append(self, tokens: Tensor) -> list[int]:
+        """Appends one token, [B, 1, *cell]; returns which of the rows run on."""
+        length = self.length
+        n = int(length[0])
+        if len(length) == len(self._tokens) and (length == n).all():
+            self._tokens[:, n : n + 1] = tokens
+        else:
+            self._tokens[self._index[:, 0], torch.from_numpy(length).to(self.device)] = tokens[:, 0]
+        self._lengths[self.ids] = length + 1
+        self._done = length + 1 >= self.layout.length
+        if (ends := self._ends(tokens)) is not None:
+            self._done |= ends[:, 0]
+        return self.running()
+
+    def _ends(self, tokens: Tensor) -> NDArray[np.bool_] | None:
+        """Which tokens end their row, host bool [B, W]; None where none ever does."""
+        if self.layout.ends is not None:
+            return self.layout.ends(tokens).cpu().numpy()
+        return np.isin(tokens.cpu().numpy(), list(self.layout.eos)) if self.layout.eos else None
+
+    def _wide(self, which: Tensor) -> Tensor:
+        """A mask of tokens, bool [B, W], with the axes of a cell to broadcast over."""
+        return which.reshape(*which.shape, *(1,) * len(self.layout.cell))
+
+    def running(self) -> list[int]:
+        """Indices into the running rows of those that are not done."""
+        return np.flatnonzero(~self._done).tolist()
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Lets only these rows run on."""
+        self.ids = self.ids[row_ids]
+        self._index = self._index[row_ids]
+        self.rng.select_rows(row_ids)
+        if self.layout.constraint is not None:
+            self.layout = replace(self.layout, constraint=self.layout.constraint.select_rows(row_ids))
+        if self.layout.forced is not None:
+            self.layout = replace(self.layout, forced=self.layout.forced.select_rows(row_ids))
+
+    def step(self, nfe: int) -> Step:
+        """The state as a callback sees it."""
+        so_far = [t[:n].clone() for t, n in zip(self._tokens, self._lengths, strict=True)]
+        return Step(nfe, int(self._lengths.sum()), len(so_far) * self.layout.length, so_far)
+
+    def result(self) -> Tensor:
+        """All tokens of the request, [B, N, *cell]; `pad` after the end of a row."""
+        tokens = self._tokens[:, : self.layout.length]
+        lengths = torch.from_numpy(self._lengths).to(self.device)
+        behind = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
+        return tokens.masked_fill(self._wide(behind), self.layout.pad)

@@ -1,0 +1,1 @@
+"""Drafters of columns: one token per codebook in every position."""

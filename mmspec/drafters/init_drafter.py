@@ -1,0 +1,67 @@
+"""Drafts that are guessed from the tokens around them, slot by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.recycle import Recycle
+from mmspec.drafters.token_init import TokenInit
+from mmspec.sampling.rejection import Draft, Verdict, point_mass
+from mmspec.sampling.rng import INIT, WindowRNG
+
+
+class InitDrafter:
+    """Puts guesses after drafts; each counts as certain, so that its q is one-hot and any guess is exact.
+
+    Args:
+        start: The guess; a `Recycle` learns from every window.
+    """
+
+    calls = 0
+
+    def __init__(self, start: TokenInit | Recycle) -> None:
+        self._start = start
+        self._learner = start if isinstance(start, Recycle) else None
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        if self._learner is not None:
+            self._learner.learn(verdict, state)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        if self._learner is not None:
+            self._learner.select_rows(row_ids)
+
+    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+        tokens, q, u = draft.tokens, draft.q, draws[INIT]
+        count, first, width = tokens.shape[1], int(reused.min()), state.layout.width
+        together = bool((reused == first).all())  # nothing to pick out row by row, as in a batch of one
+        is_new = np.arange(first, count) >= reused[:, None]
+        new = torch.from_numpy(is_new).to(state.device)
+        positions = state.positions(count)
+        above = state.at(positions - width).unbind(1) if width else ()
+        line_starts = positions % width == 0 if width else np.zeros_like(positions, dtype=bool)
+        constraint = state.layout.constraint
+        columns = list(tokens[:, :first].unbind(1))
+        before, left = [*state.last(2).unbind(1), *columns][-2:]
+        for j in range(first, count):
+            up = before  # in a stream
+            if width:
+                # Above may lie inside this very window, where nothing is committed yet.
+                up = columns[j - width] if j >= width else above[j]
+                if line_starts[:, j].any():
+                    # The token before the first of a line is no neighbour; the one above stands in.
+                    left = torch.where(torch.from_numpy(line_starts[:, j]).to(up.device) & (up >= 0), up, left)
+            before, left = left, self._start(left, up, u[:, j])
+            if constraint is not None:
+                forced = constraint.forced[positions[:, j].clip(max=len(constraint.forced) - 1)]
+                if (forced >= 0).any():
+                    must = torch.from_numpy(forced).to(left.device)
+                    left = torch.where(must >= 0, must, left)
+            if not together:
+                left = torch.where(new[:, j - first], left, tokens[:, j])
+            columns.append(left)
+        tokens = torch.stack(columns, dim=1)
+        return Draft(tokens, point_mass(q, tokens, first, is_new))

@@ -1,0 +1,65 @@
+"""A tree of one shape whose siblings are the guesses of an n-gram table: chosen, not drawn, so tested target-only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.ngram import Table
+from mmspec.sampling.tree import Chosen, Tree, TreeDraft
+from mmspec.sampling.tree_rejection import TreeVerdict
+
+
+class NGramTreeDrafter:
+    """Grows a tree from the tokens to the left and above, without a model.
+
+    Args:
+        table: The guesses.
+        branch: For each depth, how many children an entry of it has.
+        vocab_size: V.
+        device: Of the tokens.
+    """
+
+    calls = 0
+
+    def __init__(self, table: Table, branch: Sequence[int], vocab_size: int, device: torch.device) -> None:
+        self._table = table
+        self._branch = branch
+        self._tree = Tree.branching(branch, device)
+        self._siblings = Chosen(vocab_size)
+
+    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
+        pass
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        pass
+
+    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+        width, constraint = state.layout.width, state.layout.constraint
+        positions = state.positions(len(self._branch))
+        before, last = state.last(2).split(1, dim=1)
+        above = state.at(positions - width) if width else before
+        levels = [last]
+        for depth, count in enumerate(self._branch):
+            left, position = levels[-1], positions[:, depth]
+            distance = width or 2  # in a stream the other neighbour is the token before the left one
+            if depth + 1 >= distance:
+                # The other neighbour lies within the tree.
+                first = depth + 1 - distance
+                up = levels[first].repeat_interleave(prod(self._branch[first:depth]), dim=1)
+            else:
+                up = above[:, depth : depth + 1].expand_as(left)
+            if width and (position % width == 0).any():
+                # The token before the first of a line is no neighbour; the one above stands in.
+                line_start = torch.from_numpy(position % width == 0).to(up.device)[:, None]
+                left = torch.where(line_start & (up >= 0), up, left)
+            found = self._table.guesses(left, up, count).flatten(1)
+            if constraint is not None:
+                forced = torch.from_numpy(constraint.forced[position.clip(max=len(constraint.forced) - 1)])
+                must = forced.to(found.device)[:, None]
+                found = torch.where(must >= 0, must, found)
+            levels.append(found)
+        return TreeDraft(self._tree, torch.cat(levels[1:], dim=1), self._siblings)

@@ -1,0 +1,101 @@
+"""A tree of one shape, grown by a smaller model: siblings are drawn, with replacement or without.
+
+Without replacement k siblings are k tokens (recursive rejection sampling of Jeon et al. 2024, arXiv 2402.14160;
+Sequoia, Chen et al. 2024, arXiv 2402.12374). With replacement and branches at the root alone they begin k independent
+drafts (as in SpecTr, Sun et al. 2023, arXiv 2310.15141, whose own test is in `mmspec.sampling.k_seq`). Shape and order are
+fixed before anything is drawn, so each token follows the distribution that it is tested with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.sampling.rejection import sample
+from mmspec.sampling.rng import DRAFT
+from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, WithoutReplacement
+from mmspec.sampling.tree_rejection import TreeVerdict
+
+
+@dataclass(frozen=True)
+class SiblingSampler:
+    """A way to draw siblings.
+
+    Attributes:
+        draw: Children int64 [B, n * k] in order, from distributions float32 [B, n, V] at uniform numbers [B, n, k].
+        siblings: What it makes of the distributions of all entries, for the test.
+    """
+
+    draw: Callable[[Tensor, Tensor], Tensor]
+    siblings: Callable[[Tensor], Siblings]
+
+
+class StaticTreeDrafter:
+    """Draws a tree level by level, one call of the model for each.
+
+    Args:
+        runner: The model or head, with the distribution that siblings are drawn from.
+        branch: For each depth, how many children an entry of it has.
+        sibling_sampler: How siblings are drawn.
+        device: Of the tokens.
+    """
+
+    def __init__(
+        self, runner: DraftRunner, branch: Sequence[int], sibling_sampler: SiblingSampler, device: torch.device
+    ) -> None:
+        self._runner = runner
+        self._sampler = sibling_sampler
+        self._branch = branch
+        self._tree = Tree.branching(branch, device)
+
+    @property
+    def calls(self) -> int:
+        return self._runner.calls
+
+    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
+        self._runner.observe(verdict, state)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._runner.select_rows(row_ids)
+
+    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+        u = self._tree.uniforms(state, iteration)[DRAFT]
+        probs = [self._runner.root(state)]
+        levels: list[Tensor] = []
+        first = 1
+        for count in self._branch:
+            if levels:
+                probs.append(self._runner.nodes(state, levels[-1], self._tree, first))
+                first += levels[-1].shape[1]
+            size = probs[-1].shape[1] * count
+            levels.append(self._sampler.draw(probs[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
+        return TreeDraft(self._tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)))
+
+
+def sample_independent(q: Tensor, u: Tensor) -> Tensor:
+    """Every child from q itself."""
+    return torch.stack([sample(q, u[..., i]) for i in range(u.shape[-1])], dim=-1).flatten(1)
+
+
+def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
+    """Every child from q without those before it.
+
+    When no other token is left, a draw repeats an earlier one, and counts for nothing.
+    """
+    children: list[Tensor] = []
+    left = q
+    for i in range(u.shape[-1]):
+        children.append(sample(left, u[..., i], fallback=q))
+        left = left.scatter(-1, children[-1][..., None], 0.0)
+    return torch.stack(children, dim=-1).flatten(1)
+
+
+SIBLING_SAMPLERS = {
+    "different": SiblingSampler(sample_without_replacement, WithoutReplacement),
+    "independent": SiblingSampler(sample_independent, Independent),
+}

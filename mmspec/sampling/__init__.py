@@ -1,0 +1,1 @@
+"""Distributions, random numbers, and the rejection of drafts."""

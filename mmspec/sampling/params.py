@@ -1,0 +1,41 @@
+"""Sampling parameters of one row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from mmspec.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one row wants its tokens drawn.
+
+    Args:
+        temperature: 0 takes the most likely token; otherwise at least 0.0001.
+        top_k: Keep the k most likely tokens (ties with the k-th stay); 0 keeps all.
+        top_p: In (0, 1]; keep the smallest set of most likely tokens with at least this mass.
+        guidance_scale: Classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off.
+        guidance_end: The first position that is not guided any more; None guides all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    guidance_scale: float = 1.0
+    guidance_end: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(name: str, ok: Callable[[Any], bool], allowed: str, kind: type = Real) -> None:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) or not ok(value):
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be {allowed}")
+
+        check("temperature", lambda t: t == 0 or 1e-4 <= t < math.inf, "0 (greedy) or at least 0.0001")
+        check("top_k", lambda k: 0 <= k < 2**31, "an integer, 0 (off) or more", Integral)
+        check("top_p", lambda p: 0 < p <= 1, "above 0 and at most 1 (off)")
+        check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")

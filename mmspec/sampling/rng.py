@@ -1,0 +1,175 @@
+"""Counter-based randomness: Philox4x32-10 (Salmon et al. 2011) keyed by row seed, position, stream and iteration.
+
+Nothing is drawn from a running generator, so a row's numbers depend neither on the batch it sits in nor on the order
+in which rows are served. The integer arithmetic is NumPy's: a window needs a few dozen numbers, and small arrays are
+where it is quickest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Streams: which word of which block a draw uses. Two kinds of draw never share a number.
+ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
+_GUMBEL_BLOCK, _LATENT_BLOCK, _LAST_STEP_BLOCK = 1, 2, 3
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_EXTRA = np.uint64(8)  # float32 holds 24 bits
+_EXTRA_GUMBEL = np.uint64(9)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
+
+Words = NDArray[np.uint64]
+
+
+def round_keys(seeds: Sequence[int]) -> Words:
+    """The key words of all ten rounds, uint64 [10, 2, rows], from 64-bit seeds."""
+    words = np.array([int(s) % 2**64 for s in seeds], dtype=np.uint64)
+    key = np.stack([words & _LOW, words >> _HALF])
+    return np.stack([(key + np.uint64(i) * _WEYL[:, None]) & _LOW for i in range(10)])
+
+
+def philox(even: Words, odd: Words, keys: Words) -> tuple[Words, Words]:
+    """One Philox4x32-10 block per element.
+
+    Args:
+        even: Counter words 0 and 2, uint64 [2, rows, ...] of values below 2**32.
+        odd: Counter words 1 and 3, likewise.
+        keys: Of `round_keys`, with trailing axes to broadcast.
+
+    Returns:
+        Words 0 and 2, and words 1 and 3, of the blocks, each [2, rows, ...].
+    """
+    multipliers = _MULTIPLIERS.reshape(2, *(1,) * (even.ndim - 1))
+    for key in keys:
+        product = even * multipliers
+        # The words of one half go into the other: that is the permutation of the round.
+        even, odd = (product >> _HALF)[::-1] ^ odd ^ key, (product & _LOW)[::-1]
+    return even, odd
+
+
+class CounterRNG:
+    """The random numbers of a batch of rows.
+
+    Args:
+        seeds: One integer per row, taken modulo 2**64.
+        device: Where the numbers are wanted.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._keys = round_keys(seeds)
+        self._device = device
+
+    def select_rows(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
+        """Drops all rows but these."""
+        self._keys = self._keys[:, :, rows]
+
+    @property
+    def seeds(self) -> NDArray[np.int64]:
+        """The seeds of the rows, host int64 [B], as two's complement."""
+        low, high = self._keys[0]
+        return (low | (high << _HALF)).view(np.int64)
+
+    def uniforms(
+        self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int, place: NDArray[np.int64] | int = 0
+    ) -> list[Tensor]:
+        """Float32 numbers in [0, 1), multiples of 2**-24, one [B, W] tensor per stream: ACCEPT, RESAMPLE, DRAFT, START.
+
+        Args:
+            positions: int64 [B, W], the position each number belongs to.
+            iteration: How often the loop has come round; draws of different iterations are independent.
+            place: int64 [B or 1, W], tells apart the numbers of one position, where several tokens stand for it.
+        """
+        (zero, two), (one, three) = self._blocks(positions, iteration, 0, place)
+        scaled = ((np.stack([zero, one, two, three]) >> _EXTRA) * 2.0**-24).astype(np.float32)
+        return list(torch.from_numpy(scaled).to(self._device, non_blocking=True))
+
+    def gumbel(self, positions: NDArray[np.int64], vocab_size: int) -> Tensor:
+        """Standard Gumbel noise float32 [B, W, vocab_size], fixed per row and position whatever the iteration."""
+        groups = np.arange(-(-vocab_size // 4))
+        (zero, two), (one, three) = self._blocks(positions[..., None], 0, _GUMBEL_BLOCK, groups)
+        bits = np.stack([zero, one, two, three], axis=-1).reshape(*positions.shape, -1)[..., :vocab_size]
+        # 23 bits, so that adding a half stays exact: a number that rounds to 1 would make the noise infinite.
+        uniform = torch.from_numpy((((bits >> _EXTRA_GUMBEL) + 0.5) * 2.0**-23).astype(np.float32))
+        return uniform.to(self._device).log_().neg_().log_().neg_()
+
+    def normals(self, positions: NDArray[np.int64], count: int, last: bool = False) -> Tensor:
+        """Standard normal noise float32 [B, W, count], fixed per row and position whatever the iteration.
+
+        It is what a latent of the position is made of; with `last`, numbers independent of those.
+        """
+        block = _LAST_STEP_BLOCK if last else _LATENT_BLOCK
+        (zero, two), (one, three) = self._blocks(positions[..., None], 0, block, np.arange(-(-count // 4)))
+        bits = np.stack([zero, two, one, three], axis=-1)
+        uniform = torch.from_numpy((((bits >> _EXTRA) + 0.5) * 2.0**-24).astype(np.float32)).to(self._device)
+        radius, angle = uniform[..., :2].log().mul(-2).sqrt(), uniform[..., 2:] * (2 * torch.pi)
+        pairs = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)  # Box and Muller
+        return pairs.flatten(2)[..., :count]
+
+    def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> WindowRNG:
+        """All numbers of a window at int64 [B, W] positions; see `uniforms`."""
+        return WindowRNG(self, positions, iteration)
+
+    def _blocks(
+        self,
+        positions: NDArray[np.int64],
+        iteration: NDArray[np.int64] | int,
+        block: int,
+        index: NDArray[np.int64] | int,
+    ) -> tuple[Words, Words]:
+        """The blocks of counters (position, iteration, block, index)."""
+        shape = np.broadcast_shapes(positions.shape, np.shape(index))
+        even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
+        even[0], odd[0], even[1], odd[1] = positions, iteration, block, index
+        return philox(even, odd, self._keys.reshape(10, 2, -1, *(1,) * (len(shape) - 1)))
+
+
+class WindowRNG:
+    """The numbers of a window: `draws[STREAM]` is float32 [B, W] in [0, 1), one number for each position.
+
+    A token of several parts takes its numbers from `places`.
+    """
+
+    def __init__(self, rng: CounterRNG, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> None:
+        self.rng = rng
+        self.positions = positions
+        self.iteration = np.broadcast_to(iteration, positions.shape)
+        self._streams: list[Tensor] | None = None
+
+    def __getitem__(self, stream: int) -> Tensor:
+        return self._all()[stream]
+
+    def _all(self) -> list[Tensor]:
+        if self._streams is None:
+            self._streams = self.rng.uniforms(self.positions, self.iteration)
+        return self._streams
+
+    def places(self, stream: int, first: int, count: int) -> Tensor:
+        """Numbers `first` to `first + count` of each position, float32 [B, W, count]; number 0 is `draws[stream]`."""
+        index = np.arange(first, first + count)
+        return self.rng.uniforms(self.positions[..., None], self.iteration[..., None], index)[stream]
+
+    def slot(self, n: int) -> WindowRNG:
+        """Those of the n-th position alone."""
+        one = WindowRNG(self.rng, self.positions[:, n : n + 1], self.iteration[:, n : n + 1])
+        one._streams = [stream[:, n : n + 1] for stream in self._all()]
+        return one
+
+    def at(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> WindowRNG:
+        """Those of one slot each of some rows (host int64 [R], which may repeat), as R rows of one position."""
+        rng = copy(self.rng)
+        rng.select_rows(rows)
+        return WindowRNG(rng, self.positions[rows, slots][:, None], self.iteration[rows, slots][:, None])
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Drops all rows but these; the noise they come from is kept by its owner."""
+        self.positions, self.iteration = self.positions[rows], self.iteration[rows]
+        if self._streams is not None:
+            self._streams = [stream[rows] for stream in self._streams]

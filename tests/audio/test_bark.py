@@ -1,0 +1,118 @@
+"""Bark's two autoregressive stages through its own generate, every recipe in the place of the built-in loop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny_speech as tiny
+import torch
+from torch import Tensor
+from transformers.models.bark.generation_configuration_bark import (
+    BarkCoarseGenerationConfig,
+    BarkSemanticGenerationConfig,
+)
+
+import mmspec
+from mmspec.errors import ArgumentError
+from mmspec.hf.generate import prepare
+from mmspec.testing.adapters import check_windows
+from mmspec.testing.exactness import noise_floor
+
+TEXT = torch.tensor([[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 18, 18]])
+CODES = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 20]])
+SEMANTIC, COARSE = BarkSemanticGenerationConfig(**tiny.SEMANTIC), BarkCoarseGenerationConfig(**tiny.COARSE)
+RECIPES = ["sjd:window=5,start=left", "recycle:window=3"]
+
+
+def semantic(model: Any, text: Tensor = TEXT, **more: Any) -> Tensor:
+    found: Tensor = model.semantic.generate(text, semantic_generation_config=SEMANTIC, **more)
+    return found
+
+
+def coarse(model: Any, codes: Tensor = CODES, size: int = 8, window: int = 6, **more: Any) -> Tensor:
+    config = BarkCoarseGenerationConfig(**{**tiny.COARSE, "sliding_window_len": window})
+    found: Tensor = model.coarse_acoustics.generate(
+        codes.clone(), semantic_generation_config=SEMANTIC, coarse_generation_config=config, codebook_size=size, **more
+    )
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_greedy_is_the_models_own(recipe: str) -> None:
+    model = tiny.bark()
+    ours: dict[str, Any] = {"custom_generate": mmspec.generate, "recipe": recipe}
+    for least in (None, 0.02):
+        own = semantic(model, min_eos_p=least)
+        assert (own == 20).any() == (least is not None)
+        assert torch.equal(semantic(model, min_eos_p=least, **ours), own)
+    own = coarse(model)
+    assert own.shape == (2, 18)  # three windows of 6
+    assert torch.equal(coarse(model, **ours), own)
+    assert torch.equal(model.generate(TEXT, **ours, seed=0), model.generate(TEXT))
+
+
+def test_a_smaller_model_drafts_the_coarse_stage() -> None:
+    model, other = tiny.bark(), tiny.bark(seed=1)
+    own = coarse(model)
+    for draft, calls in ((model, 2), (other, 6)):
+        ours: dict[str, Any] = {"custom_generate": mmspec.generate, "recipe": "draft:window=6"}
+        out: Any = coarse(model, **ours, draft_model=draft.coarse_acoustics, window=6)
+        assert torch.equal(out, own)
+        steps: list[Any] = []
+        coarse(model, **ours, draft_model=draft.coarse_acoustics, on_step=steps.append)
+        assert len(steps) == 3 * calls if draft is model else 3 * 2 < len(steps) <= 3 * calls
+    with pytest.raises(ArgumentError, match="coarse_draft_model"):
+        semantic(model, custom_generate=mmspec.generate, recipe="draft", draft_model=other.semantic)
+
+
+def test_windows_are_single_tokens() -> None:
+    model = tiny.bark()
+
+    def make_semantic(batch_size: int, window: int) -> Any:
+        caught = []
+
+        def take(
+            model: Any,
+            input_ids: Tensor,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: Any,
+            **i: Any,
+        ) -> Any:
+            caught.append(prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i))
+            return input_ids
+
+        semantic(model, TEXT[:1].expand(batch_size, -1), custom_generate=take, min_eos_p=0.5)
+        return caught[0].target(caught[0].plan, window)
+
+    assert check_windows(make_semantic, 14) < 1e-4
+
+
+def sampled(model: Any, batch_size: int, **more: Any) -> Tensor:
+    """How often each of the 64 outcomes of three windows of two tokens comes up, float64 [64]."""
+    made = coarse(
+        model, CODES[:1, :2].expand(batch_size, -1), size=2, window=2, do_sample=True, temperature=0.9, **more
+    )
+    bits = (made - 20) % 2
+    return torch.bincount((bits * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64).double() / batch_size
+
+
+@pytest.mark.slow
+def test_samples_follow_the_law_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = tiny.bark(coarse_ids=24), 4_000
+    torch.manual_seed(0)
+    own = sampled(model, rows)
+    floor, spread = noise_floor(own, rows)
+    limit = 1.5 * floor + 6 * spread  # both sides are samples
+    ours: dict[str, Any] = {"custom_generate": mmspec.generate, "seed": 5}
+    assert float((sampled(model, rows, recipe="scd:window=2,start=left", **ours) - own).abs().sum() / 2) < limit
+    # Were the numbers of one window those of the next, tokens that have nothing in common would go together.
+    monkeypatch.setattr("mmspec.audio.models.bark.decoding.zlib", SimpleNamespace(crc32=lambda content: 0))
+    assert float((sampled(model, rows, recipe="plain", **ours) - own).abs().sum() / 2) > 2 * limit
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="max_new_tokens=40 is not allowed"):
+        semantic(tiny.bark(), custom_generate=mmspec.generate, max_new_tokens=40)

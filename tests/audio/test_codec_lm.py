@@ -1,0 +1,105 @@
+"""CosyVoice-like and Chatterbox-like models: a plain loop beside them, and their distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import scatter
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
+
+from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox, cosyvoice, ending
+from mmspec.decoding.layout import Layout
+from mmspec.engine import run
+from mmspec.recipes import parse
+from mmspec.sampling.logits_processors import RepetitionAware
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.adapters import check_samples, check_windows
+
+SIZE = 16
+
+
+def codec_lm(codes: int, placed: bool, spread: float = 0.4) -> CodecLM:
+    sizes = dict(
+        vocab_size=4, hidden_size=SIZE, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64,
+    )  # fmt: skip
+    decoder = LlamaModel(LlamaConfig(**sizes)) if placed else Qwen2Model(Qwen2Config(**sizes))
+    parts = nn.ModuleList([decoder, nn.Embedding(codes, SIZE), nn.Linear(SIZE, codes, bias=not placed)])
+    scatter(parts, 0, spread).requires_grad_(False)
+    places = torch.randn(30, SIZE, generator=torch.Generator().manual_seed(4)) * spread if placed else None
+    return CodecLM(parts[0], parts[1], parts[2], places)  # type: ignore[arg-type]
+
+
+def prompts(lengths: list[int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(n, SIZE, generator=generator) for n in lengths]
+
+
+def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalty: float, start: int, n: int) -> Tensor:
+    """One row of Chatterbox' own loop: both sides as a batch of two, the penalty over the start mark and all codes."""
+    cache, made = DynamicCache(), [start]
+    assert model.places is not None
+    embeds = torch.stack([prompt, uncond])
+    for step in range(n):
+        hidden = model.decoder(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        cond, free = model.head(hidden)
+        z = cond + weight * (cond - free)
+        seen = torch.tensor(made).unique()
+        z[seen] = torch.where(z[seen] < 0, z[seen] * penalty, z[seen] / penalty)
+        made.append(int(z.argmax()))
+        embeds = (model.embed.weight[made[-1]] + model.places[step + 1]).expand(2, 1, -1)
+    return torch.tensor(made[1:])
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=5,start=random"])
+def test_greedy_is_chatterbox_own_loop(recipe: str) -> None:
+    model, start = codec_lm(9, placed=True), 8
+    cond = prompts([5, 3, 6])
+    uncond = [row.flip(0) for row in cond]
+    settings = CodecLMSettings(chatterbox(penalty=2.0).rules[:1], SamplingParams(0), 1.5)
+    before = torch.full((3, 1), start)
+    with torch.inference_mode():
+        own = [greedy(model, c, u, 0.5, 2.0, start, 14) for c, u in zip(cond, uncond, strict=True)]
+    wanted = parse(recipe)
+    target = model.target(cond, uncond, 14, wanted.window, settings, before)
+    found = run(target, wanted, Layout(14), [settings.sampling] * 3, range(3))
+    assert torch.equal(found.tokens, torch.stack(own))
+
+
+@pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
+def test_windows_are_single_tokens(name: str) -> None:
+    model = codec_lm(7, placed=name == "chatterbox")
+    settings = cosyvoice(0.8, 4, 3) if name == "cosyvoice" else chatterbox()
+
+    def make(batch_size: int, window: int) -> Any:
+        cond, uncond = (
+            prompts([3, 5, 4][:batch_size]),
+            prompts([4, 4, 4][:batch_size]) if name == "chatterbox" else None,
+        )
+        return model.target(cond, uncond, 10, window, settings)
+
+    # Logarithms of probabilities near 0, of forbidden tokens above all, tell rounding from rounding.
+    assert check_windows(make, 10) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("cosyvoice", "scd:window=3,start=left"), ("chatterbox", "sjd:window=4,start=random")]
+)
+def test_samples_follow_the_law(name: str, recipe: str) -> None:
+    model = codec_lm(3, placed=name == "chatterbox", spread=0.25)
+    settings = (
+        CodecLMSettings((RepetitionAware(0.7, 2, 2),), SamplingParams())
+        if name == "cosyvoice"
+        else chatterbox(0.9, 0.1, 0.95, 1.6)
+    )
+
+    def make(batch_size: int, window: int) -> Any:
+        cond, uncond = prompts([4]) * batch_size, prompts([2]) * batch_size if name == "chatterbox" else None
+        return model.target(cond, uncond, 4, window, settings, torch.zeros(batch_size, 1, dtype=torch.int64))
+
+    layout = ending(4, [2], least=2, vocab_size=3)  # what may come then is less than the rules leave
+    found = check_samples(make, layout, recipe, settings.sampling, samples=6_000, batch=6_000)
+    assert found.ok and found.tokens_per_call > 1, found

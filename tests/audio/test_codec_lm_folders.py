@@ -1,0 +1,247 @@
+"""CosyVoice and Chatterbox from folders as they are published, filled with small models.
+
+Chatterbox: names and shapes, the prompt's vectors and the codes of greedy decoding are those of the package
+chatterbox-tts 0.1.7 with the same state. CosyVoice: the loop beside it is written with transformers' own Qwen2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import scatter
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+import mmspec
+from mmspec.audio.codec import OverlapStream
+from mmspec.audio.models.codec_lm.cosyvoice import Voice
+from mmspec.errors import ArgumentError, ModelError, PromptError
+
+
+class Levels:
+    """A codec of one codebook: every code is a few samples of its own."""
+
+    sampling_rate, channels, hop, codebooks = 1000, 1, 4, 1
+
+    def __init__(self, codes: int) -> None:
+        self.codebook_size = codes
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return (codes.float() / self.codebook_size - 0.5).repeat_interleave(4, dim=-1)
+
+    def stream(self) -> OverlapStream:
+        return OverlapStream(self, 0, 0)
+
+    def tables(self) -> list[Tensor]:
+        return [torch.arange(self.codebook_size)[:, None].float()]
+
+
+# --- Chatterbox ------------------------------------------------------------------------------------------------------
+
+WIDTH = 64
+T3 = {
+    "cond_enc.emotion_adv_fc.weight": [WIDTH, 1],
+    "cond_enc.perceiver.pre_attention_query": [1, 4, WIDTH],
+    **{f"cond_enc.perceiver.attn.{part}.bias": [WIDTH] for part in ("norm", "proj_out", "to_k", "to_q", "to_v")},
+    "cond_enc.perceiver.attn.norm.weight": [WIDTH],
+    **{f"cond_enc.perceiver.attn.{part}.weight": [WIDTH, WIDTH] for part in ("proj_out", "to_k", "to_q", "to_v")},
+    "cond_enc.spkr_enc.bias": [WIDTH],
+    "cond_enc.spkr_enc.weight": [WIDTH, 8],
+    "speech_emb.weight": [8194, WIDTH],
+    "speech_head.weight": [8194, WIDTH],
+    "speech_pos_emb.emb.weight": [64, WIDTH],
+    "text_emb.weight": [300, WIDTH],
+    "text_head.weight": [300, WIDTH],
+    "text_pos_emb.emb.weight": [42, WIDTH],
+    "tfmr.embed_tokens.weight": [8, WIDTH],
+    "tfmr.norm.weight": [WIDTH],
+}
+for layer in ("tfmr.layers.0.", "tfmr.layers.1."):
+    T3 |= {f"{layer}{norm}_layernorm.weight": [WIDTH] for norm in ("input", "post_attention")}
+    T3 |= {f"{layer}self_attn.{part}_proj.weight": [WIDTH, WIDTH] for part in "kqvo"}
+    T3 |= {f"{layer}mlp.{part}_proj.weight": [48, WIDTH] for part in ("gate", "up")}
+    T3[f"{layer}mlp.down_proj.weight"] = [WIDTH, 48]
+SUMS = {
+    "cond": [
+        *(-0.85445, 11.11975, 12.74739, 7.06183, 0.68357, 0.3955, -1.11953, 0.69136, 0.55065, -0.38065),
+        *(-1.60102, 2.39374, 2.35211, 1.57158, 1.57158),
+    ],
+    "uncond": [
+        *(-0.85445, 11.11975, 12.74739, 7.06183, 0.68357, 0.3955, -0.08622, 1.35229, 0.66831, 0.197),
+        *(-1.48335, -0.1763, 1.51785, 1.57158, 1.57158),
+    ],
+}
+GREEDY = {
+    "one two three": [5562, 2843, 5670, 2450, 5448, 2312, 701, 2591, 7397, 1973, 5116, 7904],
+    "two": [2326, 7084, 2912, 2848, 3188, 5133, 5514, 1973, 2312, 5133, 4090, 3743],
+}
+
+
+def state() -> dict[str, Tensor]:
+    """Numbers that need no generator."""
+    made = {}
+    for name, shape in T3.items():
+        n = torch.arange(math.prod(shape), dtype=torch.float64)
+        value = ((n * 12.9898 + sum(map(ord, name))).sin() * 43758.5453 % 1 - 0.5).float().view(shape)
+        made[name] = 1 + 0.2 * value if name.endswith("norm.weight") else value * (0.9 if "self_attn" in name else 0.4)
+    return made
+
+
+def chatterbox(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(state() | changes, folder / "t3_cfg.safetensors")
+    said = torch.tensor([[5, 70, 900, 6000, 33]])
+    voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": said, "emotion_adv": 0.5}
+    torch.save({"t3": voice, "gen": {}}, folder / "conds.pt")
+    words = {"one": 20, "two": 30, "[SPACE]": 2, "three": 40, "[UNK]": 1}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Split(Regex(r"\[SPACE\]"), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def load(folder: Path, codes: int = 6561, **config: Any) -> Any:
+    return mmspec.load(str(folder), config={"codec": Levels(codes), **config})
+
+
+def test_chatterbox_is_the_published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "\n".join(sorted(f"{name} {shape}" for name, shape in T3.items()))
+    assert hashlib.sha256(listed.encode()).hexdigest()[:16] == "8265ccc73ec8e6ab"
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.LONGEST", 12)
+    pipe = load(chatterbox(tmp_path))
+    line = pipe.speaker.side.line("one two three")
+    for side, sums in (("cond", line.cond), ("uncond", line.uncond)):
+        np.testing.assert_allclose(sums.sum(1).numpy(), SUMS[side], atol=1e-4)
+    for recipe in ("plain", "scd:window=4", "recycle:window=3"):
+        out = pipe(list(GREEDY), recipe=recipe, temperature=0, seed=0)
+        assert [sound.tokens[0].tolist() for sound in out] == list(GREEDY.values())
+    for where in (tmp_path, tmp_path / "tokenizer.json"):
+        other = mmspec.load(str(tmp_path), processor=where, config={"codec": Levels(6561)})
+        assert other.speaker.side.line("one two").cond.shape == pipe.speaker.side.line("one two").cond.shape
+    heard = sum(code < 6561 for code in GREEDY["two"])
+    assert out[1].sampling_rate == 1000 and out[1].audio.shape == (1, 4 * heard)
+
+
+def test_chatterbox_draws_alike_alone_and_in_a_batch_drafted_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.LONGEST", 12)
+    folder = chatterbox(tmp_path / "large")
+    pipe = load(folder, draft_model=str(folder))
+    both = pipe(["one two three", "two"], seed=4)
+    assert torch.equal(pipe("two", seed=5).tokens[0], both[1].tokens[0])
+    drafted = pipe("two", seed=5, recipe="draft:window=4", guidance_scale=1.0)
+    assert drafted.stats.draft_calls > 0 and drafted.stats.tokens_per_call == 12 / 4  # its own, unguided as it is
+    chunks = list(pipe.stream("two", seed=5, first=2, every=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), both[1].audio)
+    moved = load_file(folder / "t3_cfg.safetensors")  # an older voice file, without what was said
+    torch.save({"t3": {"speaker_emb": torch.ones(1, 8)}}, tmp_path / "voice.pt")
+    other = load(folder, voice=str(tmp_path / "voice.pt"))
+    assert len(other.speaker.side.line("two").cond) == len(pipe.speaker.side.line("two").cond) - 4 and moved
+
+
+# --- CosyVoice -------------------------------------------------------------------------------------------------------
+
+LETTERS = ["<|endoftext|>", "a", "b", "c", "d"]
+CODES = 20
+
+
+def cosyvoice(folder: Path, third: bool = False, seed: int = 0, layers: int = 2) -> tuple[Path, Any]:
+    """The folder, and the parts in it."""
+    (folder / "CosyVoice-BlankEN").mkdir(parents=True)
+    config = Qwen2Config(
+        vocab_size=8, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    ids = CODES + (200 if third else 3)
+    parts: dict[str, nn.Module] = {"llm": nn.ModuleDict({"model": Qwen2ForCausalLM(config)})}
+    parts |= {"llm_decoder": nn.Linear(16, ids, bias=not third), "speech_embedding": nn.Embedding(ids, 16)}
+    if not third:
+        parts["llm_embedding"] = nn.Embedding(2, 16)
+    model = scatter(nn.ModuleDict(parts), seed, 0.3).eval().requires_grad_(False)
+    torch.save(model.state_dict(), folder / "llm.pt")
+    config.save_pretrained(folder / "CosyVoice-BlankEN")
+    letters = {letter: i for i, letter in enumerate(LETTERS)}
+    Qwen2Tokenizer(vocab=letters, merges=[]).save_pretrained(folder / "CosyVoice-BlankEN")
+    return folder, model
+
+
+def own_loop(model: Any, third: bool, before: list[int], ids: list[int], said: Tensor) -> list[int]:
+    """Greedy codes, as many as the published bounds allow: 2 to 20 for each id of text."""
+    table = model["speech_embedding"].weight
+    marks = table[[CODES, CODES + 2]] if third else model["llm_embedding"].weight
+    words = model["llm"]["model"].model.embed_tokens(torch.tensor(before + ids, dtype=torch.int64))
+    embeds = torch.cat([marks[:1], words, marks[1:], table[said]])[None]
+    made: list[int] = []
+    while len(made) < 20 * len(ids):
+        logits = model["llm_decoder"](model["llm"]["model"].model(inputs_embeds=embeds).last_hidden_state[0, -1])
+        if len(made) < 2 * len(ids):
+            logits[CODES:] = -torch.inf
+        code = int(logits.argmax())
+        if code >= CODES:
+            break
+        made.append(code)
+        embeds = torch.cat([embeds, table[code][None, None]], dim=1)
+    return made
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_cosyvoice_reads_as_its_own_loop(third: bool, tmp_path: Path) -> None:
+    folder, model = cosyvoice(tmp_path / "c", third)
+    said = torch.tensor([3, 1, 4])
+    for voice in (None, Voice("dc", said)):
+        pipe = load(folder, CODES, voice=voice)
+        before, heard = ([], said[:0]) if voice is None else ([4, 3], said)
+        wanted = [own_loop(model, third, before, ids, heard) for ids in ([1, 2], [3])]
+        assert len(wanted[0]) != len(wanted[1])
+        for recipe in ("plain", "recycle:window=3", "scd:window=5"):
+            out = pipe(["ab", "c"], recipe=recipe, temperature=0, seed=0)
+            assert [pipe.speaker.codes(sound.tokens[0])[0].tolist() for sound in out] == wanted
+
+
+def test_cosyvoice_draws_within_its_bounds(tmp_path: Path) -> None:
+    folder, _ = cosyvoice(tmp_path / "c")
+    small, _ = cosyvoice(tmp_path / "small", seed=1, layers=1)
+    pipe = load(folder, CODES, draft_model=str(small))
+    for recipe in ("scd:window=4", "draft:window=4", "lantern:window=4,delta=0.3,k=3"):
+        both = pipe(["abc", "b"], seed=4, recipe=recipe)
+        counts = [sound.audio.shape[1] // 4 for sound in both]
+        assert 6 <= counts[0] <= 60 and 2 <= counts[1] <= 20
+        alone = pipe("b", seed=5, recipe=recipe)
+        np.testing.assert_array_equal(alone.audio, both[1].audio)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    folder, _ = cosyvoice(tmp_path / "c")
+    with pytest.raises(ArgumentError, match="what makes sound of them is another library's; pass it as config="):
+        mmspec.load(str(folder))
+    with pytest.raises(ModelError, match="the codec has 1 codebooks of 8, the model one of 20"):
+        load(folder, 8)
+    with pytest.raises(ArgumentError, match="config has 'style', which this model does not have"):
+        load(folder, CODES, style="x")
+    with pytest.raises(
+        ArgumentError, match="voice='low' is not allowed; give a mmspec.audio.models.codec_lm.cosyvoice.Voice"
+    ):
+        load(folder, CODES, voice="low")
+    with pytest.raises(PromptError, match="is empty"):
+        load(folder, CODES)("")
+    torch.save({"llm_decoder.weight": torch.ones(23, 16)}, folder / "llm.pt")
+    with pytest.raises(ModelError, match="is no CosyVoice 2 or 3; it lacks llm_decoder or speech_embedding"):
+        load(folder, CODES)
+    (folder / "llm.pt").write_bytes(b"no")
+    with pytest.raises(ModelError, match=r"llm.pt' cannot be loaded"):
+        load(folder, CODES)
+    with pytest.raises(ModelError, match="does not fit: .*layers.0.mlp.gate_proj.weight"):
+        load(chatterbox(tmp_path / "x", **{"tfmr.layers.0.mlp.up_proj.weight": torch.ones(47, WIDTH)}))
+    with pytest.raises(ArgumentError, match="does not exist; name a file like conds.pt"):
+        load(chatterbox(tmp_path / "y"), voice=str(tmp_path / "none.pt"))

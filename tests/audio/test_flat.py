@@ -1,0 +1,183 @@
+"""Flat speech models through `mmspec.generate`: structure, penalties, guidance, drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny_speech as tiny
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+import mmspec
+from mmspec.audio.models.flat.decoding import STREAMS, Stream, stream_named
+from mmspec.decoding.layout import Layout
+from mmspec.engine import run
+from mmspec.errors import ArgumentError, ModelError, UnknownNameError
+from mmspec.hf.generate import Job, prepare
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.adapters import check_samples, check_windows, joint_probs
+
+PROMPTS = torch.tensor([[0, 3, 4, 5], [6, 7, 12, 19]])
+RECIPES = [
+    "scd:window=4,start=up",
+    "recycle:window=4",
+    "draft:window=4",
+    "layer-skip:layers=1,window=3",
+    "tree:branch=2/1,layers=1",
+]
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalty": {"repetition_penalty": 1.6},
+    "slots": {"prefix_allowed_tokens_fn": tiny.STREAM.after(4), "eos_token_id": 10, "repetition_penalty": 1.3},
+    "guided": {
+        "prefix_allowed_tokens_fn": tiny.STREAM.after(4),
+        "guidance_scale": 2.5,
+        "negative_prompt_ids": torch.tensor([[1, 2], [1, 2]]),
+        "repetition_penalty": 1.5,
+    },
+    "habits": {"no_repeat_ngram_size": 2, "min_new_tokens": 7, "eos_token_id": 10, "suppress_tokens": [14, 2]},
+}
+
+
+def call(model: Any, name: str, **more: Any) -> Tensor:
+    return model.generate(
+        PROMPTS, attention_mask=(PROMPTS > 0).long(), max_new_tokens=12, do_sample=False, **CALLS[name], **more
+    )
+
+
+def job_of(model: Any, prompts: Tensor, length: int, **arguments: Any) -> Job:
+    def catch(
+        model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any
+    ) -> Any:
+        return prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i)
+
+    found: Any = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=length, custom_generate=catch, **arguments
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("qwen", [False, True])
+def test_greedy_is_the_models_own(name: str, qwen: bool) -> None:
+    model = tiny.flat(qwen=qwen)
+    own = call(model, name)
+    draft = tiny.flat(seed=5, layers=1, qwen=qwen)
+    for recipe in RECIPES if not qwen else RECIPES[:1]:
+        more = {"draft_model": draft} if recipe.startswith("draft") else {}
+        assert torch.equal(call(model, name, custom_generate=mmspec.generate, recipe=recipe, **more), own)
+
+
+def test_a_perfect_draft_is_taken_whole() -> None:
+    """The target itself drafts: 16 tokens are the prefill's and windows of 5, whatever the processors are."""
+    model = tiny.flat()
+    for name in ("plain", "penalty"):
+        arguments = {**CALLS[name], "do_sample": True, "top_p": 0.9, "return_dict_in_generate": True}
+        out = model.generate(
+            PROMPTS[1:], max_new_tokens=16, custom_generate=mmspec.generate, recipe="draft:window=5", seed=1,
+            draft_model=model, **arguments,
+        )  # fmt: skip
+        assert out.stats.nfe == 1 + 3
+    bad = model.generate(
+        PROMPTS[1:], max_new_tokens=16, custom_generate=mmspec.generate, recipe="draft:window=5", seed=1,
+        draft_model=tiny.flat(seed=3), do_sample=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert 1 + 3 < bad.stats.nfe <= 16
+
+
+@pytest.mark.parametrize("window", [3, 5, 8])
+def test_a_draft_of_known_quality_saves_what_it_should(window: int) -> None:
+    model = tiny.flat()
+    job = job_of(model, PROMPTS[1:].expand(2, -1).contiguous(), 33, do_sample=False, repetition_penalty=1.5)
+    sampling = [job.sampling] * 2
+    resources = replace(
+        job.resources(model, window),
+        draft_model=lambda: tiny.Corrupted(job.target(job.plan, window)),
+        draft_sampling=sampling,
+    )
+    made = run(job.target(job.plan, window), parse(f"draft:window={window}"), job.layout, sampling, [0, 1], resources)
+    own = run(job.target(job.plan, 1), parse("plain"), job.layout, sampling, [0, 1])
+    assert torch.equal(made.tokens, own.tokens)
+    assert made.stats.nfe == tiny.calls_with_corrupted(33, window) < own.stats.nfe == 33
+
+
+GUIDED = {"guidance_scale": 1.7, "repetition_penalty": 1.5}
+
+
+def guided_job(model: Any, batch_size: int, length: int, prompt: Tensor = PROMPTS[1:]) -> Job:
+    negative = {"negative_prompt_ids": torch.tensor([[1, 2]]).expand(batch_size, -1)}
+    return job_of(model, prompt.expand(batch_size, -1).contiguous(), length, do_sample=True, **{**GUIDED, **negative})
+
+
+def test_windows_are_single_tokens() -> None:
+    model = tiny.flat()
+
+    def make(batch_size: int, window: int) -> Any:
+        job = guided_job(model, batch_size, 12)
+        return job.target(job.plan, window)
+
+    assert check_windows(make, 12) < 1e-4
+
+
+def test_samples_follow_the_law() -> None:
+    """Guided, with a penalty, and drafted by an unguided model with a penalty of its own."""
+    model, draft, rows, layout = tiny.flat(vocab_size=3), tiny.flat(seed=1, vocab_size=3, layers=1), 6000, Layout(4)
+
+    def job(batch_size: int) -> Job:
+        return guided_job(model, batch_size, 4, torch.tensor([[2, 1, 0, 2]]))
+
+    def make(batch_size: int, window: int) -> Any:
+        made = job(batch_size)
+        return made.target(made.plan, window)
+
+    sampling, recipe = SamplingParams(0.9, top_p=0.95), parse("draft:window=3")
+    for own in ("scd:window=3,start=left", "layer-skip:layers=1,window=3", "tree:branch=2/1,layers=1,guidance=1.7"):
+        found = check_samples(make, layout, own, sampling, samples=rows)
+        assert found.ok and found.tokens_per_call > 1, found
+    made = job(rows)
+    resources = replace(made.resources(draft, 3), draft_sampling=[sampling] * rows)
+    tokens = run(made.target(made.plan, 3), recipe, layout, [sampling] * rows, range(rows), resources).tokens
+    counted = torch.bincount((tokens * 3 ** torch.arange(3, -1, -1)).sum(1), minlength=81)
+    assert float((counted / rows - joint_probs(make, layout, sampling)).abs().sum() / 2) < found.limit
+
+
+def test_streams() -> None:
+    orpheus = stream_named("orpheus")
+    assert orpheus.codebooks == (1, 2, 4)
+    generator = torch.Generator().manual_seed(0)
+    books = [torch.randint(4096, (3 * n,), generator=generator) for n in orpheus.codebooks]
+    ids = orpheus.write(books)
+    assert ids[0] == 128266 + books[0][0] and ids[4] == 128266 + 4 * 4096 + books[1][1]
+    assert int(ids[6]) == 128266 + 6 * 4096 + int(books[2][3])
+    for behind in ([], [128258, 5, 5], [128266 + 4]):
+        back = orpheus.read(torch.cat([ids, torch.tensor(behind, dtype=torch.int64)]))
+        assert all(torch.equal(a, b) for a, b in zip(back, books, strict=True))
+    assert STREAMS["llasa"].read(torch.tensor([128264, 193799, 128261]))[0].tolist() == [0, 65535]
+    with pytest.raises(ModelError, match="hold the model to its slots"):
+        orpheus.read(ids.flip(0))
+    with pytest.raises(UnknownNameError, match="did you mean 'orpheus'"):
+        stream_named("orfeus")
+    with pytest.raises(ArgumentError, match="without a gap"):
+        Stream(codes=4, first=0, end=None, slots=(0, 2))
+    spelled = tiny.STREAM.after(4)
+    assert spelled(0, torch.zeros(4)) == [11, 12, 13, 14, 15, 10]
+    assert spelled(0, torch.zeros(7)) == [16, 17, 18, 19, 20]
+
+
+class Remembers(LogitsProcessor):
+    """It keeps what it saw."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen = input_ids
+        return scores
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="Remembers, which mmspec cannot verify drafts with"):
+        call(tiny.flat(), "plain", custom_generate=mmspec.generate, logits_processor=[Remembers()])
+    with pytest.raises(ArgumentError, match="recipe 'draft' needs a draft model"):
+        call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")

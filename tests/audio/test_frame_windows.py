@@ -1,0 +1,128 @@
+"""CSM several frames at a time: what comes out is what it is one code at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_speech as tiny
+import torch
+from test_csm import FIRST, GREEDY, PROMPTS, REST, joint_probs
+from torch import Tensor
+
+import mmspec
+from mmspec.audio.depth.depth_decoding import Frames
+from mmspec.audio.depth.frame_windows import FrameStream, decode_ahead
+from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
+from mmspec.errors import ArgumentError
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.adapters import check_windows
+from mmspec.testing.exactness import noise_floor
+
+
+def prompted(model: Any, batch_size: int, length: int, slack: int) -> CsmFrames:
+    embeds = model.embed_text_tokens(PROMPTS[1:]).detach().expand(batch_size, -1, -1)
+    return CsmFrames(model, embeds, torch.ones(batch_size, 4, dtype=torch.bool), length, slack)
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd", "recycle", "draft"])
+def test_greedy_is_the_models_own(recipe: str) -> None:
+    """Also where rows end, each at its own place."""
+    ours: dict[str, Any] = {"custom_generate": generate_ahead, "recipe": recipe, "ahead": 2}
+    for seed, codes, length in ((0, 9, 6), (2, 2, 12)):
+        model = tiny.csm(seed, codes=codes)
+        call = {"input_ids": PROMPTS, "attention_mask": (PROMPTS > 0).long(), "max_new_tokens": length, **GREEDY}
+        own = model.generate(**call)
+        assert (codes == 2) == bool((own[:, :, :-1] == 0).all(-1).any())
+        draft = {"draft_model": tiny.csm(seed + 1, codes=codes, layers=1)} if recipe == "draft" else {}
+        assert torch.equal(model.generate(**call, **ours, **draft), own)
+
+
+def test_windows_are_single_tokens() -> None:
+    """Windows that begin anywhere in a frame, and reach over two of them and the next."""
+    model = tiny.csm(codebooks=4)
+    wanted = Frames(5, None, 0, SamplingParams(), SamplingParams())
+
+    def make(batch_size: int, window: int) -> FrameStream:
+        return FrameStream(prompted(model, batch_size, 5, 4), wanted, batch_size, window)
+
+    for window in (3, 9):
+        assert check_windows(make, 20, window) < 1e-4
+
+
+def test_a_perfect_draft_takes_a_call_for_so_many_frames() -> None:
+    """7 frames of 4: the first token, then windows of 1 + 2 * 4 tokens."""
+    model, calls = tiny.csm(), {"backbone": 0, "depth": 0}
+    hooks = [
+        model.backbone_model.register_forward_hook(lambda *_: calls.update(backbone=calls["backbone"] + 1)),
+        model.depth_decoder.model.norm.register_forward_hook(lambda *_: calls.update(depth=calls["depth"] + 1)),
+    ]
+    wanted = Frames(7, None, 0, SamplingParams(1.0), SamplingParams(1.0))
+    draft = prompted(tiny.csm(), 1, 7, 2)  # of the same weights, and not counted
+    made = decode_ahead(prompted(model, 1, 7, 2), parse("draft"), wanted, [3], 2, draft)
+    for hook in hooks:
+        hook.remove()
+    assert made.frames.shape == (1, 7, 4) and made.stats.acceptance == [1.0] * 8
+    assert made.stats.nfe == 4 and calls == {"backbone": 4, "depth": 3}  # 1 + 9 + 9 + 9
+
+
+def sample(model: Any, recipe: str, batch_size: int) -> Tensor:
+    wanted = Frames(2, lambda f: (f[..., :-1] == 0).all(-1), 1, FIRST, REST)
+    small = tiny.csm(7, codebooks=3, codes=2, layers=1)
+    draft = prompted(small, batch_size, 2, 2) if recipe == "draft" else None
+    out = decode_ahead(prompted(model, batch_size, 2, 2), parse(recipe), wanted, range(batch_size), 2, draft)
+    assert out.stats.tokens_per_call > 1
+    made = torch.nn.functional.pad(out.frames, (0, 0, 0, 2 - out.frames.shape[1]), value=1)
+    return torch.bincount((made.flatten(1) * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64).double() / batch_size
+
+
+@pytest.mark.parametrize("recipe", ["draft", "scd:start=up", pytest.param("sjd", marks=pytest.mark.slow), "recycle"])
+def test_samples_follow_the_law(recipe: str) -> None:
+    """64 sequences of 2 frames, of which some end after the first; the first token has settings of its own.
+
+    6000 samples: the noise floor is near 0.03, the limit 0.015 above it.
+    """
+    model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
+    with torch.inference_mode():
+        joint = joint_probs(model, 2)
+    floor, spread = noise_floor(joint, rows)
+    assert float((sample(model, recipe, rows) - joint).abs().sum() / 2) < floor + 5 * spread
+
+
+def test_what_a_rejected_frame_left_behind_must_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The depth decoder goes on from what the backbone made of a frame that was rejected."""
+
+    def kept(self: FrameStream, frames: Any) -> None:
+        hidden, index = self._model.hidden(), self._on(frames)[..., None]
+        before = self._hidden.gather(1, index.expand(hidden.shape))
+        first = torch.where((before == 0).all(-1, keepdim=True), hidden, before)
+        self._hidden = self._hidden.scatter(1, index.expand(hidden.shape), first)
+
+    monkeypatch.setattr(FrameStream, "_remember", kept)
+    model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.25), 6_000
+    with torch.inference_mode():
+        joint = joint_probs(model, 2)
+    floor, spread = noise_floor(joint, rows)
+    found = float((sample(model, "scd:start=up", rows) - joint).abs().sum() / 2)
+    assert found > 2 * (floor + 5 * spread), found
+
+
+def test_a_pipeline_of_frames_ahead() -> None:
+    from test_speech_pipelines import tokenizer
+
+    inside, ahead = (
+        mmspec.load(tiny.csm(codes=8), processor=tokenizer(), config={"frames": 8, "ahead": n}) for n in (0, 2)
+    )
+    texts = ["one two three", "two"]
+    a, b = (pipe(texts, recipe="scd:window=4", temperature=0, seed=0) for pipe in (inside, ahead))
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_allclose(one.audio, other.audio, atol=1e-5)
+    chunks = list(ahead.stream(texts[0], recipe="scd", temperature=0, seed=0, first=2, every=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), b[0].audio, atol=1e-4)
+    for wrong in (-1, 17, "2"):
+        with pytest.raises(ArgumentError, match=f"ahead={wrong!r} is not allowed"):
+            mmspec.load(tiny.csm(), processor=tokenizer(), config={"ahead": wrong})
+    with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameStream is read whole"):
+        ahead("two", recipe="layer-skip:layers=1")

@@ -1,0 +1,146 @@
+"""Folders with models of latents become speech pipelines: texts to sound, at once or as it comes, by any recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from tiny_latents import planned_head, pocket_processor, tiny, vibevoice, vibevoice_processor
+
+import mmspec
+import mmspec.audio.models.vibevoice.decoding
+from mmspec.audio.models.pocket.decoding import speak
+from mmspec.audio.models.vibevoice.decoding import converse
+from mmspec.cli.app import main
+from mmspec.errors import ArgumentError
+
+# diffusers hands tensors to NumPy in its solver.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+TEXT = "hello big world . again hello"
+WINDOWS = ["plain", "layer-skip+smoothed:layers=1,sigma=0.3,window=4", "scd+tolerance:window=3,distance=0.5"]
+
+
+def pocket(family: str = "pocket", **config: Any) -> Any:
+    model = tiny(family)
+    model.generation_config.temperature, model.generation_config.do_sample = 0.7, True
+    model.generation_config.eos_threshold = 0.02
+    return mmspec.load(model, processor=pocket_processor(), config=config)
+
+
+def streamed(pipe: Any, text: str, **call: Any) -> tuple[list[Any], NDArray[np.float32]]:
+    chunks = list(pipe.stream(text, first=2, every=3, **call))
+    return chunks, np.concatenate(chunks, axis=-1)
+
+
+@pytest.mark.parametrize("recipe", WINDOWS)
+def test_pocket_speaks(recipe: str) -> None:
+    voice = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
+    pipe = pocket(voices={"anna": voice})
+    pipe.speaker.frames = 24
+    both = pipe([TEXT, "big world ?"], recipe=recipe, seed=3)
+    out = both[0]
+    assert out.sampling_rate == 1000 and out.audio.dtype == np.float32 and out.audio.shape[0] == 1
+    assert out.audio.shape[1] == 8 * pipe.speaker.codes(out.tokens[0]).shape[1] and float(np.abs(out.audio).max()) > 0
+    assert out.audio[0, 0] == 0  # it rises from silence
+    # A row does not depend on its mates.
+    alone = pipe("big world ?", recipe=recipe, seed=4)
+    np.testing.assert_allclose(alone.audio, both[1].audio, atol=1e-3)
+    chunks, whole = streamed(pipe, TEXT, recipe=recipe, seed=3)
+    assert len(chunks) > 1
+    np.testing.assert_allclose(whole, out.audio, atol=1e-3)
+
+
+def test_pocket_says_what_its_own_parts_say() -> None:
+    model, processor = tiny("pocket"), pocket_processor()
+    pipe = mmspec.load(model, processor=processor)
+    pipe.speaker.frames = 9
+    prompt = processor.apply_chat_template([{"role": "user", "content": [{"type": "text", "text": TEXT}]}])
+    inputs = processor(text=[prompt], return_tensors="pt")
+    drawn = speak(model, inputs, seed=1, max_frames=9, temperature=0.5)
+    own = processor.decode(drawn.audio_latents, drawn.audio_latents_mask)[0]
+    np.testing.assert_allclose(pipe(TEXT, seed=1, temperature=0.5).audio[0], own.numpy(), atol=1e-5)
+
+
+def test_a_folder_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, processor = tiny("phonon"), pocket_processor()
+    folder, codec = tmp_path / "phonon", tmp_path / "codec"
+    processor.audio_tokenizer.save_pretrained(codec)
+    processor.audio_tokenizer.config._name_or_path = str(codec)
+    processor.audio_tokenizer.name_or_path = str(codec)
+    model.generation_config.do_sample, model.generation_config.eos_threshold = True, -100.0
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    (folder / "voices").mkdir()
+    save_file({"latents": torch.randn(2, 6)}, folder / "voices" / "bela.safetensors")
+    (tmp_path / "voice.safetensors").write_bytes((folder / "voices" / "bela.safetensors").read_bytes())
+    out = tmp_path / "out.wav"
+    call = ["speak", TEXT, "-m", str(folder), "-o", str(out), "--seed", "2", "--json"]
+    assert main([*call, "--voice", "bela", "--recipe", "few-steps+tolerance:distance=0.1,window=3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert out.stat().st_size > 44 and found["stats"]["tokens_per_call"] > 1 and found["sampling_rate"] == 1000
+    assert main([*call, "--stream"]) == 0
+    capsys.readouterr()
+    assert main([*call, "--recipe", "scd"]) == 2
+    assert "use scd+smoothed, scd+tolerance, scd+cspd, or plain" in capsys.readouterr().err
+    assert main([*call, "--top-k", "5"]) == 2
+    assert "tokens are vectors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", WINDOWS[1:])
+def test_vibevoice_speaks(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [4, 4, 4, 3, 2, 4, 4, 4, 4, 1]
+    monkeypatch.setattr(mmspec.audio.models.vibevoice.decoding, "VibeVoiceHead", planned_head(plan))
+    model, processor = vibevoice(), vibevoice_processor()
+    sounds = {"anna": np.sin(np.arange(24)), "otto": np.cos(np.arange(16) / 3)}
+    pipe = mmspec.load(model, processor=processor, config={"voices": sounds, "frames": 12})
+    script = "Speaker 0: hello big world\nSpeaker 1: again .\nSpeaker 0: hello"
+    out = pipe(script, recipe=recipe, seed=1, voice="otto")
+    codes = pipe.speaker.codes(out.tokens[0])
+    assert out.sampling_rate == 1000 and out.audio.shape == (1, 8 * 7) and codes.shape[1] == 7
+    chunks, whole = streamed(pipe, script, recipe=recipe, seed=1, voice="otto")
+    assert len(chunks) > 1
+    np.testing.assert_allclose(whole, out.audio, atol=1e-3)
+
+
+def test_vibevoice_reads_scripts() -> None:
+    model, processor = vibevoice(), vibevoice_processor()
+    pipe = mmspec.load(model, processor=processor, config={"voices": {"anna": np.ones(24)}, "frames": 4})
+    (lines, names) = pipe.read("speaker 1: hello\nbig\n Speaker 0: world", None).parts[0]
+    assert lines == [("1", "hello\nbig"), ("0", "world")] and names == ("anna",)
+    assert pipe.read("hello world", None).parts[0][0] == [("0", "hello world")]
+    assert pipe.read("hello\nSpeaker 1: world", None).parts[0][0] == [("0", "hello"), ("1", "world")]
+    prompt, heard = pipe.speaker.script(lines, names)
+    assert prompt.count("<sound>") == 1 and len(heard) == 1  # the second speaker has no voice
+    bare = mmspec.load(model, processor=processor, config={"frames": 4})
+    inputs = processor(text=[bare.speaker.script([("0", "hello world")], ())[0]], return_tensors="pt")
+    own = converse(model, inputs, seed=5, max_tokens=4, guidance_scale=1.0)
+    assert torch.equal(bare("hello world", seed=5).tokens[0], own.tokens[0])
+
+
+def test_what_does_not_fit() -> None:
+    model, processor = tiny("pocket"), pocket_processor()
+    for config, message in (
+        ({"style": "x"}, "config has 'style'"),
+        ({"voices": {"a": torch.zeros(3, 5)}}, r"voices\['a'\] has the shape \[3, 5\]; it must be .*\[frames, 4\]"),
+        ({"voices": {"a": "nowhere.safetensors"}}, "cannot be read"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            mmspec.load(model, processor=processor, config=config)
+    sound = mmspec.load(model, processor=processor, config={"voices": {"a": np.sin(np.arange(100.0))}})
+    assert sound.speaker.known["a"].shape[1] == 4
+    heard = sound.with_reference_audio(np.sin(np.arange(200.0))[None], 2000)
+    assert heard.speaker.voices == ("heard", "a") and heard.speaker.known["heard"].shape[1] == 4
+    pipe = mmspec.load(vibevoice(), processor=vibevoice_processor(), config={"frames": 2})
+    for call, message in (({"temperature": 0.5}, "leave them out"), ({"recipe": "sjd"}, r"sjd\+smoothed")):
+        with pytest.raises(ArgumentError, match=message):
+            pipe("hello", **call)
+    processor.audio_tokenizer = None
+    with pytest.raises(ArgumentError, match="no audio tokenizer that decodes"):
+        mmspec.load(model, processor=processor)

@@ -1,0 +1,175 @@
+"""Models that go by a sound, a melody or a voice: as their own generate, from files, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import tiny_codecs
+import tiny_music
+import tiny_speech
+import torch
+from numpy.typing import NDArray
+from test_music_pipelines import FRAME, musicgen, tokenizer
+from transformers import MusicgenMelodyFeatureExtractor, MusicgenMelodyProcessor
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.wave import read_audio, write_audio
+from mmspec.cli.app import main
+from mmspec.errors import ArgumentError
+
+
+def wave(samples: int, channels: int = 1) -> NDArray[np.float32]:
+    place = np.arange(samples)
+    return np.stack([0.5 * np.sin(place * (0.3 + 0.1 * c) + place**2 / 900) for c in range(channels)]).astype("float32")
+
+
+def melody_processor() -> Any:
+    extract = MusicgenMelodyFeatureExtractor(sampling_rate=1000, n_fft=64, hop_length=16, chunk_length=1)
+    return MusicgenMelodyProcessor(extract, tokenizer())
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_melody_is_followed_as_in_its_own_generate(channels: int) -> None:
+    model, processor = musicgen(melody=True, channels=channels), melody_processor()
+    texts, sound = ["slow quiet piano", "loud drums"], wave(300)
+    pipe = mmspec.load(model, processor=processor).with_duration(11 * FRAME)
+    words = processor(audio=[sound[0]] * 2, sampling_rate=1000, text=texts, padding=True, return_tensors="pt")
+    own = model.generate(**words, max_new_tokens=11 + 4 // channels - 1, guidance_scale=3.0, do_sample=False)
+    how: dict[str, Any] = {"recipe": "scd:window=4", "temperature": 0, "guidance_scale": 3.0, "seed": 0}
+    led = pipe.with_reference_audio(sound, 1000)
+    heard = np.stack(led(texts, **how).audio)
+    np.testing.assert_allclose(heard, own.numpy(), atol=1e-5)
+    assert not np.allclose(heard, np.stack(pipe(texts, **how).audio), atol=1e-3)
+    longer = pipe.with_reference_audio(sound, 1000).with_duration(12 * FRAME)("piano", **how)
+    assert longer.audio.shape == (channels, 12 * 8)
+
+
+def test_a_melody_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of another rate and in stereo."""
+    folder, file = tmp_path / "model", tmp_path / "tune.flac"
+    model = musicgen(melody=True)
+    model.save_pretrained(folder)
+    melody_processor().save_pretrained(folder)
+    write_audio(wave(900, 2), 2000, file)
+    words = ["music", "piano", "-m", str(folder), "--seconds", "0.1", "--recipe", "plain", "--temperature", "0"]
+    assert main([*words, "--melody", str(file), "-o", str(tmp_path / "x.wav")]) == 0
+    written, _ = soundfile.read(tmp_path / "x.wav", dtype="float32")
+    pipe = mmspec.load(model, processor=melody_processor()).with_duration(0.1)
+    heard = pipe.with_reference_audio(*read_audio(file))("piano", recipe="plain", temperature=0, seed=0)
+    np.testing.assert_allclose(written, heard.audio[0].clip(-1, 1), atol=1e-4)
+    capsys.readouterr()
+    for name in ("no.wav", "no.raw"):
+        (tmp_path / name).write_text("none")
+    for more, message in (
+        (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' does not exist; name a sound file"),
+        (["--melody", str(tmp_path)], "is no file; name a sound file"),
+        (["--melody", str(tmp_path / "no.wav")], "cannot read"),
+        (["--melody", str(tmp_path / "no.raw")], "cannot read"),
+    ):
+        assert main([*words, *more, "-o", str(tmp_path / "y.wav")]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["speak", "one", "--voice-file", str(file), "-o", str(tmp_path / "y.wav")]) == 2
+    assert "this model goes by no melody and no voice but its own" in capsys.readouterr().err
+    assert main(["speak", "one", "--voice-text", "two", "-o", str(tmp_path / "y.wav")]) == 2
+    assert "--voice-text goes with --voice-file" in capsys.readouterr().err
+
+
+def test_rates_are_changed_and_channels_mixed() -> None:
+    place = np.arange(4000)
+    fine = np.stack([np.sin(place * 0.05), np.zeros(4000)]).astype(np.float32)
+    mixed = ReferenceAudio(fine, 2000).mono(1000).numpy()
+    assert mixed.shape == (2000,)
+    np.testing.assert_allclose(mixed[100:1900], 0.5 * np.sin(np.arange(100, 1900) * 0.1), atol=5e-3)
+    for wrong in (fine[0], fine[:, :0], fine * np.float32(np.nan)):
+        with pytest.raises(ArgumentError, match="it must be"):
+            ReferenceAudio(wrong, 1000)
+    with pytest.raises(ArgumentError, match="sampling_rate=0 is not allowed"):
+        ReferenceAudio(fine, 0)
+
+
+def test_dia_speaks_with_a_voice_as_in_its_own_generate() -> None:
+    model, dac = tiny_music.dia(2), tiny_codecs.dac()
+    processor = SimpleNamespace(tokenizer=tokenizer(), audio_tokenizer=dac)
+    pipe = mmspec.load(model, processor=processor)
+    pipe.speaker.frames = 26
+    sound, delays = wave(45), [0, 2, 3]
+    codes = dac.encode(torch.nn.functional.pad(torch.from_numpy(sound), (0, 3))[None]).audio_codes[0].T  # 6 frames
+    words = tokenizer()(["happy slow quiet piano"], return_tensors="pt")
+    # As `DiaProcessor` lays it out: 18 until a codebook begins, then its codes, 17 from there on.
+    columns = torch.full((1, 1 + 6 + 3, 3), 17)
+    for k, d in enumerate(delays):
+        columns[0, : d + 1, k], columns[0, d + 1 : d + 7, k] = 18, codes[:, k]
+    own = model.generate(
+        **words,
+        max_new_tokens=20 + 3,
+        guidance_scale=3.0,
+        top_k=5,
+        do_sample=False,
+        decoder_input_ids=columns.int(),
+        decoder_attention_mask=torch.ones(1, 10),
+    )
+    wanted = undelay(own[:, 7:], delays)[0]
+    ends = (wanted[:, 0] >= 16).nonzero()
+    wanted = wanted[: int(ends[0])].T if len(ends) else wanted.T
+    led = pipe.with_reference_audio(sound, 1000, "happy")
+    led.speaker.frames = 20
+    out = led("slow quiet piano", recipe="scd:window=4", temperature=0, guidance_scale=3.0, top_k=5, seed=0)
+    assert wanted.shape[1] > 2 and torch.equal(led.speaker.codes(out.tokens[0]), wanted)
+    with pytest.raises(ArgumentError, match="text of the voice is missing; Dia goes on from what it says"):
+        pipe.with_reference_audio(sound, 1000)
+    with pytest.raises(ArgumentError, match="audio of 30 frames is too long for a voice; the model has places for 26"):
+        pipe.with_reference_audio(wave(240), 1000, "happy")
+    bare = mmspec.load(model, processor=tokenizer(), config={"codec": codec_of(dac)})
+    with pytest.raises(ArgumentError, match="the processor hears no voice; pass a DiaProcessor"):
+        bare.with_reference_audio(sound, 1000, "happy")
+
+
+def test_csm_speaks_with_a_voice_as_in_its_own_generate() -> None:
+    model, sound = tiny_speech.csm(codes=8), wave(40)
+    pipe = mmspec.load(model, processor=Words(), config={"frames": 8})
+    frames = model.codec_model.encode(torch.from_numpy(sound)[None]).audio_codes.shape[-1]
+    marks = [model.config.audio_token_id] * frames + [model.config.audio_eos_token_id]
+    ids = torch.tensor([[4, 5, *marks, 4, 2, 3]])
+    greedy = {"do_sample": False, "depth_decoder_do_sample": False}
+    own = model.generate(
+        ids,
+        input_values=torch.from_numpy(sound)[None],
+        input_values_cutoffs=torch.tensor([[40]]),
+        max_new_tokens=8,
+        output_audio=True,
+        **greedy,
+    )[0]
+    led = pipe.with_reference_audio(sound, 1000, "six")
+    for recipe in ("scd:window=3", "plain"):
+        out = led(["two three", "three"], recipe=recipe, temperature=0, seed=0)
+        np.testing.assert_allclose(out[0].audio[0], own.numpy(), atol=1e-4)
+    assert not np.array_equal(pipe("two three", recipe="plain", temperature=0, seed=0).audio, out[0].audio)
+    with pytest.raises(ArgumentError, match="text of the voice is missing; CSM goes on"):
+        pipe.with_reference_audio(sound, 1000, " ")
+    with pytest.raises(ArgumentError, match="too long for a voice; of the model's 64 places, 8 are for what it says"):
+        pipe.with_reference_audio(wave(4000), 1000, "six")
+
+
+class Words:
+    """A tokenizer of lines such as "[0]two three"."""
+
+    def __call__(self, line: str) -> dict[str, list[int]]:
+        ids = {"[0]": 4, "two": 2, "three": 3, "six": 5}
+        return {"input_ids": [ids[word] for word in line.replace("]", "] ").split()]}
+
+
+def test_music_that_follows_no_melody() -> None:
+    pipe = mmspec.load(musicgen(), processor=tokenizer())
+    with pytest.raises(ArgumentError, match="this model follows no melody; facebook/musicgen-melody and its kin do"):
+        pipe.with_reference_audio(wave(100), 1000)
+    pipe = mmspec.load(musicgen(melody=True), processor=tokenizer())
+    with pytest.raises(ArgumentError, match="the processor reads no melody; pass that of the model"):
+        pipe.with_reference_audio(wave(100), 1000)

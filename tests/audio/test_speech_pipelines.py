@@ -1,0 +1,150 @@
+"""Speech models of transformers as pipelines: from folders, in batches, in chunks, with drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_codecs
+import tiny_speech as tiny
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import CharDelimiterSplit
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.load import smaller
+from mmspec.audio.models.flat.decoding import Stream
+from mmspec.audio.models.flat.speech import FlatAdapter, Style, pieces
+from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
+from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.params import SamplingParams
+
+WORDS = ["<pad>", "one", "two", "three", "[0]one", "[0]two", "[1]one", "six.", "seven.", "eight"]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    model = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    model.pre_tokenizer = CharDelimiterSplit(" ")
+    return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<pad>", pad_token="<pad>")
+
+
+# One codebook of 16 in ids 11 to 26; 10 ends.
+STYLE = Style(
+    Stream(codes=16, first=11, end=10),
+    lambda tokens, text, voice: list(tokens(text)["input_ids"]),
+    SamplingParams(0.9),
+    (RepetitionPenalty(1.2),),
+    tokens=20,
+    letters=20,
+)
+
+
+def flat(tmp_path: Path) -> Any:
+    """All from folders: the model with its tokenizer, its codec, a smaller model of the family."""
+    tiny.flat(vocab_size=27).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    tiny.flat(seed=1, layers=1, vocab_size=27).save_pretrained(tmp_path / "small")
+    tiny_codecs.xcodec2().save_pretrained(tmp_path / "xcodec2")
+    config = {"style": STYLE, "draft_model": str(tmp_path / "small")}
+    return mmspec.load(str(tmp_path / "model"), tokenizer=str(tmp_path / "xcodec2"), config=config)
+
+
+def test_a_flat_model_speaks(tmp_path: Path) -> None:
+    pipe = flat(tmp_path)
+    one = pipe("one two three", recipe="scd:window=4,start=left", seed=3)
+    assert one["audio"].dtype == np.float32 and one["sampling_rate"] == 1000
+    assert one["audio"].shape == (1, 8 * pipe.speaker.codes(one.tokens[0]).shape[1])
+    both = pipe(["two", "one two three"], recipe="scd:window=4,start=left", seed=2)
+    np.testing.assert_allclose(both[1]["audio"], one["audio"], atol=1e-5)
+    for recipe in ("plain", "recycle:window=3", "draft:window=4"):
+        greedy = pipe("one two", recipe=recipe, temperature=0, seed=0)
+        assert torch.equal(greedy.tokens[0], pipe("one two", recipe="plain", temperature=0, seed=0).tokens[0])
+    drafted = pipe("one two", recipe="draft:window=4", seed=0)
+    assert drafted.stats.draft_calls > 0 and drafted.stats.tokens_per_call > 1
+    long = pipe("one two six. seven. eight three", seed=0)
+    assert len(long.tokens) == 2
+    chunks = list(pipe.stream("one two six. seven. eight three", seed=0))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), long["audio"], atol=1e-5)
+
+
+def test_super_frames_are_frames_of_their_slots() -> None:
+    style = Style(tiny.STREAM, STYLE.prompt, SamplingParams(0), (), tokens=13)
+    codec = codec_of(tiny_codecs.mimi(codebooks=2, codebook_size=8))
+    speaker = FlatAdapter(tiny.flat(), tokenizer(), codec, style)
+    assert speaker.codes(torch.tensor([1, 6, 5, 10, 4])).tolist() == [[0, 4], [0, 4]]  # ids from 10 on
+    assert speaker.codes(torch.tensor([1, 6, 0, 0])).tolist() == [[0], [0]]
+    with pytest.raises(ModelError, match="2 codebooks of 4, the model's stream 2 slots of 5"):
+        FlatAdapter(tiny.flat(), tokenizer(), codec_of(tiny_codecs.mimi(2, 4)), style)
+
+
+def test_csm_speaks_from_a_folder(tmp_path: Path) -> None:
+    model = tiny.csm(codes=8)
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    pipe = mmspec.load(str(tmp_path), processor=tokenizer(), config={"frames": 30})
+    sounds = pipe(["one two three", "two"], recipe="scd:window=4", temperature=0, seed=0)
+    own = model.generate(
+        torch.tensor([[4, 2, 3]]), max_new_tokens=30, do_sample=False, depth_decoder_do_sample=False, output_audio=True
+    )[0]
+    heard = sounds[0]["audio"][0]
+    np.testing.assert_allclose(heard, own.numpy(), atol=1e-4)
+    chunks = list(pipe.stream("one two three", recipe="scd:window=4", temperature=0, seed=0, first=4, every=40))
+    assert chunks[0].shape[1] < heard.shape[0] / 4
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1)[0], heard, atol=1e-4)
+
+
+class Words:
+    """As a BarkProcessor: texts to ids of one length."""
+
+    def __call__(self, text: str) -> dict[str, Tensor]:
+        ids = torch.tensor([[len(word) for word in text.split()][:6]])
+        ids = torch.nn.functional.pad(ids, (0, 6 - ids.shape[1]))
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+def test_bark_speaks_as_its_own_generate() -> None:
+    model = tiny.bark()
+    pipe = mmspec.load(model, processor=Words(), config={"draft_model": tiny.bark(seed=2)})
+    text = "to be or not to be"
+    own = model.generate(**Words()(text))
+    for recipe in ("plain", "scd:window=4", "draft:window=4"):
+        out = pipe(text, recipe=recipe, temperature=0, seed=0)
+        np.testing.assert_allclose(out["audio"], own.numpy(), atol=1e-5)
+        assert out.stats.nfe < out.stats.tokens or recipe == "plain"
+    pair = pipe([text, "that is the question"], seed=1)
+    np.testing.assert_allclose(pipe("that is the question", seed=2)["audio"], pair[1]["audio"], atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(list(pipe.stream(text, seed=1)), axis=-1), pair[0]["audio"], atol=1e-5)
+
+
+def test_texts_are_cut_where_it_is_heard_least() -> None:
+    assert pieces("One two. Three, four. Five", 9) == ["One two.", "Three,", "four.", "Five"]
+    assert pieces("a b c d e f", 3) == ["a b", "c d", "e f"]
+    assert pieces(" short ", 30) == ["short"]
+    with pytest.raises(PromptError, match="a word of 12 letters"):
+        pieces("abcdefghijkl", 10)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    model = tiny.flat()
+    with pytest.raises(ArgumentError, match="LlamaForCausalLM needs its processor or tokenizer"):
+        mmspec.load(model)
+    with pytest.raises(ArgumentError, match="comes without a codec; pass its folder"):
+        mmspec.load(model, processor=tokenizer(), config={"style": "llasa"})
+    codec = codec_of(tiny_codecs.xcodec2())
+    with pytest.raises(ArgumentError, match="config has no 'style'; name one of llasa, orpheus"):
+        mmspec.load(model, processor=tokenizer(), config={"codec": codec})
+    with pytest.raises(UnknownNameError, match="did you mean 'llasa'"):
+        mmspec.load(model, processor=tokenizer(), config={"codec": codec, "style": "lasa"})
+    with pytest.raises(ModelError, match="model has 21 ids, and its stream goes up to 26"):
+        mmspec.load(model, processor=tokenizer(), config={"codec": codec, "style": STYLE})
+    with pytest.raises(ArgumentError, match="CSM does not have"):
+        mmspec.load(tiny.csm(), processor=tokenizer(), config={"layout": "x"})
+    with pytest.raises(ArgumentError, match="draft_model='pair' is not possible"):
+        smaller(tmp_path)
+    assert smaller(tmp_path / "models--HKUSTAudio--Llasa-8B" / "snapshots" / "1") == "HKUSTAudio/Llasa-1B"

@@ -1,0 +1,290 @@
+"""The command line: what goes to which stream, exit codes, and what ends up on the disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mmspec
+from mmspec.cli.app import main
+from mmspec.decoding.batch import Step
+from mmspec.decoding.stats import Stats
+from mmspec.errors import PromptError, UnknownNameError
+from mmspec.recipes import Recipe
+
+PROMPT = "a red circle, \u00e9\u4e2d"
+LENGTH = 8  # tokens per image of the pipe below
+
+
+class Output:
+    def __init__(self, images: list[Image.Image], seeds: list[int], stats: Stats) -> None:
+        self.images = images
+        self.seeds = seeds
+        self.stats = stats
+
+
+class Pipe:
+    """A pipe that paints its seed: two target calls per image, whatever the recipe."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.interrupt = False
+
+    def set_progress_bar_config(self, *, disable: bool) -> None:
+        assert disable
+
+    def __call__(self, prompts: list[str], **options: Any) -> Output:
+        self.calls.append({"prompts": prompts, **options})
+        if any(not prompt.strip() for prompt in prompts):
+            raise PromptError("the prompt is empty")
+        rows = len(prompts) * options["num_images_per_prompt"]
+        for nfe in (1, 2):
+            so_far = [torch.zeros(LENGTH * nfe // 2, dtype=torch.int64)] * rows
+            if options["on_step"] is not None:
+                options["on_step"](Step(nfe, rows * LENGTH * nfe // 2, rows * LENGTH, so_far))
+            if self.interrupt:
+                raise KeyboardInterrupt
+        seeds = [options["seed"] + i for i in range(rows)]
+        parts = {"target": 0.2, "drafter": 0.1, "rule": 0.1, "other": 0.1}
+        stats = Stats(2, rows * LENGTH, LENGTH / 2, [0.5, None], 0, 0.5, parts, 1 << 20)
+        return Output([Image.new("RGB", (4, 4), (seed % 256, 0, 0)) for seed in seeds], seeds, stats)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipe:
+    """The model `shapes` replaced by a `Pipe`, and a fresh current folder."""
+    pipe = Pipe()
+
+    def load(model: str, *, device: str) -> Pipe:
+        if model != "shapes":
+            raise UnknownNameError(f"unknown model {model!r}")
+        return pipe
+
+    monkeypatch.setattr(mmspec, "load", load, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return pipe
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def test_a_picture_is_written_and_its_path_printed(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["image", "a red circle", "-o", "x.png", "--seed", "7"]) == 0
+    assert capsys.readouterr() == ("x.png\n", "")
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.getpixel((0, 0)) == (7, 0, 0)
+    assert files(tmp_path) == ["x.png"]
+
+
+def test_a_picture_says_how_it_was_made(pipe: Pipe, tmp_path: Path) -> None:
+    assert (
+        main(
+            ["image", "a red circle, \u00e9\u4e2d", "b", "-n", "2", "--recipe", "sjd", "--window", "8", "--top-k", "5"]
+        )
+        == 0
+    )
+    with Image.open(tmp_path / "out-3.png") as picture:
+        picture.load()
+        notes = dict(picture.info)
+    assert notes.pop("versions").startswith(f"mmspec {mmspec.__version__}, torch {torch.__version__.split('+')[0]}")
+    assert notes == {"prompt": "b", "seed": "3", "recipe": "sjd:window=8", "model": "shapes", "top_k": "5"}
+    with Image.open(tmp_path / "out-1.png") as picture:
+        assert picture.info["prompt"] == PROMPT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a"], ["out.png"]),
+        (["a", "-o", "A.PNG"], ["A.PNG"]),
+        (["a", "-n", "2", "-o", "x.png"], ["x-0.png", "x-1.png"]),
+        (["a", "b", "-o", "new"], ["new", "new/0.png", "new/1.png"]),
+        (["a", "-o", "new/"], ["new", "new/0.png"]),
+    ],
+    ids=" ".join,
+)
+def test_where_pictures_go(pipe: Pipe, tmp_path: Path, arguments: list[str], expected: list[str]) -> None:
+    assert main(["image", *arguments]) == 0
+    assert files(tmp_path) == expected
+
+
+def test_many_pictures_sort_by_name(pipe: Pipe, tmp_path: Path) -> None:
+    assert main(["image", "a", "-n", "11", "-o", "x.png"]) == 0
+    assert files(tmp_path)[:3] == ["x-00.png", "x-01.png", "x-02.png"]
+    assert files(tmp_path)[-1] == "x-10.png"
+
+
+def test_json_is_one_object(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "a", "b", "-o", "new", "--json", "--seed", "5", "--recipe", "scd:coupling=gumbel"]) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert err == ""
+    assert result["outputs"] == [str(Path("new/0.png")), str(Path("new/1.png"))]
+    assert (result["recipe"], result["seed"], result["model"]) == ("scd:coupling=gumbel", 5, "shapes")
+    assert result["stats"]["nfe"] == 2
+    assert result["stats"]["tokens"] == 2 * LENGTH
+    assert result["stats"]["tokens_per_call"] == LENGTH / 2
+    assert result["stats"]["seconds"] == 0.5
+
+
+def test_options_reach_the_pipe(pipe: Pipe) -> None:
+    options = {"temperature": 0.5, "top_k": 10, "top_p": 0.9, "guidance_scale": 2.0}
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["image", "a", *flags]) == 0
+    assert main(["image", "a"]) == 0
+    first, second = pipe.calls
+    assert {name: first[name] for name in options} == options
+    assert {name: second[name] for name in options} == dict.fromkeys(options)
+    assert first["recipe"] == Recipe("scd")
+
+
+BAD = {
+    "-n": (["a", "-n", "0"], r"-n"),
+    "temperature": (["a", "--temperature", "-1"], "--temperature"),
+    "top-p": (["a", "--top-p", "1.5"], "--top-p"),
+    "seed": (["a", "--seed", "-1"], "--seed"),
+    "unknown recipe": (["a", "--recipe", "scdd"], "did you mean 'scd'"),
+    "unknown knob": (["a", "--recipe", "scd:windw=3"], "did you mean 'window'"),
+    "window of a recipe without": (["a", "--recipe", "plain", "--window", "4"], "window"),
+    "unknown model": (["a", "-m", "shaps"], "unknown model 'shaps'"),
+    "empty prompt": ([" "], "prompt is empty"),
+    "no prompt": ([], "PROMPT"),
+    "unknown option": (["a", "--sed", "1"], "--seed"),
+    "missing folder": (["a", "-o", "no/such/x.png"], "does not exist"),
+    "missing parent": (["a", "b", "-o", "no/such"], "does not exist"),
+    "other suffix": (["a", "-o", "x.jpg"], ".png"),
+    "file for folder": (["a", "b", "-o", "taken"], "taken"),
+    "folder under file": (["a", "-o", "taken/x.png"], "is not a folder"),
+    "long name": (["a", "-o", "x" * 300 + ".png"], "name too long"),
+    "no folder of files": (["a", "-o", "/proc/x.png"], "cannot write"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_gets_one_line_and_writes_nothing(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert main(["image", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("mmspec: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert files(tmp_path) == ["taken"]
+
+
+def test_the_output_is_checked_before_the_model_is_loaded(pipe: Pipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "a", "-m", "nosuch", "-o", "no/such/x.png"]) == 2
+    assert "no/such" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_nothing(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe.interrupt = True
+    assert main(["image", "a", "-o", "new"]) == 130
+    assert capsys.readouterr() == ("", "mmspec: interrupted\n")
+    assert files(tmp_path) == []
+
+
+def test_a_failed_write_keeps_the_old_file(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(self: Image.Image, path: Path, **options: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "x.png").write_bytes(b"old")
+    monkeypatch.setattr(Image.Image, "save", save)
+    assert main(["image", "a", "-o", "x.png"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert files(tmp_path) == ["x.png"]
+    assert (tmp_path / "x.png").read_bytes() == b"old"
+
+
+def test_progress_goes_to_a_terminal_only(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["image", "a"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "out.png\n"
+    assert "4.00 tokens per call" in err
+    assert "tokens/s" in err
+    assert main(["image", "a", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_ls_says_which_recipes_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert list(listing) == ["models", "drafters", "rules", "recipes"]
+    assert "shapes" in {entry["name"] for entry in listing["models"]}
+    recipes = {entry["name"]: entry for entry in listing["recipes"]}
+    assert recipes["scd"]["exact"] is True
+    assert "window" in recipes["scd"]["knobs"]
+    assert main(["ls", "recipes"]) == 0
+    assert "models" not in capsys.readouterr().out
+    assert main(["ls", "recipe"]) == 2
+    assert "did you mean 'recipes'" in capsys.readouterr().err
+
+
+def test_env_names_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["mmspec"] == mmspec.__version__
+    assert facts["torch"] == torch.__version__
+    assert main(["env"]) == 0
+    assert mmspec.__version__ in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from mmspec.cli.app import main; status = main(['--help']);"
+        "heavy = {'torch', 'transformers', 'diffusers', 'numpy', 'PIL', 'rich'} & set(sys.modules);"
+        "print(sorted(heavy)); sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    for command in ("image", "bench", "ls", "env"):
+        assert f"  {command}" in done.stdout
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mmspec", "image", "a", "-n", "0"],
+        cwd=Path(mmspec.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("mmspec: error: ")
+
+
+def test_check_prints_a_line_and_exits_by_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "scd:window=3", "--samples", "2000"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("scd:window=3") and "passed" in line and "(exact)" in line
+    assert main(["check", "beta", "--samples", "2000", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["results"][0]
+    assert result["recipe"] == "beta" and not result["exact"] and result["tv"] > result["limit"] and result["passed"]
+    assert main(["check", "scdd"]) == 2
+
+
+def test_check_fails_what_is_not_what_it_claims(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmspec.sampling.rejection.residual", lambda p, q: p)
+    assert main(["check", "draft", "--samples", "20000"]) == 1
+    assert "FAILED" in capsys.readouterr().out

@@ -1,0 +1,103 @@
+"""`mmspec image` in a process of its own, with a real pipeline: LlamaGen with random weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM
+from mmspec.vision.shapes.text import ShapesTextEncoder
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+
+PROMPT = "a red circle above a blue square"
+ALONE = os.environ | {"OMP_NUM_THREADS": "1"}  # small models gain nothing from threads that wait for each other
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that `mmspec.load` reads."""
+    torch.manual_seed(0)
+    tokenizer = ShapesTokenizer(levels=(4, 4), channels=8, image_size=64)
+    gpt = LlamaGenGPT(
+        vocab_size=16,
+        dim=32,
+        n_layer=1,
+        n_head=2,
+        model_type="t2i",
+        cls_token_num=CONDITION_SLOTS,
+        caption_dim=FEATURE_DIM,
+        grid_size=16,
+    )
+    gpt.init_weights(std=0.2)
+    folder = tmp_path_factory.mktemp("model")
+    LlamaGenPipeline(gpt, tokenizer, ShapesTextEncoder(), guidance_scale=2.0).save_pretrained(folder)
+    return folder
+
+
+def mmspec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mmspec", *arguments], cwd=cwd, env=ALONE, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_prompt_becomes_a_picture_in_silence(model: Path, tmp_path: Path) -> None:
+    done = mmspec("image", PROMPT, "-m", str(model), "-n", "2", "-o", "x.png", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert result["outputs"] == ["x-0.png", "x-1.png"]
+    assert result["stats"]["tokens"] == 512
+    with Image.open(tmp_path / "x-1.png") as picture:
+        assert picture.size == (64, 64)
+        assert picture.info["seed"] == "1"
+        assert picture.info["prompt"] == PROMPT
+
+
+def test_unknown_words_are_named(model: Path, tmp_path: Path) -> None:
+    done = mmspec("image", "a red circl", "-m", str(model), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'circl'" in done.stderr and "'circle'" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_while_drawing_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    arguments = ["image", PROMPT, "-m", str(model), "-n", "256", "--recipe", "plain", "-o", "new"]
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))  # a bar has no room on a terminal of no width
+    sibling_sampler = subprocess.Popen(
+        [sys.executable, "-m", "mmspec", *arguments],
+        cwd=tmp_path,
+        env=ALONE,
+        stdout=subprocess.PIPE,
+        stderr=inside,
+        text=True,
+        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(inside)
+    shown = ""
+    while "tokens per call" not in shown:
+        shown += os.read(terminal, 4096).decode()
+    sibling_sampler.send_signal(signal.SIGINT)
+    out, _ = sibling_sampler.communicate(timeout=120)
+    with contextlib.suppress(OSError):  # what a terminal gives when its other end has gone
+        while chunk := os.read(terminal, 4096):
+            shown += chunk.decode()
+    os.close(terminal)
+    assert (sibling_sampler.returncode, out) == (130, "")
+    assert shown.rstrip().endswith("mmspec: interrupted")
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == []

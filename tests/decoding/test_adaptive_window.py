@@ -1,0 +1,123 @@
+"""The window that is chosen while decoding: as exact as any, never much slower than plain, close to the best one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import mmspec.engine
+from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
+from mmspec.decoding.layout import Layout
+from mmspec.errors import ArgumentError
+from mmspec.recipes import LARGEST, parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.exactness import ToyTarget, check
+
+AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:window=auto", "medusa:window=auto"]
+
+
+class Adversary(AdaptiveWindow):
+    """Lets the window hang on what the last call accepted, as strongly as a policy can."""
+
+    def __init__(self, largest: int) -> None:
+        super().__init__(largest)
+        self.last = 1.0
+
+    def choose(self) -> int:
+        width = {1.0: 1}.get(self.last, 2 + int(4 * self.last) % 3) if self._calls % 3 else 4
+        return min(width, self.widths[-1])
+
+    def steps(self) -> int:
+        return 1
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+        self._calls, self.last = self._calls + 1, gained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", AUTO)
+def test_distribution_under_an_adversary(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch 1, where the choice hangs on that one row's own luck; power as for `test_exactness`'s batch of one."""
+    monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Adversary)
+    verdict = check(
+        recipe, SamplingParams(0.8, top_p=0.9), samples=1500, layout=Layout(4), vocab_size=2, batch=1, seed=5
+    )
+    assert verdict.ok and verdict.tokens_per_call > 1, verdict
+
+
+@pytest.mark.parametrize("recipe", AUTO)
+def test_distribution(recipe: str) -> None:
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)
+    verdict = check(recipe, sampling, samples=60_000, layout=Layout(length=4, width=2), seed=3)
+    assert verdict.ok, verdict
+
+
+COSTS: dict[str, Callable[[int], float]] = {
+    "table": lambda width: 1.5 + 0.03 * width,
+    "draft model": lambda width: 1.5 + 0.35 * width,
+    "its own twin": lambda width: 1.5 + width,
+    "free": lambda width: 1 + 0.01 * width,
+}
+
+
+def simulate(
+    adaptive_window: AdaptiveWindow, cost: Callable[[int], float], chance: float, tokens: int, rng: random.Random
+) -> float:
+    """Seconds for one row of so many tokens, where a step takes a second and drafts pass with this chance."""
+    adaptive_window.begin(tokens)
+    seconds, made = 0.0, 1
+    while made < tokens:
+        width = adaptive_window.choose()
+        calls, gained = (min(adaptive_window.steps(), tokens - made), 1) if width == 1 else (1, 1)
+        while gained < width and rng.random() < chance:
+            gained += 1
+        took = (1.0 if width == 1 else cost(width)) * rng.uniform(0.95, 1.05)
+        seconds, made = seconds + took * calls, made + gained * calls
+        adaptive_window.record(width, took, gained, calls)
+    return seconds
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("drafter", COSTS)
+def test_it_is_never_much_slower_than_plain_and_close_to_the_best(drafter: str, chance: float) -> None:
+    cost, rng, adaptive_window, tokens = COSTS[drafter], random.Random(1), AdaptiveWindow(), 1000
+    runs = [simulate(adaptive_window, cost, chance, tokens, rng) for _ in range(4)]
+    assert max(runs) < 1.05 * tokens
+    best = max([1.0] + [(1 - chance**w) / (1 - chance) / cost(w) for w in adaptive_window.widths[1:]])
+    assert sum(runs[1:]) / 3 < 1.2 * tokens / best
+
+
+def test_what_a_run_learned_is_kept_with_the_model() -> None:
+    model = torch.nn.Linear(1, 1)
+    adaptive_windows_of(model)["scd:window=auto", 1, False] = AdaptiveWindow()
+    assert adaptive_windows_of(model) is adaptive_windows_of(model) and not adaptive_windows_of(torch.nn.Linear(1, 1))
+
+
+def test_the_knob_takes_a_number_or_auto() -> None:
+    assert parse("scd:window=auto").window == LARGEST and str(parse("scd:window=auto")) == "scd:window=auto"
+    with pytest.raises(ArgumentError, match=r"scd:window=atuo is not allowed; it must be a number from 2 .* or one of"):
+        parse("scd:window=atuo")
+    with pytest.raises(ArgumentError, match="tree-dynamic:window=auto"):
+        parse("tree-dynamic:window=auto")
+
+
+def test_a_draft_model_reads_what_single_steps_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target drafts for itself, with single steps between its windows: everything is accepted."""
+
+    class Turns(AdaptiveWindow):
+        def choose(self) -> int:
+            return 1 if self._calls % 4 else 4
+
+        def steps(self) -> int:
+            return 3
+
+    monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Turns)
+    seeds, settings = list(range(32)), [SamplingParams(0.8)] * 32
+    resources = mmspec.decoding.resources.DraftResources(None, lambda: ToyTarget(32, 2, 13, 0), draft_sampling=settings)
+    decoded = mmspec.engine.run(
+        ToyTarget(32, 2, 13, 0), parse("draft:window=auto"), Layout(length=13), settings, seeds, resources
+    )
+    assert set(decoded.stats.acceptance) == {1.0}

@@ -1,0 +1,179 @@
+"""Targets read through buffers of fixed shapes: the same logits, features and tokens as read the ordinary way.
+
+On a CPU the calls are made as they stand; `pytest -m gpu` runs the same tests with graphs that are replayed.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmspec.decoding import cuda_graphs as with_cuda_graphs
+from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.engine import run
+from mmspec.errors import ArgumentError
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+
+RECIPES = ["plain", "scd:window=5", "draft:window=3", "tree:layers=1,branch=2/1", "layer-skip:layers=1,window=3"]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where targets are recorded: on a CPU too, in what follows."""
+    monkeypatch.setattr(with_cuda_graphs, "_STEP", 8)
+    return torch.device(request.param)
+
+
+def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
+    """Windows of several widths, rows that part, rows that end, and a cache that is read in several lengths."""
+    first, device = plain.prefill(), plain.device
+    assert torch.allclose(ours.prefill().cond, first.cond, atol=1e-5)
+    tokens = torch.randint(vocab_size, (3, 40), generator=torch.Generator().manual_seed(1)).to(device)
+    earlier, calls = [], ours._graphs._calls
+
+    def check(row_ids: list[int], at: list[int], width: int) -> None:
+        window = torch.stack([tokens[row, start : start + width] for row, start in zip(row_ids, at, strict=True)])
+        wanted, got = (target.forward(window, np.array(at)) for target in (plain, ours))
+        for one, other in zip(wanted, got, strict=True):
+            if one is not None and other is not None:
+                assert torch.allclose(other, one, atol=1e-4)
+                earlier.append((other, other.clone()))
+        assert torch.allclose(ours.features(), plain.features(), atol=1e-4)
+
+    for at, width in (([0, 0, 0], 1), ([1, 1, 1], 4), ([4, 2, 3], 3), ([5, 5, 4], 4), ([9, 5, 7], 2)):
+        check([0, 1, 2], at, width)
+    assert {width for width, _ in calls} == {1, 4, 2}  # the 3 went with the 4
+    for rows, kept, at in (([0, 2], [0, 2], [9, 8]), ([1], [2], [10])):
+        plain.select_rows(rows)
+        ours.select_rows(rows)
+        assert torch.allclose(ours.features(), plain.features(), atol=1e-4)
+        check(kept, at, 4)
+    assert all(torch.equal(*pair) for pair in earlier)  # no call writes into what an earlier one gave
+
+
+def llamagen(device: torch.device, layers: int = 2) -> Any:
+    gpt = pytest.importorskip("mmspec.vision.llamagen.gpt", reason="diffusers is not installed").LlamaGenGPT
+    torch.manual_seed(layers)
+    size = {"vocab_size": 50, "dim": 32, "n_layer": layers, "n_head": 2, "num_classes": 5, "grid_size": 4}
+    return gpt(**size, ffn_dim=32).to(device).eval()
+
+
+def llamagen_target(gpt: Any, device: torch.device, batch_size: int = 3, guided: bool = True) -> Any:
+    from mmspec.vision.llamagen.target import LlamaGenTarget
+
+    return LlamaGenTarget(
+        gpt, torch.arange(batch_size, device=device), gpt.unconditional(batch_size) if guided else None, None, 8
+    )
+
+
+def test_llamagen_reads_as_it_does_otherwise(device: torch.device) -> None:
+    gpt = llamagen(device)
+    with torch.inference_mode():
+        agree(llamagen_target(gpt, device), CUDAGraphTarget(llamagen_target(gpt, device)), 50)
+
+
+def llama_target(device: torch.device) -> Any:
+    """A Llama of transformers with prompts of three lengths and an unconditional side."""
+    transformers = pytest.importorskip("transformers")
+    from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+    from mmspec.hf.plan import counted
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**size, num_key_value_heads=2, vocab_size=50, pad_token_id=0)
+    model = transformers.LlamaForCausalLM(config).to(device).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(5 if p.dim() == 2 else 1)  # so that tokens matter
+    ids = torch.arange(18, device=device).view(3, 6)
+    mask = torch.arange(6, device=device) >= torch.tensor([[0], [2], [3]], device=device)
+    embed = model.get_input_embeddings()
+    cond, uncond = (Prompt(embed(side).detach(), mask, counted(mask)) for side in (ids, ids * 0 + 7))
+    return CausalTarget(Backbone(model.model, embed, model.lm_head, 50, device), cond, uncond, 16, 8)
+
+
+def test_models_of_transformers_read_as_they_do_otherwise(device: torch.device) -> None:
+    with torch.inference_mode():
+        agree(llama_target(device), CUDAGraphTarget(llama_target(device)), 50)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_give_the_tokens_they_give_otherwise(recipe: str, device: torch.device) -> None:
+    gpt, small = llamagen(device), llamagen(device, 1)
+    samplings = [SamplingParams(temperature=0, guidance_scale=2.0)] * 3
+    found = []
+    for make in (lambda target: target, CUDAGraphTarget):
+        resources = DraftResources(draft_model=lambda make=make: make(llamagen_target(small, device, 3, False)))  # type: ignore[misc]
+        target = make(llamagen_target(gpt, device))
+        found.append(run(target, parse(recipe), Layout(16, 4), samplings, [0, 1, 2], resources))
+    assert torch.equal(found[0].tokens, found[1].tokens) and found[0].stats.nfe == found[1].stats.nfe
+
+
+def test_generate_gives_the_tokens_it_gives_otherwise(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = pytest.importorskip("transformers").GenerationMixin.generate
+    import tiny_models
+
+    import mmspec
+    from mmspec.hf import causal_target as target
+
+    made: list[CUDAGraphTarget] = []
+
+    def told(one: Any) -> CUDAGraphTarget:
+        made.append(CUDAGraphTarget(one))
+        return made[-1]
+
+    model = tiny_models.janus().to(device)
+    ids = torch.tensor([[1, 7, 8, 3], [0, 1, 9, 3]], device=device)
+    call = {"input_ids": ids, "attention_mask": (ids > 0).long(), "do_sample": False, "guidance_scale": 2}
+    call |= {"custom_generate": mmspec.generate, "recipe": "scd:window=4", "max_new_tokens": 16}
+    monkeypatch.setattr(target, "wanted", lambda device: False)
+    wanted = generate(model, **call)
+    monkeypatch.setattr(target, "wanted", lambda device: True)
+    monkeypatch.setattr(target, "CUDAGraphTarget", told)
+    assert torch.equal(generate(model, **call), wanted)
+    assert made and made[0]._graphs._calls
+
+
+def test_pictures_take_over_what_earlier_ones_recorded(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt = llamagen(device)
+    from mmspec.vision.llamagen import graph_cache as recordings
+    from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+
+    pipe = LlamaGenPipeline(gpt)
+    pipe.set_progress_bar_config(disable=True)
+
+    def tokens(label: int, recipe: str = "scd:window=4") -> torch.Tensor:
+        settings: dict[str, Any] = {"guidance_scale": 2.0, "temperature": 0.0, "output_type": "latent"}
+        gc.collect()
+        return pipe(class_labels=label, recipe=recipe, seed=0, **settings).tokens
+
+    monkeypatch.setattr(recordings, "wanted", lambda device: False)
+    wanted = [tokens(label) for label in (1, 2)]
+    assert not torch.equal(*wanted) and gpt not in recordings._KEPT
+    monkeypatch.setattr(recordings, "wanted", lambda device: True)
+    found = [tokens(label) for label in (1, 2)]
+    (kept,) = recordings._KEPT[gpt]
+    count = len(kept.recording._calls)
+    assert count and torch.equal(tokens(1), wanted[0]) and len(kept.recording._calls) == count
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+    gpt.norm.weight.data = gpt.norm.weight.data.clone()  # moved: graphs would read where it was
+    tokens(1)
+    assert [old is kept for old in recordings._KEPT[gpt]] == [False]
+
+
+def test_the_variable_that_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.delenv("MMSPEC_RECORD", raising=False)
+    assert with_cuda_graphs.wanted(cuda) and not with_cuda_graphs.wanted(cpu)
+    monkeypatch.setenv("MMSPEC_RECORD", "off")
+    assert not with_cuda_graphs.wanted(cuda)
+    monkeypatch.setenv("MMSPEC_RECORD", "no")
+    with pytest.raises(ArgumentError, match="MMSPEC_RECORD='no' is not allowed; it must be off, or unset"):
+        with_cuda_graphs.wanted(cpu)

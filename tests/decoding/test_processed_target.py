@@ -1,0 +1,167 @@
+"""Processors as functions of the prefix: every recipe keeps the distribution they make, and one with a state does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, guidance, normalised_guidance
+from mmspec.decoding.resources import DraftResources
+from mmspec.drafters.ngram import NGramTable
+from mmspec.engine import run
+from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.logits_processors import EndFirst, MinP, RepetitionAware, RepetitionPenalty, one_by_one
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.tree import Tree
+from mmspec.testing.adapters import check_windows, joint_probs
+from mmspec.testing.exactness import ToyTarget, noise_floor
+
+V, N = 3, 5
+LAYOUT = Layout(length=N)
+ENDING = Layout(length=N, eos=frozenset({2}), pad=2)
+PROMPT = [-1, 1]
+RULES: dict[str, list[LogitsProcessor]] = {
+    "repetition": [RepetitionPenalty(3.0)],
+    "aware": [RepetitionAware(top_p=0.6, top_k=2, window=2, temperature=0.9)],
+    "several": [one_by_one(NoRepeatNGramLogitsProcessor(3)), RepetitionPenalty(1.4), MinP(0.2, 0.9), EndFirst(2, 0.6)],
+}
+TARGET, DRAFTER = 1, 2
+
+
+def toy(
+    rules: list[LogitsProcessor], seed: int = TARGET, guided: bool = True, kind: type[ProcessedTarget] = ProcessedTarget
+) -> Callable[[int, int], ProcessedTarget]:
+    def make(batch_size: int, window: int) -> ProcessedTarget:
+        prompt = torch.tensor(PROMPT).expand(batch_size, -1)
+        return kind(ToyTarget(batch_size, V, N, seed, guided), rules, prompt, N + window, guidance(1.5))
+
+    return make
+
+
+def sampling_of(name: str) -> SamplingParams:
+    return SamplingParams() if name == "aware" else SamplingParams(0.9, top_p=0.95)
+
+
+def distance(
+    recipe: str, name: str, samples: int, kind: type[ProcessedTarget] = ProcessedTarget
+) -> tuple[float, float]:
+    """Total variation of what a recipe gives from the distribution one token at a time, and what exact samples may show."""
+    rules, sampling, wanted = RULES[name], sampling_of(name), parse(recipe)
+    layout = ENDING if name == "several" else LAYOUT
+    joint = joint_probs(toy(rules), layout, sampling)
+    table = NGramTable(torch.randint(V, (V + 1, V), generator=torch.Generator().manual_seed(3)))
+    resources = DraftResources(table, lambda: toy(rules, DRAFTER, guided=False)(samples, 16), [sampling] * samples)
+    decoded = run(
+        toy(rules, kind=kind)(samples, wanted.window), wanted, layout, [sampling] * samples, range(samples), resources
+    )
+    counted = torch.bincount((decoded.tokens * V ** torch.arange(N - 1, -1, -1)).sum(1), minlength=V**N)
+    floor, spread = noise_floor(joint, samples)
+    return float((counted / samples - joint).abs().sum() / 2), floor + 5 * spread
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        *product(["scd:window=4,start=random", "draft:window=3"], RULES),
+        ("plain", "aware"),
+        ("scd:window=3,coupling=gumbel,start=left", "repetition"),
+        ("tree:branch=2/1", "repetition"),
+        ("tree-table:branch=2/2", "aware"),
+    ],
+)
+def test_recipes_keep_the_law(recipe: str, name: str) -> None:
+    found, limit = distance(recipe, name, 5_000 if "several" in name else 12_000)
+    assert found < limit
+
+
+class Remembering(ProcessedTarget):
+    """A processor with a state of its own: it knows what was committed, and nothing of the drafts before a slot."""
+
+    def _apply(self, logits: Logits, prefix: Tensor, certain: int) -> Logits:
+        return super()._apply(logits, prefix[:, :1].expand_as(prefix), certain)
+
+
+@pytest.mark.parametrize("name", ["repetition", "aware"])
+def test_a_state_is_wrong_at_drafted_positions(name: str) -> None:
+    found, limit = distance("scd:window=4,start=random", name, 20_000, Remembering)
+    assert found > 1.5 * limit
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_windows_are_single_tokens(name: str) -> None:
+    assert check_windows(toy(RULES[name]), N) < 1e-4
+
+
+def test_trees_are_windows() -> None:
+    """Every path of a tree, read in two calls, has the distributions of a window with its tokens."""
+    rules, rows = RULES["repetition"], 2
+    at: NDArray[np.int64] = np.array([1, 0])
+    parents = np.array([[0, 0, 1, 2, 3], [0, 1, 1, 0, 4]])
+    tree = Tree(parents, torch.device("cpu"))
+    tokens = torch.tensor([[0, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
+    before = torch.tensor([[1], [0]])
+
+    def start() -> ProcessedTarget:
+        target = toy(rules)(rows, 8)
+        target.prefill()
+        target.forward(before, np.zeros(rows, dtype=np.int64))
+        return target
+
+    target = start()
+    read = [target.forward_tree(tokens[:, :3], at, tree), target.forward_tree(tokens[:, 3:], at, tree, first=3)]
+    got = torch.cat([logits.cond for logits in read], dim=1)
+    for row, entry in product(range(rows), range(6)):
+        path = [entry]
+        while path[0]:
+            path.insert(0, int(parents[row, path[0] - 1]))
+        window = tokens[row, path].expand(rows, -1)
+        expected = start().forward(window, at).cond[row, -1]
+        torch.testing.assert_close(got[row, entry], expected)
+    taken: NDArray[np.int64] = np.array([[2, 4], [1, 3]])  # accepted in each row; then one more token
+    target.settle(at, taken)
+    after = target.forward(torch.tensor([[1], [1]]), at + 3).cond
+    for row in range(rows):
+        chain = torch.cat([tokens[row, [0, *taken[row]]], torch.tensor([1])]).expand(rows, -1)
+        torch.testing.assert_close(after[row, 0], start().forward(chain, at).cond[row, -1])
+
+
+def test_rules_are_what_they_are_named_after() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 7, generator=generator)
+    prefix = torch.randint(7, (4, 5), generator=generator)
+    own = RepetitionPenaltyLogitsProcessor(1.6)
+    torch.testing.assert_close(RepetitionPenalty(1.6)(prefix, logits), own(prefix, logits))
+    torch.testing.assert_close(one_by_one(own)(prefix, logits), own(prefix, logits))
+    torch.testing.assert_close(RepetitionPenalty(1.6)(prefix - 9, logits), logits)
+    guided = normalised_guidance(2.0)(logits, logits.flip(0))
+    torch.testing.assert_close(guided.softmax(-1), guidance(2.0)(logits, logits.flip(0)).softmax(-1))
+
+
+def test_drawing_again_is_a_law() -> None:
+    """`RepetitionAware` against the procedure it stands for, drawn 200,000 times."""
+    draws = 200_000
+    rule = RepetitionAware(top_p=0.7, top_k=3, window=3, limit=2)
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(6, generator=generator)
+    best = int(z.argmax())
+    prefix = torch.tensor([[best, best, 5, best]])  # twice among the last three
+    raw = z.softmax(-1)
+    order = z.argsort(descending=True)
+    before = raw[order].cumsum(0) - raw[order]
+    kept = order[(before < 0.7) & (torch.arange(6) < 3)]
+    first = kept[raw[kept].multinomial(draws, replacement=True, generator=generator)]
+    again = raw.multinomial(draws, replacement=True, generator=generator)
+    drawn = torch.where(first == best, again, first)
+    found = torch.bincount(drawn, minlength=6) / draws
+    sampler = rule(prefix, z[None])[0].exp()
+    assert float((found - sampler).abs().max()) < 6 * 0.5 / draws**0.5
+    assert abs(float(sampler.sum()) - 1) < 1e-6

@@ -1,0 +1,58 @@
+"""What a run says of itself, row by row, against the enumerated distribution of its toy model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.drafters.ngram import NGramTable
+from mmspec.engine import Decoded, run
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.exactness import ToyTarget, exact_joint
+
+V, N, ROWS = 3, 5, 300
+SAMPLING = SamplingParams(temperature=0.8, guidance_scale=1.5)
+
+
+def decode(
+    recipe: str, batch_size: int = ROWS, sampling: SamplingParams = SAMPLING, layout: Layout | None = None
+) -> Decoded:
+    table = NGramTable(torch.arange(V).repeat(V + 1, 1))
+    resources = DraftResources(table, lambda: ToyTarget(batch_size, V, N, 7), [SamplingParams()] * batch_size)
+    target = ToyTarget(batch_size, V, N, 0, guided=True)
+    layout = layout or Layout(length=N, width=2)
+    return run(
+        target, parse(recipe), layout, [sampling] * batch_size, range(batch_size), resources, measure_entropy=True
+    )
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=3", "draft+beta:beta=0.3", "tree:branch=2/1", "top-m:m=2"])
+def test_nll_is_that_of_each_row_under_the_target(recipe: str) -> None:
+    decoded = decode(recipe)
+    joint = exact_joint(ToyTarget(1, V, N, 0, True), SAMPLING, Layout(length=N))
+    number = (decoded.tokens * V ** torch.arange(N - 1, -1, -1)).sum(1)
+    expected = -joint[number].log2() / N
+    stats = decoded.stats
+    assert [row.nll for row in stats.rows] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert stats.nll == pytest.approx(float(expected.mean()), abs=1e-5)
+    assert stats.entropy == pytest.approx(np.mean([row.entropy for row in stats.rows]))
+    assert sum(row.calls for row in stats.rows) == pytest.approx(stats.tokens / stats.tokens_per_call)
+    assert stats.tv_bound == pytest.approx(np.mean([row.tv_bound for row in stats.rows]))
+
+
+def test_nll_of_rows_that_end_early_counts_what_they_hold() -> None:
+    decoded = decode("scd:window=3", layout=Layout(length=N, eos=frozenset({1}), pad=0))
+    lengths = [int((row == 1).nonzero()[0]) + 1 if (row == 1).any() else N for row in decoded.tokens]
+    assert [row.tokens for row in decoded.stats.rows] == lengths
+    assert all(row.nll is not None and 0 < row.nll < 20 for row in decoded.stats.rows)
+
+
+def test_a_token_that_the_law_excludes_counts_as_40_bits() -> None:
+    decoded = decode("draft+beta:beta=0.3", batch_size=200, sampling=SamplingParams(temperature=0.8, top_k=1))
+    assert decoded.stats.nll is not None and 0 < decoded.stats.nll <= 40
+    greedy = decode("plain", batch_size=4, sampling=SamplingParams(temperature=0.0))
+    assert greedy.stats.nll == greedy.stats.entropy == 0

@@ -1,0 +1,112 @@
+"""An image pipeline that draws what its prompt says and costs what it is told to, for tests of evaluations."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmspec.decoding.batch import Step
+from mmspec.decoding.stats import RowStats, Stats
+from mmspec.recipes import Recipe
+from mmspec.testing import exactness as conformance
+from mmspec.vision.shapes.classifier import ShapesClassifier
+from mmspec.vision.shapes.domain import sample_scene
+from mmspec.vision.shapes.render import render_batch, to_uint8
+
+SECONDS = {"plain": 4.0, "scd": 1.0, "lantern": 0.5}
+TOKENS = 16
+
+
+@dataclass
+class Output:
+    images: list[Image.Image]
+    stats: Stats
+
+
+class Pipe:
+    """Draws a scene of the seed; `lantern` adds noise to it, the more the larger its delta.
+
+    Its clock is its own: each call takes what `SECONDS` says, a little more for some prompts than for others.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[tuple[str, str, int]] = []
+        self.config = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "guidance_scale": 2.0}
+        self.fail_at: int | None = None
+
+    def set_progress_bar_config(self, *, disable: bool) -> None:
+        assert disable
+
+    def __call__(self, prompts: list[str], *, recipe: Recipe, seed: list[int], **options: Any) -> Output:
+        if len(self.calls) == self.fail_at:
+            raise KeyboardInterrupt
+        keys = [zlib.crc32(f"{prompt} {one}".encode()) for prompt, one in zip(prompts, seed, strict=True)]
+        self.calls += [(str(recipe), prompt, one) for prompt, one in zip(prompts, seed, strict=True)]
+        images = [self._picture(key, recipe) for key in keys]
+        # Eighths, which binary numbers hold exactly, so that sums have no order.
+        seconds = SECONDS[recipe.name] * (1 + keys[0] % 7 / 8)
+        calls = int(SECONDS[recipe.name] * 4)
+        for call in range(calls):
+            self.now += seconds / calls  # a power of two of them
+            so_far = TOKENS * (call + 1) // calls
+            tokens = [torch.zeros(so_far)] * len(prompts)
+            options["on_step"](Step(call + 1, so_far * len(prompts), TOKENS * len(prompts), tokens))
+        parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
+        measured = options["measure_entropy"]
+        bound = 0.0 if recipe.exact else float(recipe.knobs["delta"]) / 10
+        rows = [
+            RowStats(TOKENS, calls, bound, 3.0 if measured else None, 3 + key % 2 + bound if measured else None)
+            for key in keys
+        ]
+        acceptance = [] if recipe.name == "plain" else [0.8, 0.4, None]
+        stats = Stats(calls, TOKENS * len(prompts), TOKENS / calls, acceptance, 0, seconds, parts, 7, bound, rows=rows)
+        return Output(images, stats)
+
+    def _picture(self, key: int, recipe: Recipe) -> Image.Image:
+        pixels = to_uint8(render_batch([sample_scene(random.Random(key))]))[0].astype(np.int64)
+        noise = 0.0 if recipe.exact else 300 * float(recipe.knobs["delta"])
+        pixels = pixels + np.random.default_rng(key).normal(size=pixels.shape) * noise
+        return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def gate(recipe: Recipe) -> conformance.ExactnessResult:
+    """Passes."""
+    return conformance.ExactnessResult(tv=0.0, floor=0.0, limit=0.1, samples=1, tokens_per_call=1.0)
+
+
+def classifier() -> ShapesClassifier:
+    """One of random weights, large enough for features of the size that training gives."""
+    torch.manual_seed(0)
+    made = ShapesClassifier(channels=4, hidden=6).eval()
+    with torch.no_grad():
+        made.body[-2].weight.mul_(100)
+    return made
+
+
+def install(pipe: Pipe) -> None:
+    """Makes `mmspec eval` use all this, in a process of its own."""
+    import mmspec
+    import mmspec.metrics.evaluation.quality as quality
+    import mmspec.metrics.image.attributes as attributes
+
+    vars(mmspec)["load"] = lambda model, device: pipe
+    vars(conformance)["check"] = gate
+    vars(quality)["SET_RESAMPLES"] = 40
+    vars(attributes)["embedded_classifier"] = classifier
+    vars(time)["perf_counter"] = lambda: pipe.now
+
+
+if __name__ == "__main__":
+    from mmspec.cli.app import main
+
+    install(Pipe())
+    sys.exit(main(sys.argv[1:]))

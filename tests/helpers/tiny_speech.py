@@ -1,0 +1,200 @@
+"""Tiny random speech models of each class of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tiny_codecs
+import torch
+from numpy.typing import NDArray
+from tiny_models import scatter
+from torch import Tensor
+from transformers import (
+    BarkConfig,
+    BarkModel,
+    CsmConfig,
+    CsmForConditionalGeneration,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MoshiConfig,
+    MoshiForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from mmspec.audio.models.flat.decoding import Stream
+from mmspec.sampling.logits import Logits
+
+# Text in ids 1 to 9, then the end, then 2 slots of 5 codes of one codebook each.
+STREAM = Stream(codes=5, first=11, end=10, slots=(0, 1))
+
+
+def flat(seed: int = 0, layers: int = 2, qwen: bool = False, spread: float = 0.3, vocab_size: int = 21) -> Any:
+    kind, config = (Qwen2ForCausalLM, Qwen2Config) if qwen else (LlamaForCausalLM, LlamaConfig)
+    return scatter(
+        kind(
+            config(
+                vocab_size=vocab_size,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=layers,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        ),
+        seed,
+        spread,
+    )
+
+
+# Text ids 1 to 9 are moved by 30; 20 semantic codes, 2 x 8 coarse ones.
+SEMANTIC = {
+    "eos_token_id": 20,
+    "text_encoding_offset": 30,
+    "text_pad_token": 48,
+    "semantic_infer_token": 49,
+    "semantic_vocab_size": 20,
+    "max_input_semantic_length": 6,
+    "max_new_tokens": 14,
+}
+COARSE = {
+    "coarse_semantic_pad_token": 36,
+    "coarse_infer_token": 37,
+    "max_coarse_input_length": 6,
+    "max_coarse_history": 9,
+    "sliding_window_len": 6,
+}
+FINE = {"n_fine_codebooks": 4, "max_fine_history_length": 8, "max_fine_input_length": 16, "n_coarse_codebooks": 2}
+
+
+def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
+    """A Bark; of its coarse head's ids, 20 to 27 and 28 to 35 are codes."""
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_size": 16, "block_size": 32}
+    codec = {
+        "sampling_rate": 1000,
+        "target_bandwidths": [1.5],
+        "hidden_size": 8,
+        "num_filters": 2,
+        "upsampling_ratios": [4, 2],
+        "codebook_size": 8,
+    }
+    config = BarkConfig(
+        semantic_config={**sizes, "input_vocab_size": 50, "output_vocab_size": 24},
+        coarse_acoustics_config={**sizes, "input_vocab_size": 38, "output_vocab_size": coarse_ids},
+        fine_acoustics_config={**sizes, "input_vocab_size": 9, "output_vocab_size": 9, "n_codes_total": 4},
+        codec_config={"model_type": "encodec", **codec},
+    )
+    model = scatter(BarkModel(config), seed, spread)
+    # As a checkpoint has it: with a BarkGenerationConfig, whose parts are no mappings, BarkModel.generate fails.
+    model.generation_config = GenerationConfig(
+        semantic_config=SEMANTIC,
+        coarse_acoustics_config=COARSE,
+        fine_acoustics_config=FINE,
+        codebook_size=8,
+        sample_rate=1000,
+    )
+    return model
+
+
+def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spread: float = 0.3) -> Any:
+    """A CSM; a frame of zeros ends it."""
+    sizes = {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "max_position_embeddings": 64,
+    }
+    config = CsmConfig(
+        num_codebooks=codebooks,
+        vocab_size=codes,
+        codebook_size=codes,
+        text_vocab_size=20,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        codebook_pad_token_id=codes - 1,
+        codebook_eos_token_id=0,
+        audio_token_id=18,
+        audio_eos_token_id=19,
+        num_hidden_layers=layers,
+        depth_decoder_config={
+            **sizes,
+            "num_codebooks": codebooks,
+            "vocab_size": codes,
+            "backbone_hidden_size": 24,
+            "num_hidden_layers": 2,
+        },
+        codec_config=tiny_codecs.mimi(codebooks, 8).config,
+        **sizes,
+    )
+    model = scatter(CsmForConditionalGeneration(config), seed, spread)
+    generator = torch.Generator().manual_seed(seed + 100)
+    head = model.depth_decoder.codebooks_head.weight
+    head.data = torch.randn(head.shape, generator=generator) * spread
+    tiny_codecs.filled(model.codec_model)
+    model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
+    return model
+
+
+def moshi(seed: int = 0, codebooks: int = 4, codes: int = 8, spread: float = 0.3) -> Any:
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8, "ffn_dim": 32}
+    config = MoshiConfig(
+        vocab_size=12,
+        hidden_size=16,
+        max_position_embeddings=64,
+        audio_vocab_size=codes,
+        num_codebooks=codebooks,
+        audio_encoder_config={**tiny_codecs.mimi(codebooks, codes).config.to_dict(), "model_type": "mimi"},
+        depth_decoder_config={
+            **sizes,
+            "hidden_size": 16,
+            "input_size": 16,
+            "vocab_size": 12,
+            "audio_vocab_size": codes,
+            "num_codebooks": codebooks,
+        },
+        **sizes,
+    )
+    model = scatter(MoshiForConditionalGeneration(config), seed, spread)
+    generator = torch.Generator().manual_seed(seed + 100)
+    for p in model.depth_decoder.parameters():
+        if p.ndim == 3:
+            p.data = torch.randn(p.shape, generator=generator) * spread
+    tiny_codecs.filled(model.audio_encoder)
+    return model
+
+
+class Corrupted:
+    """A target that takes another token for the best at every fifth position, the third among them."""
+
+    def __init__(self, target: Any, start: int = 0) -> None:
+        self.vocab_size, self.device = target.vocab_size, target.device
+        self._target, self._start = target, start
+
+    def prefill(self) -> Logits:
+        return self._target.prefill()
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        logits = self._target.forward(tokens, at).cond
+        places = torch.from_numpy(at[:, None] - self._start + 1 + np.arange(tokens.shape[1])) % 5 == 3
+        return Logits(torch.where(places[..., None], logits.roll(1, -1), logits), None)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._target.select_rows(row_ids)
+
+
+def calls_with_corrupted(length: int, window: int) -> int:
+    """Target calls that greedy decoding takes when it is drafted so."""
+    done, calls = 1, 1
+    while done < length:
+        wrong = [n for n in range(done, done + window - 1) if n % 5 == 3]
+        done, calls = (wrong[0] + 1 if wrong else done + window), calls + 1
+    return calls

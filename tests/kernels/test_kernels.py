@@ -1,0 +1,476 @@
+"""Kernels against their references in float64, and against the core.
+
+On a machine without a CUDA device they run in Triton's interpreter, on small grids; `pytest -m gpu` runs the same tests
+on a device. docs/kernels.md says which bug each test is there for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.codebook import Codebook
+from mmspec.errors import ArgumentError
+from mmspec.rules import RULES
+from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.constraints import Constraint, ForcedCells
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.multi_codebook import MOST_DRAWS, ColumnSampler
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import Draft, ratio, residual, sample, verify
+from mmspec.sampling.rng import CounterRNG
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.tree import Chosen, Independent, Siblings, Tree, TreeDraft, WithoutReplacement
+from mmspec.sampling.tree_rejection import verify_tree
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+from mmspec.kernels import accept, columns, philox, tree
+from mmspec.kernels import fused_sampler as rows
+from mmspec.kernels import residual as residual_kernel
+from mmspec.kernels import softmax_stats as slots
+from mmspec.kernels.backend import choose
+
+# What NumPy says in the interpreter where a device computes an infinity or a NaN in silence.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+LAST = 1 - 2.0**-24  # the largest number a draw can be
+POISON = -987654321
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where kernels run; outputs start out as NaN, so that what a kernel leaves unwritten is seen."""
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    new_empty = Tensor.new_empty
+
+    def poisoned(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        fresh = new_empty(self, *args, **kwargs)
+        return fresh.fill_(torch.nan if fresh.is_floating_point() else POISON)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def numbers(*shape: int) -> Tensor:
+    """Uniform numbers as `mmspec.sampling.rng` gives them, both ends among them."""
+    u = torch.randint(2**24, shape).float() / 2**24
+    u.flatten()[0], u.flatten()[-1] = 0.0, LAST
+    return u
+
+
+def look(
+    cond: Tensor, uncond: Tensor | None = None, drafts: Tensor | None = None, u: Tensor | None = None, **settings: Any
+) -> rows.FusedSamples:
+    """Kernel 1 with the settings that matter to a test."""
+    batch, width, _ = cond.shape
+
+    def per_row(name: str, default: float | None, dtype: torch.dtype) -> Any:
+        value = settings.get(name, default)
+        return None if value is None else torch.as_tensor(value, dtype=dtype, device=cond.device).expand(batch)
+
+    chosen = rows.Settings(
+        torch.as_tensor(settings.get("scale", 1.0), device=cond.device).expand(batch, width),
+        per_row("heat", 1.0, torch.float32),
+        per_row("top_k", None, torch.int32),
+        per_row("top_p", None, torch.float32),
+        settings.get("kind"),
+        settings.get("allowed"),
+    )
+    u = torch.full((batch, width), 0.5, device=cond.device) if u is None else u
+    return rows.fused_sample(cond, uncond, chosen, u, drafts, settings.get("seeds"), settings.get("positions"))
+
+
+def same_tokens(ours: Tensor, theirs: Tensor, weights: Tensor, u: Tensor) -> bool:
+    """Equal; on a device, a draw within 1e-5 of the edge between two tokens may fall on either side."""
+    wrong = ours != theirs
+    if not ours.is_cuda or not bool(wrong.any()):
+        return not bool(wrong.any())
+    cdf = weights.double().cumsum(-1)
+    edges = cdf / cdf[..., -1:]
+    high = edges.gather(-1, ours.clamp(min=0)[..., None])[..., 0]
+    low = (edges - weights / cdf[..., -1:]).gather(-1, ours.clamp(min=0)[..., None])[..., 0]
+    return bool((~wrong | ((low - 1e-5 <= u) & (u <= high + 1e-5) & (ours >= 0))).all())
+
+
+def test_uniforms_are_the_core_s(device: torch.device) -> None:
+    seeds = [7, -3, 2**63 + 5, 2**32 - 1]
+    positions = np.array([[0, 1, 2**31], [5, 6, 2**32 - 1], [1, 2, 3], [9, 9, 9]])
+    places = np.arange(3)
+    wanted = torch.stack(CounterRNG(seeds, torch.device("cpu")).uniforms(positions, 4, places))
+    as_int64 = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds], device=device)
+    given = (as_int64[:, None], torch.from_numpy(positions).to(device), torch.tensor(4, device=device))
+    got = philox.uniforms(*given, torch.from_numpy(places).to(device))
+    assert torch.equal(got.cpu(), wanted)
+    assert torch.equal(philox.uniforms_reference(*given, torch.from_numpy(places).to(device)).cpu(), wanted)
+
+
+SHAPES = [
+    (2, 1, 1, torch.float32),
+    (3, 2, 7, torch.bfloat16),
+    (3, 1, 130, torch.float16),
+    (4, 1, 1000, torch.bfloat16),
+    (1, 1, 16384 + 3, torch.float32),
+]
+
+
+@pytest.mark.parametrize("gumbel", [False, True], ids=["inverse", "gumbel"])
+@pytest.mark.parametrize(("batch", "width", "vocab", "dtype"), SHAPES, ids=lambda v: str(v).removeprefix("torch."))
+def test_rows(
+    device: torch.device, batch: int, width: int, vocab: int, dtype: torch.dtype, gumbel: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Every setting at once: slices of a larger vocabulary, ties by rounding, forbidden tokens, greedy rows."""
+    logits = ((torch.randn(2, batch, width, vocab + 5) * 4).round() / 2).to(dtype)[..., 2 : 2 + vocab]
+    cond, uncond = logits.to(device)
+    allowed = torch.rand(3, vocab, device=device) < 0.7
+    allowed[:, 0] = True
+    settings: dict[str, Any] = {
+        "scale": 1 + 3 * torch.rand(batch, width, device=device),
+        "heat": torch.tensor([1.0, 0.7, 0.0, 1.3])[:batch],
+        "top_k": torch.tensor([0, 3, 0, 5])[:batch],
+        "top_p": torch.tensor([0.9, 0.8, 1.0, 0.5])[:batch],
+        "kind": torch.randint(3, (batch, width), dtype=torch.int32, device=device),
+        "allowed": allowed,
+    }
+    if gumbel:
+        settings |= {"seeds": torch.arange(batch, device=device) - 1, "positions": torch.full((batch, width), 77)}
+        settings["positions"] = settings["positions"].to(device)
+    u = numbers(batch, width).to(device)
+    drafts = torch.randint(-1, vocab, (batch, width), device=device)
+    for whole in [True, False] if vocab == 130 else [True]:
+        if not whole:  # as longer rows are read
+            monkeypatch.setattr(rows, "WHOLE", 0)
+            monkeypatch.setattr(rows, "CHUNK", 128)
+        got = look(cond, uncond, drafts, u, **settings)
+        with monkeypatch.context() as patch:
+            patch.setenv("MMSPEC_KERNELS", "torch")
+            wanted = look(cond, uncond, drafts, u, **settings)
+        assert torch.allclose(got.stats.floats, wanted.stats.floats, rtol=1e-5, atol=1e-6)
+        assert torch.equal(got.stats.ints, wanted.stats.ints)
+        assert torch.allclose(got.chance, wanted.chance, rtol=1e-4, atol=1e-7)
+        assert same_tokens(got.tokens, wanted.tokens, wanted.stats.dense(torch.float64), u)
+
+
+def test_rows_are_the_core_s_law_and_draws(device: torch.device) -> None:
+    """One distribution by two ways: kernel 1 against `mmspec.sampling.sampler` and `mmspec.sampling.rejection`, for settings the core takes."""
+    samplings = [
+        SamplingParams(0.7, guidance_scale=3.0, guidance_end=2),
+        SamplingParams(top_k=40, guidance_scale=0.3),
+        SamplingParams(top_p=0.8, guidance_scale=2.0),
+        SamplingParams(temperature=0, guidance_scale=2.0),
+    ]
+    batch, width, vocab = len(samplings), 3, 200
+    cond, uncond = torch.randn(2, batch, width, vocab, device=device) * 3
+    allowed = torch.rand(2, vocab, device=device) < 0.5
+    constraint = Constraint(torch.arange(6, device=device) % 2, allowed)
+    positions = np.arange(width)[None].repeat(batch, 0)
+    sampler = TokenSampler(samplings, constraint, device)
+    p = sampler(Logits(cond, uncond), positions)
+    u = numbers(batch, width).to(device)
+    scale = torch.tensor([[3.0, 3.0, 1.0], [0.3] * 3, [2.0] * 3, [2.0] * 3], device=device)
+    kind = constraint.kind[torch.from_numpy(positions).to(device)].int()
+    got = look(
+        cond, uncond, None, u, scale=scale, heat=[0.7, 1.0, 1.0, 0.0], top_k=[0, 40, 0, 0], top_p=[1.0, 1.0, 0.8, 1.0],
+        kind=kind, allowed=allowed,
+    )  # fmt: skip
+    assert torch.allclose(got.stats.dense(), p, atol=1e-6)
+    assert same_tokens(got.tokens, sample(p, u), p, u)
+    noise = CounterRNG([5, 6, 7, 8], device)
+    got = look(
+        cond, None, None, u, seeds=torch.arange(5, 9, device=device), positions=torch.from_numpy(positions).to(device)
+    )
+    wanted = (cond.softmax(-1).log() + noise.gumbel(positions, vocab)).argmax(-1)
+    assert torch.equal(got.tokens, wanted)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, "all"])
+@pytest.mark.parametrize("heat", [1.0, 0.0], ids=["drawn", "greedy"])
+def test_a_row_that_is_no_law_is_marked_and_leaves_the_others(device: torch.device, bad: Any, heat: float) -> None:
+    cond = torch.randn(2, 3, 50, device=device)
+    broken = cond.clone()
+    broken[0, 1, 7 : None if bad == "all" else 8] = -torch.inf if bad == "all" else bad
+    if bad == "all":
+        broken[0, 1] = -torch.inf
+    good, got = look(cond, heat=heat), look(broken, heat=heat)
+    assert got.tokens[0, 1] == -1
+    others = torch.tensor([[True, False, True], [True, True, True]], device=device)
+    assert torch.equal(got.tokens[others], good.tokens[others])
+    drafts = torch.zeros(2, 3, dtype=torch.int64, device=device)
+    q = slots.point_mass_stats(got.stats, drafts)
+    first, _ = accept.committed(got.stats, q, drafts, got.chance, torch.zeros(2, 3, device=device))
+    assert first[0] <= 1  # a draft is never accepted under a distribution that is none
+    resampled = residual_kernel.resample(got.stats, q, torch.ones_like(others), torch.full((2, 3), 0.5, device=device))
+    assert resampled[0, 1] == -1 and bool((resampled[others] >= 0).all())
+
+
+def test_tokens_of_no_mass_are_never_drawn(device: torch.device) -> None:
+    cond = torch.full((1, 4, 300), -torch.inf, device=device)
+    cond[..., 130], cond[..., 131], cond[..., 290] = 0.0, -torch.inf, -20.0
+    u = torch.tensor([[0.0, 0.5, LAST, 1.0]], device=device)
+    assert set(look(cond, u=u).tokens.flatten().tolist()) <= {130, 290}
+    cond[..., 290] = -torch.inf
+    assert look(cond, u=u).tokens.tolist() == [[130] * 4]
+
+
+RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("exact", {}, {}),
+    ("beta", {"beta": 0.2}, {"a": 0.2}),
+    ("ensemble", {"draft": 0.3}, {"a": 0.3}),
+    ("omega", {"delta": 3.0, "decay": 0.7}, {"a": 3.0, "b": 0.7}),
+    ("lantern", {"delta": 0.02, "k": 7}, {"a": 0.02}),
+    ("lantern++", {"factor": 3.0, "k": 7}, {"a": 3.0}),
+    ("gsd", {"group": 5, "probability": 0.15, "distance": 0.0}, {"a": 0.15, "group": 5}),
+    ("gsd", {"group": 6, "probability": 0.15, "distance": 2.0}, {"a": 0.15, "b": 2.0, "group": 6}),
+]
+
+
+def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bool = False) -> tuple[Any, Any, Tensor]:
+    """Kernel 1's findings for p and q of m slots, which are alike, and drafts drawn from q."""
+    logits = torch.randn(batch, m, vocab, device=device)
+    q = look(logits + 0.3 * torch.randn_like(logits), top_p=0.95, u=numbers(batch, m).to(device))
+    if same:
+        return q, q, q.tokens
+    return look(logits, heat=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
+
+
+@pytest.mark.parametrize(
+    ("rule", "knobs", "test"), RELAXED, ids=[f"{rule}{i}" for i, (rule, _, _) in enumerate(RELAXED)]
+)
+def test_committed_drafts_are_those_of_the_core_s_rules(
+    device: torch.device, rule: str, knobs: dict[str, Any], test: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = 40
+    codebook = Codebook(torch.rand(vocab, 3, device=device))
+    if rule.startswith("lantern"):
+        from mmspec.codebook import nearest
+
+        test = {**test, "near": nearest(codebook, knobs["k"]).to(device)}
+    if test.get("b") and rule == "gsd":
+        test = {**test, "vectors": codebook.vectors, "known": codebook.known}
+        monkeypatch.setattr(accept, "CHUNK", 16)  # as longer rows are read
+    p, q, x = pair_of_probs(device, 4, 3, vocab)
+    u = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.9, 0.1], [0.5, 0.5, 0.9]], device=device)
+    core: Accept = RULES[rule].build(knobs, codebook)
+    free = torch.cat([p.stats.dense(), p.stats.dense()[:, :1]], dim=1)
+    draft = Draft(x, q.stats.dense())
+    wanted = verify(free, draft, core, torch.cat([u, u[:, :1]], dim=1), torch.zeros(4, 4, device=device))
+    first, excess = accept.committed(p.stats, q.stats, x, p.chance, u, accept.Test(rule, **test))
+    assert first.tolist() == wanted.accepted.tolist()
+    with monkeypatch.context() as patch:
+        patch.setenv("MMSPEC_KERNELS", "torch")
+        reference, gap = accept.committed(p.stats, q.stats, x, p.chance, u, accept.Test(rule, **test))
+    assert torch.equal(first, reference) and torch.allclose(excess, gap, atol=1e-5)
+    assert len(set(first.tolist())) > 1, "a weak test: all rows alike"
+
+
+@pytest.mark.parametrize(
+    ("rule", "test"),
+    [("beta", {}), ("ensemble", {}), ("omega", {}), ("lantern", {}), ("lantern++", {"a": 1.0}), ("gsd", {"a": 0.15})],
+)
+def test_a_relaxation_of_zero_is_the_exact_rule(device: torch.device, rule: str, test: dict[str, Any]) -> None:
+    p, q, x = pair_of_probs(device, 3, 4, 30)
+    near = torch.randint(30, (30, 5), dtype=torch.int32, device=device) if rule.startswith("lantern") else None
+    u = torch.rand(3, 4, device=device)
+    exact, none = accept.committed(p.stats, q.stats, x, p.chance, u)
+    relaxed, excess = accept.committed(p.stats, q.stats, x, p.chance, u, accept.Test(rule, near=near, **test))
+    assert torch.equal(exact, relaxed) and not bool(none.any()) and not bool(excess.any())
+
+
+def test_equal_laws_accept_whatever_the_coin(device: torch.device) -> None:
+    """p(x) / q(x) must be 1 and no less, though two kernels compute the two sides."""
+    logits = torch.randn(2, 2, 6, 1000, device=device).bfloat16()
+    settings: dict[str, Any] = {"scale": 3.0, "heat": 0.9, "top_k": 200}
+    q = look(logits[0], logits[1], None, numbers(2, 6).to(device), **settings)
+    p = look(logits[0], logits[1], q.tokens, **settings)
+    coins = torch.full((2, 6), LAST, device=device)
+    assert accept.committed(p.stats, q.stats, q.tokens, p.chance, coins)[0].tolist() == [6, 6]
+    assert accept.committed(p.stats, q.stats, q.tokens, p.chance, coins)[1].max() == 0
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 500])
+@pytest.mark.parametrize("kind", ["drawn", "same", "chosen", "written"])
+def test_redraws_are_the_core_s(device: torch.device, vocab: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, q, x = pair_of_probs(device, 2, 2, vocab, same=kind == "same")
+    probs = {"chosen": slots.point_mass_stats(p.stats, x), "written": slots.written(q.stats.dense())}.get(kind, q.stats)
+    todo = torch.tensor([[True, False], [True, True]], device=device)
+    u = numbers(2, 2).to(device)
+    sampler = p.stats.dense()
+    wanted = torch.where(todo, sample(residual(sampler, probs.dense()), u, fallback=sampler), -1)
+    left = residual(sampler, probs.dense())
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, sampler)
+    for whole in [True, False] if vocab == 500 else [True]:
+        if not whole:
+            monkeypatch.setattr(residual_kernel, "WHOLE", 0)
+            monkeypatch.setattr(residual_kernel, "CHUNK", 256)
+        got = residual_kernel.resample(p.stats, probs, todo, u)
+        assert same_tokens(got, wanted, left, u)
+    with monkeypatch.context() as patch:
+        patch.setenv("MMSPEC_KERNELS", "torch")
+        assert torch.equal(residual_kernel.resample(p.stats, probs, todo, u), wanted)
+
+
+def test_a_law_that_is_none_takes_nothing_away(device: torch.device) -> None:
+    logits = torch.randn(1, 2, 20, device=device)
+    p, q = look(logits), look(logits.index_fill(1, torch.tensor([1], device=device), torch.nan))
+    todo, u = torch.ones(1, 2, dtype=torch.bool, device=device), torch.full((1, 2), 0.5, device=device)
+    assert residual_kernel.resample(p.stats, q.stats, todo, u)[0, 1] == p.tokens[0, 1]
+
+
+@pytest.mark.parametrize("drawn", [tree.WITHOUT_REPLACEMENT, tree.INDEPENDENT, tree.CHOSEN])
+@pytest.mark.parametrize(("vocab", "branching"), [(11, (3, 2, 1)), (200, (2, 2)), (2, (3, 1))])
+def test_the_walk_down_a_tree_is_the_core_s(
+    device: torch.device, drawn: int, vocab: int, branching: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, shape = 2, Tree.branching(branching, device)
+    m = shape.parents.shape[1]
+    logits = torch.randn(batch, 1 + m, vocab, device=device)
+    p = look(2 * logits, torch.randn_like(logits), scale=1.2, heat=0.8, top_k=max(vocab // 2, 2)).stats
+    probs = (logits + 0.7 * torch.randn_like(logits)).softmax(-1)
+    tokens = torch.zeros(batch, m, dtype=torch.int64, device=device)
+    for row in range(batch):
+        for entry in range(1 + m):
+            children = [child for child in shape.children[0, entry].tolist() if child]
+            again = drawn != tree.WITHOUT_REPLACEMENT or len(children) > vocab
+            drafts = torch.multinomial(probs[row, entry], max(len(children), 1), replacement=again).tolist()
+            for child, token in zip(children, drafts, strict=False):
+                tokens[row, child - 1] = token
+    accept_u, resample_u = torch.rand(batch, m, device=device), numbers(batch, shape.height + 1).to(device)
+    kinds: list[Siblings] = [WithoutReplacement(probs), Independent(probs), Chosen(vocab)]
+    wanted = verify_tree(p.dense(), TreeDraft(shape, tokens, kinds[drawn]), ratio, accept_u, resample_u)
+    branches = tree.Branches(tokens, shape.children, shape.height, drawn, None if drawn == tree.CHOSEN else probs)
+    for mode in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", mode)
+        monkeypatch.setattr(tree, "CHUNK", 128)  # two chunks of the largest vocabulary
+        got, accepted, tested, path = tree.walk(p, branches, accept_u, resample_u)
+        assert accepted.tolist() == wanted.accepted.tolist() and tested.tolist() == wanted.tested.tolist()
+        assert path.tolist() == wanted.path.tolist()
+        for row, count in enumerate(wanted.accepted):
+            assert got[row, : count + 1].tolist() == wanted.tokens[row, : count + 1].tolist()
+
+
+@pytest.mark.parametrize(("m", "cells", "vocab", "with_forced"), [(3, 2, 5, False), (2, 3, 60, True), (1, 1, 1, False)])
+def test_columns_are_the_core_s(
+    device: torch.device, m: int, cells: int, vocab: int, with_forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, seeds = 2, [100, 101]
+    cond, uncond = torch.randn(2, batch, m + 1, cells, vocab, device=device)
+    positions = np.arange(5, 6 + m)[None] + np.arange(batch)[:, None]
+    draws = CounterRNG(seeds, device).window(positions, 3)
+    forced, free = None, torch.ones(batch, m + 1, cells, dtype=torch.bool, device=device)
+    if with_forced:
+        table = np.full((20, cells), -1)
+        table[6::2, 0] = 1
+        forced = ForcedCells(table)
+        free = torch.from_numpy(table[positions] < 0).to(device)
+    sampler = ColumnSampler([SamplingParams(0.8, max(vocab // 2, 1), guidance_scale=1.5)] * batch, forced, device)
+    p = sampler(Logits(cond, uncond), positions)
+    drafted = (cond[:, :m] + 0.3 * torch.randn_like(cond[:, :m])).flatten(1, 2)
+    found = look(drafted, u=torch.rand(batch, m * cells, device=device))
+    x = found.tokens.unflatten(1, (m, cells))
+    certain = torch.nn.functional.one_hot(torch.ones_like(x) % vocab, vocab).float()
+    q = torch.where(free[:, :m, :, None], found.stats.dense().unflatten(1, (m, cells)), certain)
+    wanted = sampler.verify(p, Draft(x, q), ratio, draws)
+    flat = look(cond.flatten(1, 2), uncond.flatten(1, 2), scale=1.5, heat=0.8, top_k=max(vocab // 2, 1)).stats
+    keys, places = torch.tensor(seeds, device=device), torch.from_numpy(positions).to(device)
+    iteration = torch.full((batch, m + 1), 3, device=device)
+    for mode in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", mode)
+        accepted, column = columns.columns(flat, found.stats, x, free, keys, places, iteration, MOST_DRAWS)
+        assert accepted.tolist() == wanted.accepted.tolist()
+        rows_ = torch.arange(batch)
+        resampled = wanted.tokens[rows_, wanted.accepted].masked_fill(~free[rows_, wanted.accepted], 0)
+        assert torch.equal(column, resampled)
+
+
+@triton.jit
+def _far_away(near, out, stride, BLOCK: tl.constexpr):
+    lanes, line = tl.arange(0, BLOCK), tl.program_id(0) + 3
+    # Line 3 of a table whose lines lie `stride` numbers apart, and slot 3 of one line, both here and nowhere else.
+    by_row = (near - 3 * stride, None, None, None, None, 1, BLOCK, stride, 0, 1)
+    by_slot = (near - 3 * stride, None, None, None, None, 4, BLOCK, 0, stride, 1)
+    tl.store(out + lanes, slots.logits(by_row, line, 0, 1.0, 1.0, lanes, False, False, True))
+    tl.store(out + BLOCK + lanes, slots.logits(by_slot, line, 0, 1.0, 1.0, lanes, False, False, True))
+    by_token = (near - 3 * stride, None, None, None, None, 1, BLOCK, 0, 0, stride)
+    third = tl.full((1,), 3, tl.int32)
+    tl.store(out + 2 * BLOCK + tl.arange(0, 1), slots.logits(by_token, line, 0, 1.0, 1.0, third, False, False, False))
+
+
+def test_addresses_beyond_int32(device: torch.device) -> None:
+    """Lines that lie 2**31 numbers apart: the arithmetic alone, no memory is taken."""
+    near, out = torch.randn(8, device=device), torch.zeros(17, device=device)
+    _far_away[(1,)](near, out, 2**31, BLOCK=8)
+    assert torch.equal(out, torch.cat([near, near, near[:1]]))
+
+
+def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    cond, u = torch.randn(2, 3, 11), numbers(2, 3)
+    drafts, todo = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
+    settings = rows.Settings(torch.ones(2, 3), torch.ones(2), None, None, None, None)
+    found = rows.fused_sample(cond, None, settings, u, drafts).stats
+    x = drafts[:, :2, None]
+    source, shape = found.source(), Tree.branching((2,), torch.device("cpu"))
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (philox.uniforms, (drafts, drafts, drafts, drafts)),
+        (rows.rows, (cond, None, *settings, u, drafts, None, None)),
+        (accept.accept, (*source, *source, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None)),
+        (residual_kernel.residual, (*source, *source, todo, u)),
+        (tree.tree_walk, (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN)),
+        (columns.joint, (*source, *found[:, :2].source(), x, todo[..., None], drafts[:, 0], drafts, drafts, 9)),
+    ]  # fmt: skip
+    for op, arguments in calls:
+        real = op(*arguments)
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in arguments]
+            fake = op(*fakes)
+        for one, other in zip(*((t if isinstance(t, tuple) else (t,)) for t in (real, fake)), strict=True):
+            assert one.shape == other.shape and one.dtype == other.dtype
+
+
+def test_the_variable_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MMSPEC_KERNELS", raising=False)
+    assert choose("cpu") == "torch" and choose("cuda") == "triton"
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    assert choose("cuda") == "torch"
+    monkeypatch.setenv("MMSPEC_KERNELS", "Triton")
+    with pytest.raises(ArgumentError, match=r"MMSPEC_KERNELS='Triton' is not allowed \(did you mean 'triton'\?\)"):
+        choose("cpu")
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ArgumentError, match="set TRITON_INTERPRET=1 as well"):
+        choose("cpu")
+
+
+@pytest.mark.slow
+def test_all_kernels_compile_for_a_device_that_is_not_here(root: Any) -> None:
+    """To machine code of an H100 or H200, with Triton's own assembler; needs no device."""
+    code = "import compiled_kernels; compiled_kernels.main()"
+    names = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "MMSPEC_KERNELS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root / "tests", env=names | {"PYTHONPATH": str(root)},
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,404 @@
+"""`mmspec eval` on a pipe whose costs and images are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fake_pipe import SECONDS, Pipe, classifier, gate
+from PIL import Image
+
+import mmspec
+from mmspec.cli.app import main
+from mmspec.errors import ArgumentError, UnknownNameError
+from mmspec.metrics.evaluation import quality
+from mmspec.metrics.evaluation.journal import Journal, Sample, sample_path
+from mmspec.metrics.evaluation.results import as_csv, short, table
+from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
+from mmspec.metrics.extractors.extractor import extract
+from mmspec.metrics.extractors.shapes import ShapesExtractor
+from mmspec.metrics.image import attributes
+from mmspec.metrics.image.frechet import frechet_distance
+from mmspec.recipes import Recipe
+from mmspec.testing import exactness as conformance
+
+RECIPES = "scd,lantern:delta=0.2|0.9"
+METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy,nll"
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
+    pipe = Pipe()
+    monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+    monkeypatch.setattr(conformance, "check", gate)
+    monkeypatch.setattr(attributes, "embedded_classifier", classifier)
+    monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
+    monkeypatch.setattr(quality, "SET_RESAMPLES", 40)
+    return pipe
+
+
+def arguments(out: Path, *more: str) -> list[str]:
+    """Fifteen samples of each of four recipes."""
+    size = ["--limit", "5", "--seeds", "0..2"]
+    return ["eval", "-o", str(out), "--recipes", RECIPES, "--metrics", METRICS, *size, *more]
+
+
+def evaluate(out: Path, *more: str) -> dict[str, Any]:
+    assert main(arguments(out, *more)) == 0
+    record: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return record
+
+
+def journal(folder: Path, recipe: str) -> list[Sample]:
+    return [s for s in Journal(folder / "out").read().values() if s.recipe == recipe and s.seed < 2**40]
+
+
+def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = evaluate(tmp_path / "out")
+    rows = {row["recipe"]: row for row in record["rows"]}
+    assert list(rows) == ["plain", "scd", "lantern:delta=0.2", "lantern:delta=0.9"]
+    for name, row in rows.items():
+        speed = row["speed"]
+        base = SECONDS[name.partition(":")[0]]
+        assert speed["samples"] == 15
+        assert speed["tokens_per_call"]["value"] == 4 / base and speed["nfe"] == 4 * base
+        assert speed["speedup"]["value"] == pytest.approx(4 / base)
+        assert speed["speedup"]["low"] == pytest.approx(4 / base)  # what makes a prompt slow does so for both
+        assert base <= speed["p50"] <= speed["p95"] <= 1.75 * base
+        assert speed["parts"]["target"] == pytest.approx(0.75 * sum(speed["parts"].values()))
+        assert row["quality"]["entropy"]["value"] == 3
+        assert speed["first"] == pytest.approx(np.median([s.seconds for s in journal(tmp_path, name)]) / (4 * base))
+        assert sum(speed["gains"]) == 15 * 4 * base and speed["gains"][int(4 / base)] == 15 * 4 * base
+        assert speed["accepted_at"] == ([1] * int(4 / base - 1) + [0]) * int(4 * base) and speed["grid"] == 4
+    assert rows["lantern:delta=0.9"]["speed"]["tv_bound"] == pytest.approx(0.09)
+    assert rows["scd"]["speed"]["acceptance"] == [pytest.approx(0.8), pytest.approx(0.4), None]
+    nll = rows["lantern:delta=0.9"]["quality"]["nll"]
+    assert nll["difference"]["low"] == pytest.approx(0.09) and 3 <= rows["plain"]["quality"]["nll"]["value"] <= 4
+    fd = {name: row["quality"]["fd@shapes"] for name, row in rows.items()}
+    assert fd["plain"]["value"] == fd["scd"]["value"]  # this pipe draws the same image
+    assert fd["scd"]["difference"] == {"value": 0, "low": 0, "high": 0} and fd["plain"]["difference"] is None
+    assert fd["plain"]["value"] < fd["lantern:delta=0.2"]["value"] < fd["lantern:delta=0.9"]["value"]
+    assert fd["lantern:delta=0.9"]["difference"]["low"] > 0
+    assert all(q["low"] <= q["value"] <= q["high"] and q["n"] == 15 for q in fd.values())
+    assert fd["plain"]["extractor"].startswith("shapes-")
+    assert record["schema_version"] == 2 and record["environment"]["mmspec"] == mmspec.__version__
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("| recipe") and len(printed) == 6
+    with (tmp_path / "out" / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["recipe"] for line in lines] == list(rows)
+    assert float(lines[3]["fd@shapes_low"]) == fd["lantern:delta=0.9"]["low"]
+
+
+def test_distances_are_those_of_the_pictures_in_the_folder(pipe: Pipe, tmp_path: Path) -> None:
+    record = evaluate(tmp_path)
+    extractor = ShapesExtractor(classifier())
+    samples = Journal(tmp_path).read()
+
+    def features(recipe: str, offset: int = 0) -> Any:
+        prompts, seeds = record["config"]["prompts"], record["config"]["seeds"]
+        wanted = [samples[recipe, prompt, seed + offset] for prompt in prompts for seed in seeds]
+        return extract(extractor, [np.asarray(Image.open(tmp_path / sample.file)) for sample in wanted])
+
+    reference = features("plain", 2**40)
+    for row in record["rows"]:
+        expected = frechet_distance(features(row["recipe"]), reference)
+        assert row["quality"]["fd@shapes"]["value"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe, tmp_path: Path) -> None:
+    evaluate(tmp_path, "--metrics", "attributes", "--limit", "2")
+    recipes = ["plain", "scd", "lantern:delta=0.2", "lantern:delta=0.9"]
+    timed = list(pipe.calls)
+    for name in recipes:  # the first call of each is made twice
+        first = next(i for i, call in enumerate(timed) if call[0] == name)
+        assert timed[first] == timed[first + 1]
+        del timed[first]
+    turns = [timed[i : i + 4] for i in range(0, len(timed), 4)]
+    assert len(turns) == 6
+    for i, turn in enumerate(turns):
+        assert [name for name, _, _ in turn] == recipes[i % 4 :] + recipes[: i % 4]
+        assert len({unit[1:] for unit in turn}) == 1
+    assert len({seed for _, _, seed in timed}) == 6  # prompts under one seed do not share their random numbers
+    found = json.loads((tmp_path / "samples-0.jsonl").read_text().splitlines()[0])
+    with Image.open(tmp_path / found["file"]) as picture:
+        assert int(picture.info["seed"]) == found["drawn"] != found["seed"]
+
+
+def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
+    whole = evaluate(tmp_path / "whole")
+    pipe.calls.clear()
+    pipe.fail_at = 24
+    assert main(arguments(tmp_path / "out")) == 130
+    journal = tmp_path / "out" / "samples-0.jsonl"
+    finished = Journal(tmp_path / "out").read()
+    assert 15 < len(finished) < 24
+    with journal.open("ab") as file:  # killed while it wrote a line
+        file.write(b'{"recipe": "scd", "prom')
+    lost = next(iter(finished.values()))
+    (tmp_path / "out" / lost.file).unlink()
+    pipe.calls.clear()
+    pipe.fail_at = None
+    again = evaluate(tmp_path / "out")
+    assert len(pipe.calls) == 5 * 15 - len(finished) + 1 + 4  # what was missing, the lost one, a warm-up of each
+    kept = {(s.recipe, s.prompt, s.drawn) for s in finished.values() if s.key != lost.key}
+    assert len(kept) == len(finished) - 1 and not kept & set(pipe.calls[4:])
+    assert again["rows"] == whole["rows"]
+    pipe.calls.clear()
+    assert evaluate(tmp_path / "out")["rows"] == whole["rows"]
+    assert pipe.calls == []
+
+
+def test_a_finished_run_takes_more_recipes_and_metrics(pipe: Pipe, tmp_path: Path) -> None:
+    evaluate(tmp_path, "--recipes", "scd")
+    pipe.calls.clear()
+    record = evaluate(tmp_path, "--metrics", f"{METRICS},captions")
+    assert {call[0] for call in pipe.calls} == {"lantern:delta=0.2", "lantern:delta=0.9"}
+    assert "captions" in record["rows"][0]["quality"]
+
+
+def test_results_of_other_settings_are_not_mixed(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(tmp_path)
+    assert main(arguments(tmp_path, "--temperature", "0.5")) == 2
+    assert "holds results of temperature=None, not 0.5; name another folder" in capsys.readouterr().err
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    assert main(arguments(other)) == 2
+    assert "is not empty and holds no config.yaml" in capsys.readouterr().err
+
+
+def test_a_file_has_the_keys_of_the_flags(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_flags = evaluate(tmp_path / "flags")
+    file = tmp_path / "eval.yaml"
+    values = {"recipes": RECIPES.split(","), "seeds": "0..2", "metrics": METRICS, "limit": 5, "temperature": 9.0}
+    file.write_text(yaml.safe_dump(values))
+    assert main(["eval", "--config", str(file), "-o", str(tmp_path / "file"), "--temperature", "0.7"]) == 0
+    by_file = json.loads((tmp_path / "file" / "results.json").read_text())
+    assert by_file["config"].pop("temperature") == 0.7 and by_flags["config"].pop("temperature") is None
+    assert by_file["config"] == by_flags["config"] and by_file["rows"] == by_flags["rows"]
+    resolved = tmp_path / "flags" / "config.yaml"  # what is written beside the results asks for the same again
+    pipe.calls.clear()
+    assert main(["eval", "--config", str(resolved), "-o", str(tmp_path / "flags")]) == 0
+    assert pipe.calls == []
+    for text, message in [
+        ("recipe: x", "unknown key 'recipe' (did you mean 'recipes'"),
+        ("- a", "must hold keys"),
+        ("seeds: {a: 1}", "seeds must be a text or a list, not {'a': 1}"),
+        ("prompts: [a, [b]]", "prompts must be a text or a list"),
+        ("temperature: hot", "temperature must be a number, not 'hot'"),
+        ("limit: 2.5", "limit must be a whole number, not 2.5"),
+        ("limit: 0", "limit must be 1 or more"),
+        ("batch: true", "batch must be a whole number, not True"),
+        ("strict: 1", "strict must be true or false, not 1"),
+        ("strict: 'no'", "strict must be true or false, not 'no'"),
+        ("model: [x]", "model must be a text"),
+        ("a: [", "cannot read"),
+    ]:
+        file.write_text(text)
+        assert main(["eval", "--config", str(file), "-o", str(tmp_path / "x")]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_no_speedup_without_the_gate(pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(recipe: Recipe) -> conformance.ExactnessResult:
+        return conformance.ExactnessResult(
+            tv=0.2, floor=0, limit=0.1 + (recipe.name != "scd"), samples=1, tokens_per_call=1
+        )
+
+    monkeypatch.setattr(conformance, "check", judge)
+    record = evaluate(tmp_path)
+    found = {row["recipe"]: (row["gate"], row["speed"]["speedup"] is None) for row in record["rows"]}
+    assert found["plain"] == (True, False) and found["scd"] == (False, True)
+    assert found["lantern:delta=0.2"] == (None, False)
+    assert "CHECK FAILED" in table(record["rows"]).splitlines()[3]
+    lines = list(csv.DictReader(io.StringIO(as_csv(record["rows"]))))
+    assert [lines[1][f"speedup{end}"] for end in ("", "_low", "_high")] == ["", "", ""] and lines[2]["speedup"]
+
+
+def test_the_reference_may_be_a_file_or_a_folder(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(tmp_path / "plain", "--metrics", "attributes")
+    sample = sample_path("plain", "a red circle above a blue square", 0)
+    folder = (tmp_path / "plain" / sample).parent
+    record = evaluate(tmp_path / "out", "--reference", str(folder), "--metrics", "fd@shapes,recall@shapes")
+    assert record["rows"][0]["quality"]["fd@shapes"]["value"] == pytest.approx(0, abs=1e-9)
+    assert record["rows"][0]["quality"]["recall@shapes"]["value"] == 1
+    pipe.calls.clear()
+    np.savez(tmp_path / "adm.npz", mu=np.zeros(6), sigma=np.eye(6))
+    record = evaluate(tmp_path / "out", "--reference", str(tmp_path / "adm.npz"), "--metrics", "fd@shapes")
+    assert record["rows"][0]["quality"]["fd@shapes"]["value"] > 1
+    assert pipe.calls == []
+    more = ["--reference", str(tmp_path / "adm.npz"), "--metrics", "kd@shapes"]
+    assert main(arguments(tmp_path / "out", *more)) == 2
+    assert "needs the reference's features" in capsys.readouterr().err
+
+
+def test_calls_of_several_rows_give_the_same_samples(pipe: Pipe, tmp_path: Path) -> None:
+    one, four = evaluate(tmp_path / "one"), evaluate(tmp_path / "four", "--batch", "4")
+    assert len(Journal(tmp_path / "four").read()) == 75
+    for mine, theirs in zip(one["rows"], four["rows"], strict=True):
+        assert mine["quality"] == theirs["quality"]
+        for key in ("tokens_per_call", "nfe", "gains", "accepted_at", "tv_bound"):
+            assert mine["speed"][key] == theirs["speed"][key]
+        # This pipe takes as long for a batch as for its first row: four are made in the time of one.
+        assert theirs["speed"]["seconds"] < 0.4 * mine["speed"]["seconds"]
+        assert theirs["speed"]["p50"] == pytest.approx(mine["speed"]["p50"], rel=0.5)
+    assert main(arguments(tmp_path / "four", "--batch", "2")) == 2
+
+
+def test_changed_weights_are_noticed(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = torch.nn.Linear(3, 2)
+    vars(pipe)["network"] = network
+    record = evaluate(tmp_path)
+    assert len(record["config"]["fingerprint"]) == 12
+    assert evaluate(tmp_path)["rows"] == record["rows"]
+    with torch.no_grad():
+        network.weight[1, 1] += 1e-3
+    assert main(arguments(tmp_path)) == 2
+    assert "holds results of other weights (fingerprint" in capsys.readouterr().err
+
+
+def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate(tmp_path)
+    path = next((tmp_path / "samples").rglob("*.png"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    record = evaluate(tmp_path)
+    error = capsys.readouterr().err
+    assert error.startswith(f"mmspec: left out: '{path}' is no image that can be read") and error.count("\n") == 1
+    assert record["skipped"] == [error.strip().removeprefix("mmspec: left out: ")]
+    # Its mates of other recipes are left out too: all are compared on the same prompts and seeds.
+    assert {row["quality"]["fd@shapes"]["n"] for row in record["rows"]} == {14}
+    assert {row["speed"]["samples"] for row in record["rows"]} == {15}
+    assert "1 file was left out" in (tmp_path / "report.html").read_text()
+    assert main(arguments(tmp_path, "--strict")) == 2
+    assert "1 of 75 files are so: delete them and run again" in capsys.readouterr().err
+    path.unlink()
+    assert main(arguments(tmp_path, "--strict")) == 0
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--metrics", "fdd@shapes"], "unknown metric 'fdd@shapes'"),
+        (["--metrics", "fd"], "unknown metric 'fd'"),
+        (["--metrics", "fd@clop"], "unknown extractor 'clop'"),
+        (["--metrics", "wer"], "extractor 'whisper' needs weights; name a folder or Hub id with --whisper"),
+        (["--metrics", "fd@shapes,logmel"], "metric 'logmel' is of sound and 'fd@shapes' of images"),
+        (["--temperature", "0.00001"], "temperature=1e-05 is not allowed"),
+        (["--metrics", "fid"], "extractor 'inception' needs weights; name the weights file with --inception"),
+        (["--metrics", ","], "--metrics: no metric named"),
+        (["--limit", "1", "--seeds", "0"], "make 1 sample; a comparison needs at least 2"),
+        (["--limit", "1", "--seeds", "0..2"], "'fd@shapes' needs at least 4 samples"),
+        (["--seeds", "3..1"], "--seeds: '3..1' must be"),
+        (["--recipes", "lantern:delta=0.1..2"], "lantern:delta=1.05 is not allowed"),
+        (["--reference", "none.npz"], "--reference: 'none.npz' must be"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_drawn(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert main(arguments(tmp_path / "out", *more)) == 2
+    assert message in capsys.readouterr().err
+    assert pipe.calls == [] and not (tmp_path / "out").exists()
+
+
+def test_ranges_expand() -> None:
+    assert read_seeds("0..3, 7,2") == [0, 1, 2, 3, 7]
+    assert [str(r) for r in expand("lantern:delta=0.2..0.6")] == [
+        f"lantern:delta={d}" for d in (0.2, 0.3, 0.4, 0.5, 0.6)
+    ]
+    assert [r.knobs["delta"] for r in expand("lantern:delta=0.1..0.3/3,k=10")] == [0.1, 0.2, 0.3]
+    assert [r.window for r in expand("scd:window=4..8")] == [4, 5, 6, 7, 8]
+    assert [r.window for r in expand("scd:window=4..64/3")] == [4, 34, 64]
+    assert [(r.window, r.knobs["coupling"]) for r in expand("scd:window=8|9,coupling=maximal|gumbel")] == [
+        (8, "maximal"), (8, "gumbel"), (9, "maximal"), (9, "gumbel"),
+    ]  # fmt: skip
+    assert [str(r) for r in expand_all(["scd", "plain", "scd:window=16"])] == ["plain", "scd"]
+    for text in ("scd:window=1..", "scd:window=4..8/1", "scd:window=a..b", "scd:window=1..9999999/99999"):
+        with pytest.raises(ArgumentError, match="is not readable at"):
+            expand(text)
+    with pytest.raises(UnknownNameError):
+        expand("scdd:window=4..8")
+
+
+def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
+    (tmp_path / "samples-0.jsonl").write_text('{"recipe": "x"}\n')
+    with pytest.raises(ArgumentError, match=r"samples-0.jsonl' line 1 is no sample"):
+        Journal(tmp_path).read()
+
+
+def test_a_journal_forgets_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    sample = Sample("plain", "a", 0, 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
+    (tmp_path / "x.png").touch()
+    journal = Journal(tmp_path)
+    for left in (b"", b"{", b"x" * 200_000):
+        (tmp_path / "samples-0.jsonl").write_bytes(left)
+        journal.append([sample])
+        journal.append([sample])
+        assert (tmp_path / "samples-0.jsonl").read_bytes().count(b"\n") == 2
+        assert journal.read() == {sample.key: sample}
+
+
+def test_intervals_are_written_with_the_digits_they_have() -> None:
+    assert short({"value": 12.345, "low": 10.0, "high": 14.0}) == "12.35 [10.00, 14.00]"
+    assert short({"value": 0.01234, "low": 0.0120, "high": 0.0127}) == "0.0123 [0.0120, 0.0127]"
+    assert short({"value": 1, "low": 1, "high": 1}) == "1.000 [1.000, 1.000]"
+    assert short({"value": 900.0, "low": 900.0 - 1e-12, "high": 900.0}) == "900.000 [900.000, 900.000]"
+    assert short({"value": 1e-5, "low": 0.0, "high": 2e-5}) == "1e-05 [0, 2e-05]"
+    assert short(None) == "-"
+
+
+def test_two_processes_with_uneven_shares_find_what_one_finds(pipe: Pipe, tmp_path: Path, root: Path) -> None:
+    alone = evaluate(tmp_path / "one")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(root / "tests" / "fake_pipe.py"), *arguments(tmp_path / "two")],
+                    cwd=root,
+                    env=environment | {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        for process in both:
+            stack.callback(process.kill)
+        outs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outs
+    assert outs[0][0].startswith("| recipe") and outs[1][0] == ""
+    shared = json.loads((tmp_path / "two" / "results.json").read_text())
+    assert shared["environment"]["processes"] == 2
+    lines = [len((tmp_path / "two" / f"samples-{rank}.jsonl").read_text().splitlines()) for rank in range(2)]
+    assert lines == [5 * 8, 5 * 7]
+    for mine, theirs in zip(alone["rows"], shared["rows"], strict=True):
+        for name, found in mine["quality"].items():
+            for end in ("value", "low", "high"):
+                assert theirs["quality"][name][end] == pytest.approx(found[end], abs=1e-6), name
+        assert theirs["speed"]["speedup"] == pytest.approx(mine["speed"]["speedup"])

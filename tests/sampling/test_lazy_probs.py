@@ -1,0 +1,233 @@
+"""Decoding with the kernels gives the tokens that decoding without them gives, for the same seeds."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.codebook import Codebook
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.engine import run
+from mmspec.errors import ModelError
+from mmspec.recipes import parse
+from mmspec.sampling.constraints import Constraint, ForcedCells
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.multi_codebook import entries
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import ratio
+from mmspec.sampling.sampler import TokenSampler
+
+pytest.importorskip("triton")
+
+from mmspec.sampling.lazy_probs import LazyProbs
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+VOCAB, LENGTH = 21, 5
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    return torch.device(request.param)
+
+
+class Bigram:
+    """Logits that depend on the last token alone, with an unconditional side; each row has a prompt token.
+
+    Another `seed` makes another model: one to draft with.
+    """
+
+    vocab_size = VOCAB
+
+    def __init__(self, batch_size: int, device: torch.device, seed: int = 3) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.device = device
+        self.cond, self.uncond = (torch.randn(2, VOCAB, VOCAB, generator=generator) * 1.5).to(device)
+        self.rows = batch_size
+
+    def prefill(self) -> Logits:
+        return self.forward(torch.zeros(self.rows, 1, dtype=torch.int64, device=self.device), np.zeros(self.rows))
+
+    def forward(self, tokens: Tensor, at: Any) -> Logits:
+        return Logits(self.cond[tokens], self.uncond[tokens])
+
+    def forward_tree(self, tokens: Tensor, at: Any, tree: Any, first: int = 0) -> Logits:
+        return self.forward(tokens, at)
+
+    def settle(self, at: Any, path: Any) -> None:
+        """Nothing is remembered."""
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self.rows = len(row_ids)
+
+
+class ColumnBigram(Bigram):
+    """The same of columns of two cells, each of which goes by the cell before."""
+
+    def prefill(self) -> Logits:
+        return self.forward(torch.zeros(self.rows, 1, 2, dtype=torch.int64, device=self.device), np.zeros(self.rows))
+
+
+def resources(device: torch.device) -> DraftResources:
+    """A model to draft with, and vectors for rules that ask which tokens are alike."""
+    vectors = torch.rand(VOCAB, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    return DraftResources(
+        draft_model=lambda: Bigram(2, device, seed=4),
+        draft_sampling=[SamplingParams(0.9, top_p=0.9), SamplingParams()],
+        codebook=lambda: Codebook(vectors),
+    )
+
+
+def decoded(recipe: str, device: torch.device, kernels: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+    samplings = [
+        SamplingParams(0.8, guidance_scale=2.0, top_k=12, guidance_end=3),
+        SamplingParams(0.0, guidance_scale=1.5),
+    ]
+    allowed = torch.ones(2, VOCAB, dtype=torch.bool, device=device)
+    allowed[1, ::2] = False
+    kinds = torch.tensor([0, 0, 1, 0, 0], device=device)
+    layout = Layout(LENGTH, 4, Constraint(kinds, allowed))
+    return run(Bigram(2, device), parse(recipe), layout, samplings, [5, 6], resources(device))
+
+
+SLOW = [
+    "scd:window=3,coupling=gumbel",
+    "draft:window=3",
+    "beta:window=3,beta=0.4",
+    "ensemble:window=3,draft=0.4",
+    "omega:window=3",
+    "lantern:window=3,delta=0.3,k=5",
+    "lantern++:window=3,k=4",
+    "draft+gsd:window=3,group=4",
+    "gsd:window=3,group=5,distance=0.3",
+    "recycle+typical:window=3",
+    "tree-chains:branch=2/1",
+    "tree-dynamic:window=4,depth=2,top=2",
+    "tree-sampled:window=4,depth=2",
+    "tree+lantern:branch=2/1,delta=0.3,k=5",
+    "spectr:drafts=2,length=2",
+]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "plain",
+        "sjd:window=3,start=left",
+        "scd:window=3,start=up",
+        "draft+lantern:window=3,delta=0.3,k=5",
+        "tree:branch=2/1",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in SLOW],
+    ],
+)
+def test_the_same_tokens_with_and_without(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = (decoded(recipe, device, kernels, monkeypatch) for kernels in ("triton", "torch"))
+    assert torch.equal(ours.tokens, theirs.tokens)
+    assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
+    assert ours.stats.tv_bound == pytest.approx(theirs.stats.tv_bound, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "scd:window=3",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "sjd:window=3", "beta:window=3")],
+    ],
+)
+def test_the_same_columns_with_and_without(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = np.full((4, 2), -1)
+    forced[0, 1], forced[2, 0] = VOCAB + 3, 2  # one of them no entry of the vocabulary
+    layout = Layout(4, cell=(2,), forced=ForcedCells(forced))
+    target = ColumnBigram(2, device)
+    read = target.forward
+    monkeypatch.setattr(target, "forward", lambda tokens, at: read(entries(tokens, VOCAB), at))
+    found = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        found.append(
+            run(target, parse(recipe), layout, [SamplingParams(0.8, guidance_scale=2.0), SamplingParams(0.7)], [5, 6])
+        )
+    ours, theirs = found
+    assert torch.equal(ours.tokens, theirs.tokens) and (ours.tokens[:, 0, 1] == VOCAB + 3).all()
+    assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
+
+
+def test_nothing_of_a_window_is_written_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(self: LazyProbs) -> Tensor:
+        raise AssertionError("a distribution was written out")
+
+    monkeypatch.setattr(LazyProbs, "dense", written)
+    for recipe in ("plain", "lantern:window=3,start=left,k=3"):
+        decoded(recipe, device, "triton", monkeypatch)
+
+
+def test_laws_that_are_not_written_are_tensors_to_all_others(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cond, positions = torch.randn(2, 3, VOCAB, device=device), np.zeros((2, 3), dtype=np.int64)
+    sampler = TokenSampler([SamplingParams(0.7), SamplingParams(top_k=3)], None, device)
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    wanted = sampler(Logits(cond, None), positions)
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    p = sampler(Logits(cond, None), positions)
+    assert isinstance(p, LazyProbs) and p.shape == wanted.shape and len(p) == 2 and p.device == cond.device
+    assert torch.allclose(torch.special.entr(p).sum(-1), torch.special.entr(wanted).sum(-1), atol=1e-5)
+    assert torch.allclose(p[:, 1:] + 0, wanted[:, 1:], atol=1e-6) and torch.allclose(p[1, 0], wanted[1, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("bad", "temperature"), [(torch.nan, 1.0), (-torch.inf, 0.0)], ids=["drawn", "greedy"])
+def test_logits_that_are_no_law_are_an_error(
+    bad: float, temperature: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Bigram(2, device)
+    target.cond[:] = bad
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    for recipe in ("plain", "tree:branch=2"):
+        with pytest.raises(ModelError, match="not numbers"):
+            run(target, parse(recipe), Layout(LENGTH, 4), [SamplingParams(temperature)] * 2, [5, 6], resources(device))
+    target.cond[0] = torch.arange(VOCAB)  # the first token is the last of the vocabulary; all after it is broken
+    with pytest.raises(ModelError, match="not numbers"):
+        run(
+            target,
+            parse("draft:window=3"),
+            Layout(LENGTH, 4),
+            [SamplingParams(temperature, top_k=1)] * 2,
+            [5, 6],
+            resources(device),
+        )
+
+
+def test_laws_that_are_learned_have_gradients(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    hidden = torch.randn(2, 3, VOCAB, generator=torch.Generator().manual_seed(0)).to(device)
+    weight = torch.eye(VOCAB, device=device, requires_grad=True)
+    sampler, positions = TokenSampler([SamplingParams(top_k=5)] * 2, None, device), np.tile(np.arange(3), (2, 1))
+    q = sampler(Logits(hidden @ weight, None), positions)
+    q.clamp(min=1e-9).log().sum().backward()
+    assert weight.grad is not None
+    assert float(weight.grad.abs().sum()) > 0
+
+
+def test_allowed_tokens_may_be_a_slice(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.rand(3, 2 * VOCAB, generator=generator) < 0.5
+    whole[:, 12] = True
+    rule = Constraint(torch.arange(3, device=device), whole[:, 10 : 10 + VOCAB].to(device))
+    logits = Logits(torch.randn(2, 3, VOCAB, generator=generator).to(device), None)
+    positions = np.tile(np.arange(3), (2, 1))
+    probs = []
+    for kernels in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+        sampler = TokenSampler([SamplingParams()] * 2, rule, device)(logits, positions)
+        one = torch.ones(2, 3, VOCAB, device=device)
+        probs.append(torch.stack([ratio(sampler, one, torch.full((2, 3), t, device=device)) for t in range(VOCAB)]))
+    torch.testing.assert_close(probs[0], probs[1])

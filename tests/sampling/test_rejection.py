@@ -1,0 +1,89 @@
+"""The acceptance test and the resample at their edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.errors import ModelError
+from mmspec.sampling.rejection import Draft, ratio, sample, verify
+
+LAST = 1 - 2.0**-24  # the largest number a draw can be
+
+
+def rows(*weights: list[float]) -> Tensor:
+    return torch.tensor(weights)[None]
+
+
+def u(*values: float) -> Tensor:
+    return torch.tensor([values])
+
+
+def test_equal_laws_accept_whatever_the_coin() -> None:
+    p = torch.randn(4, 3, 1000).softmax(-1)
+    tokens = torch.randint(1000, (4, 2))
+    verdict = verify(p, Draft(tokens, p[:, :2].clone()), ratio, torch.full((4, 3), LAST), torch.rand(4, 3))
+    assert verdict.accepted.tolist() == [2] * 4 and torch.equal(verdict.tokens[:, :2], tokens)
+
+
+def test_an_impossible_draft_is_rejected_even_by_a_zero_coin() -> None:
+    p = rows([0.0, 0.4, 0.6], [1.0, 0.0, 0.0])
+    draft = Draft(torch.tensor([[0]]), rows([1.0, 0.0, 0.0]))
+    verdict = verify(p, draft, ratio, u(0.0, 0.0), u(0.0, 0.0))
+    assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 1
+
+
+def test_the_redraw_never_gives_what_the_draft_had_covered() -> None:
+    p, q = rows([0.5, 0.3, 0.2], [1.0, 0.0, 0.0]), rows([0.2, 0.3, 0.5])
+    for redraw in (0.0, 0.5, LAST):
+        verdict = verify(p, Draft(torch.tensor([[2]]), q), ratio, u(0.9, 0.9), u(redraw, redraw))
+        assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 0
+
+
+def test_what_lies_behind_the_first_rejection_does_not_count() -> None:
+    p = torch.full((1, 4, 2), 0.5)
+    q = torch.tensor([[[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]])
+    verdict = verify(p, Draft(torch.tensor([[0, 1, 1]]), q), ratio, u(0.9, 0.9, 0.9, 0.9), u(0, 0, 0, 0))
+    assert verdict.accepted.tolist() == [1] and verdict.tokens[0, :2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.25, 0.5, LAST])
+def test_a_draw_always_has_mass(draw: float) -> None:
+    weights = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 3e-30]])
+    token = sample(weights, torch.full((2,), draw))
+    assert (weights.gather(1, token[:, None]) > 0).all()
+    assert token[0] == (1 if draw < 0.5 else 3)
+
+
+def test_a_draw_follows_its_weights() -> None:
+    weights = torch.tensor([0.1, 0.0, 2.0, 0.9]).expand(20_000, -1)
+    counts = torch.bincount(sample(weights, torch.arange(20_000) / 20_000), minlength=4) / 20_000
+    assert torch.allclose(counts, weights[0] / 3, atol=1e-3)
+
+
+def test_a_residual_without_mass_falls_back() -> None:
+    fallback = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    weights = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+    assert sample(weights, torch.zeros(2), fallback).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 0.0])
+def test_a_law_without_mass_is_an_error(bad: float) -> None:
+    weights = torch.ones(3, 4)
+    weights[1] = bad
+    with pytest.raises(ModelError, match="not numbers"):
+        sample(weights, torch.zeros(3))
+    with pytest.raises(ModelError, match="not numbers"):
+        sample(weights, torch.zeros(3), fallback=torch.full((3, 4), bad))
+
+
+def test_a_large_vocabulary_is_drawn_from_group_by_group() -> None:
+    """Beside the definition, in float64, at numbers that fall on, before and after the ends of groups."""
+    weights = torch.rand(3, 5000).pow(8)
+    weights[0, :2000], weights[1, 130:], weights[2, 4999] = 0.0, 0.0, 50.0
+    cdf = weights.double().cumsum(-1)
+    ends = (cdf / cdf[:, -1:])[:, 127::128].float()
+    u = torch.cat([ends - 1e-4, ends + 1e-4, torch.tensor([[0.0, LAST]] * 3)], dim=1).clamp(0, LAST)
+    tokens = sample(weights[:, None].expand(-1, u.shape[1], -1), u)
+    assert torch.equal(tokens, torch.searchsorted(cdf, u * cdf[:, -1:], right=True))

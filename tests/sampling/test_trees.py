@@ -1,0 +1,448 @@
+"""Drafts that branch: each way keeps plain decoding's distribution, and each bias that trees are known for is caught.
+
+Power: as in `test_exactness`. With 60,000 samples of at most 81 sequences a recipe that is exact fails once in a
+million runs, and a bias of 0.02 in total variation is found nearly always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import test_llamagen
+import torch
+from numpy.typing import NDArray
+from test_models import CASES, GUIDANCE, arguments, job_of, ours
+from test_rules import RELAXED, SETTINGS
+from test_rules import decode as decode_by_rule
+from torch import Tensor
+
+import mmspec.drafters.tree.dyspec
+import mmspec.sampling.k_seq
+import mmspec.sampling.tree_rejection
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import TreeTarget
+from mmspec.drafters.ngram import NGramTable
+from mmspec.drafters.tree.specinfer import SIBLING_SAMPLERS, SiblingSampler, sample_without_replacement
+from mmspec.engine import run
+from mmspec.errors import ArgumentError
+from mmspec.recipes import parse
+from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import ratio, residual, sample
+from mmspec.sampling.tree import Chosen, Tree, TreeDraft, WithoutReplacement
+from mmspec.sampling.tree_rejection import verify_tree
+from mmspec.testing.exactness import ToyTarget, check
+from mmspec.vision.llamagen.target import LlamaGenTarget
+
+CPU = torch.device("cpu")
+GRID = Layout(length=4, width=2)
+
+
+# --- Distribution ---------------------------------------------------------------------------------------------------
+
+
+def decode(recipe: str, seeds: list[int], samplings: list[SamplingParams], draft_seed: int = 6) -> Any:
+    v, layout = 4, Layout(length=6, width=3)
+    guided = any(s.guidance_scale != 1 for s in samplings)
+    table = NGramTable(torch.randint(v, (v + 1, v), generator=torch.Generator().manual_seed(2)))
+    rows = len(seeds)
+    resources = DraftResources(table, lambda: ToyTarget(rows, v, 6, draft_seed), [SamplingParams()] * rows)
+    return run(ToyTarget(rows, v, 6, 5, guided), parse(recipe), layout, samplings, seeds, resources)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.3, top_p=0.9, guidance_scale=1.5)])
+def test_a_tree_without_branches_is_a_window(sampling: SamplingParams) -> None:
+    seeds = list(range(50))
+    tree, window = (decode(recipe, seeds, [sampling] * 50) for recipe in ("tree:branch=1/1/1", "draft:window=4"))
+    assert torch.equal(tree.tokens, window.tokens)
+    assert tree.stats.nfe == window.stats.nfe and tree.stats.acceptance == window.stats.acceptance
+
+
+def test_drafts_of_the_target_itself_are_accepted_whole() -> None:
+    stats = decode("tree:branch=2/1/1/1", list(range(30)), [SamplingParams()] * 30, draft_seed=5).stats
+    assert stats.nfe == 2 and stats.acceptance == [1.0] * 4 and stats.tokens_per_call == 3
+    assert stats.draft_calls == 5
+
+
+def test_siblings_help() -> None:
+    calls = [
+        check(recipe, SamplingParams(), samples=20_000, layout=GRID, seed=5).tokens_per_call
+        for recipe in ("draft:window=3", "tree:branch=2/2", "tree:branch=3/3")
+    ]
+    assert calls == sorted(calls) and calls[2] > calls[0] + 0.4
+
+
+# --- Acceptance rules -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafting", ["tree", "tree-chains", "spectr", "tree-table", "tree-dynamic", "tree-sampled"])
+@pytest.mark.parametrize("name", RELAXED)
+def test_zero_is_exact_token_for_token(name: str, drafting: str) -> None:
+    knob = next(iter(parse(name).rule.knobs))
+    for sampling in (
+        SamplingParams(),
+        SamplingParams(temperature=1.7, top_p=0.95, guidance_scale=1.5),
+        SamplingParams(temperature=0),
+    ):
+        tokens, _, bound = decode_by_rule(f"{drafting}+{name}:{knob}=0", sampling)
+        assert torch.equal(tokens, decode_by_rule(drafting, sampling)[0])
+        assert bound == 0
+
+
+@pytest.mark.parametrize(
+    ("drafting", "name"),
+    [
+        ("tree:branch=2/1", "lantern"),
+        ("tree:branch=2/1", "omega"),
+        ("tree-table:branch=2/1", "typical"),
+        ("tree-sampled:window=4", "beta"),
+        ("spectr:drafts=3,length=2", "ensemble"),
+    ],
+)
+def test_bound_holds(drafting: str, name: str) -> None:
+    drafting, _, knobs = drafting.partition(":")
+    sampling = SamplingParams(temperature=1.2)
+    verdict = check(f"{drafting}+{name}:{SETTINGS[name]},{knobs}", sampling, samples=60_000, layout=GRID, seed=5)
+    assert 0 < verdict.tv_bound < 1
+    assert verdict.tv < 4 * verdict.tv_bound + verdict.limit, verdict
+
+
+def test_a_rule_sees_the_depth_as_its_slot() -> None:
+    slots: list[int] = []
+
+    def rule(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        assert p.shape == q.shape == (*x.shape, 3)
+        slots.append(x.shape[1])
+        return torch.ones(x.shape)
+
+    tree = Tree.branching([2, 1, 2], CPU)
+    p, m = torch.full((1, 10, 3), 1 / 3), tree.parents.shape[1]
+    draft = TreeDraft(tree, torch.arange(m)[None] % 3, Chosen(3))
+    verdict = verify_tree(p, draft, rule, torch.full((1, m), 0.5), torch.zeros(1, 4))
+    assert slots == [1, 2, 3]
+    assert verdict.accepted.tolist() == [3]
+
+
+# --- The walk at its edges ------------------------------------------------------------------------------------------
+
+
+def walk(p: list[list[float]], tokens: list[int], siblings: Any, coins: list[float], draws: list[float]) -> Any:
+    tree = Tree.branching([len(tokens)], CPU)
+    draft = TreeDraft(tree, torch.tensor([tokens]), siblings)
+    return verify_tree(torch.tensor([p]), draft, ratio, torch.tensor([coins]), torch.tensor([draws]))
+
+
+def test_a_repeated_sibling_counts_for_nothing() -> None:
+    p = [[0.5, 0.25, 0.25]] * 3
+    for siblings in (Chosen(3), WithoutReplacement(torch.tensor([[[1.0, 0.0, 0.0]]]))):
+        verdict = walk(p, [0, 0], siblings, [0.9, 0.0], [0.9, 0.9])
+        assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 2
+        assert verdict.tested.tolist() == [1]
+
+
+def test_a_second_sibling_is_tested_against_what_the_first_left() -> None:
+    p = [[0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    for coin, accepted in ((0.59, 1), (0.61, 0)):  # 0.3 / (0.3 + 0.2)
+        verdict = walk(p, [0, 1], Chosen(3), [0.51, coin], [0.0, 0.0])
+        assert verdict.accepted.tolist() == [accepted]
+        assert verdict.tokens[0, : accepted + 1].tolist() == ([1, 2] if accepted else [2])
+        assert verdict.path.tolist() == [[2 if accepted else 1]]
+
+
+def test_shape() -> None:
+    tree = Tree.branching([2, 1, 2], CPU)
+    assert tree.parents.tolist() == [[0, 0, 1, 2, 3, 3, 4, 4]]
+    assert tree.depth.tolist() == [[0, 1, 1, 2, 2, 3, 3, 3, 3]] and tree.height == 3 and tree.widest == [2, 1, 2]
+    assert tree.place.tolist() == [[0, 0, 1, 0, 1, 0, 1, 2, 3]]
+    assert tree.children[0, 3].tolist() == [5, 6] and tree.children[0, 2].tolist() == [4, 0]
+    assert tree.sees[0, 7].nonzero()[:, 0].tolist() == [0, 2, 4, 7]
+
+
+def test_guesses_differ_as_long_as_there_are_some() -> None:
+    table = NGramTable(torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3], [0, 0, 0, 0], [1, 2, 3, 0]]))
+    assert table.guesses(torch.tensor([2]), torch.tensor([1]), 4).tolist() == [[2, 3, 1, 2]]
+    assert table.guesses(torch.tensor([2, 0]), torch.tensor([-1, 0]), 2).tolist() == [[3, 2], [1, 0]]
+    assert table.guesses(torch.tensor([2]), torch.tensor([1]), 7).tolist() == [[2, 3, 1, 2, 2, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("tree:branch=3/0", "tree:branch=3/0 is not allowed; it must be children per depth such as 3/2/1"),
+        ("tree:branch=a", "is not allowed"),
+        ("tree:branch=40/40", "at most 1023 nodes in all"),
+    ],
+)
+def test_bad_branches(recipe: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        parse(recipe)
+
+
+def test_what_a_model_lacks_is_told() -> None:
+    class Windows:
+        def __init__(self, target: ToyTarget) -> None:
+            self.vocab_size, self.device = target.vocab_size, target.device
+            self.prefill, self.forward, self.select_rows = target.prefill, target.forward, target.select_rows
+
+    for recipe in ("tree", "tree-chains", "spectr", "tree-table", "tree-dynamic", "tree-sampled"):
+        with pytest.raises(ArgumentError, match="this model brings none"):
+            run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())
+    resources = DraftResources(NGramTable(torch.zeros(4, 3, dtype=torch.int64)))
+    with pytest.raises(ArgumentError, match="Windows reads windows only"):
+        run(Windows(ToyTarget(1, 3, 3, 0)), parse("tree-table"), Layout(3), [SamplingParams()], [0], resources)
+
+
+# --- Broken twins ---------------------------------------------------------------------------------------------------
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def original_p_and_q(patch: pytest.MonkeyPatch) -> None:
+    """Every sibling is tested with the p and q of the first one."""
+    conditional, at_depth = WithoutReplacement.conditional, mmspec.sampling.tree_rejection.at_depth
+    first: dict[str, Any] = {}
+
+    def original_q(self: WithoutReplacement, entry: Tensor, tokens: Tensor) -> Tensor:
+        first["new"] = tokens.shape[1] == 1
+        return conditional(self, entry, tokens[:, :1])
+
+    def original_p(rule: Accept, p: Tensor, q: Tensor, x: Tensor, depth: int, entry: Tensor) -> Tensor:
+        if first["new"]:
+            first["p"] = p
+        return at_depth(rule, first["p"], q, x, depth, entry)
+
+    patch.setattr(WithoutReplacement, "conditional", original_q)
+    patch.setattr(mmspec.sampling.tree_rejection, "at_depth", original_p)
+    patch.setattr(mmspec.sampling.tree_rejection, "residual", lambda p, q: residual(first["p"], q))
+
+
+def stale_q(patch: pytest.MonkeyPatch) -> None:
+    """Siblings drawn without replacement, tested as if they had been drawn with."""
+    conditional = WithoutReplacement.conditional
+    patch.setattr(
+        WithoutReplacement, "conditional", lambda self, entry, tokens: conditional(self, entry, tokens[:, :1])
+    )
+
+
+def greedy_siblings_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
+    def likeliest(q: Tensor, u: Tensor) -> Tensor:
+        return q.topk(u.shape[-1]).indices.flatten(1)
+
+    patch.setitem(SIBLING_SAMPLERS, "different", SiblingSampler(likeliest, WithoutReplacement))
+
+
+def selected_after_drawing(patch: pytest.MonkeyPatch) -> None:
+    """One sibling more is drawn, and the least likely left out."""
+
+    def best(q: Tensor, u: Tensor) -> Tensor:
+        drawn = sample_without_replacement(q, torch.cat([u, (u[..., :1] + 0.37) % 1], dim=-1)).unflatten(
+            1, (q.shape[1], -1)
+        )
+        likely = q.gather(-1, drawn)
+        return drawn.gather(-1, likely.sort(dim=-1, descending=True).indices[..., :-1]).flatten(1)
+
+    patch.setitem(SIBLING_SAMPLERS, "different", SiblingSampler(best, WithoutReplacement))
+
+
+def node_drawn_twice(patch: pytest.MonkeyPatch) -> None:
+    """Of two draws of a node the likelier one is verified."""
+
+    def likelier(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
+        one, other = sample(weights, u, fallback), sample(weights, (u + 0.37) % 1, fallback)
+        rows = torch.arange(len(u))
+        return torch.where(weights[rows, one] >= weights[rows, other], one, other)
+
+    patch.setattr(mmspec.drafters.tree.dyspec, "sample", likelier)
+
+
+def independent_drafts_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
+    """Each of several drafts is tested with min(1, p/q), the last residual being that of p and q."""
+    patch.setattr(mmspec.sampling.k_seq, "smallest_rho", lambda p, q, count: torch.ones(len(p), 1))
+
+
+def drafts_that_went_astray_are_counted(patch: pytest.MonkeyPatch) -> None:
+    left = mmspec.sampling.k_seq.missing
+
+    def missing(p: Tensor, q: Tensor, rho: Tensor, count: Tensor) -> Tensor:
+        return left(p, q, rho, torch.full_like(count, 4))
+
+    patch.setattr(mmspec.sampling.k_seq, "missing", missing)
+
+
+def shared_coins(patch: pytest.MonkeyPatch) -> None:
+    """Siblings share their random numbers."""
+
+    def uniforms(self: Tree, state: BatchState, iteration: int) -> list[Tensor]:
+        return state.rng.uniforms(state.length[:, None] - 1 + self.depth[:, 1:], iteration)
+
+    patch.setattr(Tree, "uniforms", uniforms)
+
+
+def no_roll_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ToyTarget, "settle", lambda self, at, path: None)
+
+
+def wrong_mask(patch: pytest.MonkeyPatch) -> None:
+    """An entry follows the first of those that are as deep as the one it hangs from."""
+    forward = ToyTarget.forward_tree
+
+    def first_of_depth(self: ToyTarget, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
+        above = tree.depth[:, 1:, None] - 1 == tree.depth[:, None]
+        return forward(self, tokens, at, Tree(above.argmax(-1), CPU), first)
+
+    patch.setattr(ToyTarget, "forward_tree", first_of_depth)
+
+
+TWINS: dict[str, tuple[Break, str]] = {
+    "siblings with the original p and q": (original_p_and_q, "tree:branch=3/1"),
+    "q with replacement": (stale_q, "tree:branch=3/1"),
+    "greedy siblings with a ratio": (greedy_siblings_with_a_ratio, "tree:branch=2/2"),
+    "selected after drawing": (selected_after_drawing, "tree:branch=2/1"),
+    "q with replacement, node by node": (stale_q, "tree-sampled:window=5"),
+    "a node drawn twice": (node_drawn_twice, "tree-sampled:window=4"),
+    "independent drafts with a ratio": (independent_drafts_with_a_ratio, "spectr:drafts=3,length=2"),
+    "drafts that went astray are counted": (drafts_that_went_astray_are_counted, "spectr:drafts=4,length=3"),
+    "siblings share their numbers": (shared_coins, "tree:branch=2/2"),
+    "no roll-back to the path": (no_roll_back, "tree:branch=2/2"),
+    "wrong mask": (wrong_mask, "tree-dynamic:window=7,depth=3,top=2"),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_twins_are_caught(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, recipe = TWINS[twin]
+    sampling = SamplingParams(temperature=1.6)
+    assert check(recipe, sampling, samples=60_000, layout=GRID, seed=1).ok
+    break_it(monkeypatch)
+    verdict = check(recipe, sampling, samples=60_000, layout=GRID, seed=1)
+    assert not verdict.ok, verdict
+    print(f"{twin}: {verdict}")
+
+
+# --- Models ---------------------------------------------------------------------------------------------------------
+
+PARENTS = np.array([[0, 0, 1, 1, 2, 4, 3], [0, 1, 1, 0, 3, 3, 6]])
+
+
+def trees_agree(make: Callable[[], TreeTarget], size: int) -> bool:
+    """Whether entries of trees, and windows after a settled path, have the logits of windows without branches."""
+    generator = torch.Generator().manual_seed(3)
+    x, drafts = torch.randint(size, (2, 2, 8), generator=generator)
+    drafts = drafts[:, :7]
+    wrong = 0
+
+    def expect(got: Logits, column: int, sequences: list[Tensor]) -> None:
+        """The logits in a column are those after each row's sequence."""
+        nonlocal wrong
+        longest = max(map(len, sequences))
+        padded = torch.stack([torch.nn.functional.pad(s, (0, longest - len(s))) for s in sequences])
+        full = reference.forward(padded, np.zeros(2, dtype=np.int64))
+        for row, sequence in enumerate(sequences):
+            for side, other in zip(got, full, strict=True):
+                if side is not None and other is not None:
+                    wrong += not torch.allclose(side[row, column], other[row, len(sequence) - 1], atol=1e-4)
+
+    def path(tree: Tree, row: int, entry: int) -> list[int]:
+        parents = tree.parents[min(row, len(tree.parents) - 1)]
+        return [] if entry == 0 else [*path(tree, row, int(parents[entry - 1])), entry]
+
+    with torch.inference_mode():
+        reference = make()
+        reference.prefill()
+        for at, parents in (([1, 3], PARENTS), ([2, 2], PARENTS), ([2, 2], PARENTS[:1]), ([3, 0], PARENTS[1:])):
+            roots, tree = np.array(at), Tree(parents, CPU)
+            target = make()
+            target.prefill()
+            target.forward(x[:, :6], np.zeros(2, dtype=np.int64))  # as if an earlier window had reached further
+            window = torch.cat([x[torch.arange(2), at][:, None], drafts], dim=1)
+            whole = target.forward_tree(window, roots, tree)
+            for entry in range(8):
+                ways = [[e - 1 for e in path(tree, row, entry)] for row in range(2)]
+                expect(whole, entry, [torch.cat([x[row, : at[row] + 1], drafts[row, ways[row]]]) for row in range(2)])
+            for first, last in ((1, 3), (3, 8)):  # again, in parts
+                part = target.forward_tree(window[:, first:last], roots, tree, first)
+                wrong += not torch.allclose(part.cond, whole.cond[:, first:last], atol=1e-4)
+            deepest = [path(tree, row, int(tree.depth[min(row, len(parents) - 1)].argmax())) for row in range(2)]
+            kept = min(map(len, deepest))
+            target.settle(roots, np.array([way[:kept] for way in deepest]))
+            following = target.forward(x[:, 6:8], roots + 1 + kept)
+            for column in range(2):
+                chosen = [drafts[row, [e - 1 for e in deepest[row][:kept]]] for row in range(2)]
+                expect(
+                    following,
+                    column,
+                    [torch.cat([x[r, : at[r] + 1], chosen[r], x[r, 6 : 7 + column]]) for r in range(2)],
+                )
+    return wrong == 0
+
+
+def llamagen(padded: bool) -> Callable[[], TreeTarget]:
+    gpt = test_llamagen.tiny(grid_size=4, qk_norm=padded, position_embedding=padded)
+    condition = torch.randn(2, test_llamagen.T, test_llamagen.C, generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, test_llamagen.T)
+    if padded:
+        mask[0, :2], mask[1, :3] = 0, 0
+    return lambda: LlamaGenTarget(gpt, condition, gpt.unconditional(2), mask, slack=8)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_llamagen_reads_trees(padded: bool) -> None:
+    assert trees_agree(llamagen(padded), test_llamagen.V)
+
+
+@pytest.mark.parametrize(("name", "guided"), GUIDANCE)
+def test_models_of_transformers_read_trees(name: str, guided: bool) -> None:
+    model = CASES[name].model()
+    job = job_of(model, arguments(name, model, guided))
+    assert trees_agree(lambda: job.target(job.plan, slack=8), job.plan.backbone.vocab_size)
+
+
+def test_a_forgotten_path_and_a_causal_mask_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaGenTarget, "settle", lambda self, at, path: None)
+        assert not trees_agree(llamagen(False), test_llamagen.V)
+    bias = LlamaGenTarget._tree_bias
+
+    def causal(self: LlamaGenTarget, root: Tensor, sees: Tensor, end: int) -> Tensor:
+        first = sees.shape[2] - sees.shape[1]
+        return bias(self, root, torch.ones_like(sees).tril(first), end)
+
+    monkeypatch.setattr(LlamaGenTarget, "_tree_bias", causal)
+    assert not trees_agree(llamagen(False), test_llamagen.V)
+
+
+@pytest.mark.parametrize("recipe", ["tree:branch=2/2/1", "tree-table", "tree-dynamic:window=9,depth=4,top=3"])
+def test_llamagen_greedy_is_plain_greedy(recipe: str) -> None:
+    layout, greedy = Layout(length=16, width=4), [SamplingParams(temperature=0, guidance_scale=2.0)] * 2
+    table = NGramTable(torch.randint(test_llamagen.V, (test_llamagen.V + 1, test_llamagen.V)))
+    condition = torch.randn(2, test_llamagen.T, test_llamagen.C, generator=torch.Generator().manual_seed(1))
+
+    def draft_model() -> TreeTarget:
+        return LlamaGenTarget(test_llamagen.tiny(spread=0.39, grid_size=4), condition, None, None, slack=16)
+
+    resources = DraftResources(table, draft_model, [SamplingParams()] * 2)
+    gpt = test_llamagen.tiny(grid_size=4)
+
+    def tokens(recipe: str) -> Any:
+        target = LlamaGenTarget(gpt, condition, gpt.unconditional(2), None, slack=32)
+        return run(target, parse(recipe), layout, greedy, [0, 1], resources)
+
+    ours, plain = tokens(recipe), tokens("plain")
+    assert torch.equal(ours.tokens, plain.tokens)
+    if recipe != "tree-table":
+        assert ours.stats.tokens_per_call > 1
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3"])
+def test_transformers_greedy_is_plain_greedy(name: str) -> None:
+    model, draft = CASES[name].model(0), CASES[name].model(0, spread=0.31)
+    call = arguments(name, model, True) | {"do_sample": False}
+    plain = ours(model, call, recipe="plain", seed=0)
+    for recipe in ("tree:branch=2/2/1", "tree-dynamic:window=9,depth=4,top=3"):
+        assert torch.equal(ours(model, call, recipe=recipe, seed=0, draft_model=draft), plain)

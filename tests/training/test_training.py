@@ -1,0 +1,221 @@
+"""Training drafters: a killed training ends as an uninterrupted one; its result loads, drafts, and is refused well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+import mmspec
+from mmspec.cli.app import main
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.checkpoint import load_head
+from mmspec.heads.eagle import EagleHead
+from mmspec.heads.medusa import MedusaHeads
+from mmspec.loading import add_drafter
+from mmspec.training.losses import LOSSES
+from mmspec.training.objectives import read
+from mmspec.training.trainer import Settings, Trainer
+from mmspec.vision.hf.pipeline import TransformersPipeline
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+
+V, SIDE, SLOTS, C = 12, 3, 4, 5
+PROMPTS = ("abc", "bcd", "cab", "dd")
+
+
+class Letters(ModelMixin, ConfigMixin):
+    """A text encoder: the letter at each slot."""
+
+    @register_to_config
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("eye", torch.eye(C))
+
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        ids = torch.tensor([[ord(c) % C for c in p.rjust(SLOTS)[:SLOTS]] for p in prompts])
+        return self.eye[ids], torch.ones(ids.shape, dtype=torch.long)
+
+
+def tiny_pipe() -> LlamaGenPipeline:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # of what is no parameter, such as the empty prompt
+        gpt = LlamaGenGPT(V, 32, 2, 2, 64, model_type="t2i", cls_token_num=SLOTS, caption_dim=C, grid_size=SIDE).eval()
+    generator = torch.Generator().manual_seed(0)
+    for p in gpt.parameters():
+        if p.ndim > 1:
+            p.data = torch.randn(p.shape, generator=generator) * 0.3
+    pipe = LlamaGenPipeline(gpt, None, Letters(), guidance_scale=1.5)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def settings(kind: str, **changes: Any) -> Settings:
+    given: dict[str, Any] = {"loss": "kl", "prompts": PROMPTS[:3], "held_out": PROMPTS[3:], "sequences": 18, "steps": 6}
+    given |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0}
+    return Settings(kind, **given | changes)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "small"])
+def test_a_killed_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
+    pipe, chosen = tiny_pipe(), settings(kind)
+
+    def train(folder: Path, until: int) -> dict[str, Any]:
+        def on_step(step: int, loss: float) -> None:
+            if step == until:
+                raise Killed
+
+        folder.mkdir(exist_ok=True)
+        trainer = Trainer(pipe, chosen, folder)
+        trainer.train(trainer.collect(), validate_every=4, save_every=2, on_step=on_step)
+        return trainer.record()
+
+    whole = train(tmp_path / "whole", 0)
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", 5)  # the step after the checkpoint is lost
+    (tmp_path / "killed" / "work" / "sequences" / "0000016.safetensors").write_bytes(b"half a file")
+    resumed = train(tmp_path / "killed", 0)
+    assert resumed["curve"] == whole["curve"] and [point["step"] for point in whole["curve"]] == [0, 4, 6]
+    name = "model.safetensors" if kind != "small" else "diffusion_pytorch_model.safetensors"
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    with pytest.raises(ArgumentError, match="holds a training with another lr and seed"):
+        Trainer(pipe, settings(kind, lr=1e-3, seed=3), tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("kind", "loss"), [("eagle", "smooth-l1+ce"), ("medusa", "tvd"), ("small", "kl")])
+def test_a_drafter_learns_loads_and_drafts(kind: str, loss: str, tmp_path: Path) -> None:
+    pipe = tiny_pipe()
+    trainer = Trainer(pipe, settings(kind, loss=loss, steps=30, lr=1e-2), tmp_path)
+    losses: list[float] = []
+    trainer.train(trainer.collect(), 100, 100, on_step=lambda step, value: losses.append(value))
+    assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
+    last = trainer.curve[-1]
+    assert len(last.acceptance) == 2 and all(0 < (share or 0) <= 1 for share in last.acceptance)
+    assert last.tokens_per_call > 1
+    recipe = {"small": "draft"}.get(kind, kind) + ":window=3"
+    if kind != "small":
+        loaded = (EagleHead if kind == "eagle" else MedusaHeads).from_pretrained(tmp_path)
+        assert all(
+            torch.equal(a, b) for a, b in zip(loaded.parameters(), load_head(tmp_path).parameters(), strict=True)
+        )
+    add_drafter(pipe, tmp_path)
+    pipe.save_pretrained(tmp_path / "pipe")
+    for each in (pipe, LlamaGenPipeline.from_pretrained(tmp_path / "pipe", low_cpu_mem_usage=False)):
+        each.set_progress_bar_config(disable=True)
+        drawn = [each(list(PROMPTS), recipe=r, seed=0, temperature=0, output_type="latent") for r in ("plain", recipe)]
+        assert torch.equal(drawn[0].tokens, drawn[1].tokens) and drawn[1].stats.draft_calls > 0
+
+
+def test_losses_of_laws() -> None:
+    p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.25, 0.5])
+    assert LOSSES["kl"](p, q, None, None).item() == pytest.approx(0.6931, abs=1e-4)
+    assert LOSSES["tvd"](p, q, None, None).item() == pytest.approx(0.5)
+    assert LOSSES["kl"](p, p, None, None).item() == LOSSES["tvd"](p, p, None, None).item() == 0
+    f, g = torch.zeros(4), torch.full((4,), 0.5)
+    assert LOSSES["smooth-l1+ce"](p, q, f, g).item() == pytest.approx(0.125 + 0.13863, abs=1e-4)
+
+
+def test_features_kept_or_read_anew_are_the_same(tmp_path: Path) -> None:
+    pipe = tiny_pipe()
+    trainer = Trainer(pipe, settings("eagle"), tmp_path)
+    own, picks = trainer.collect(), [0, 3, 4]
+    ready = pipe.prepare([PROMPTS[i % 3] for i in picks], 1)
+    kept, anew = (read(ready, own.tokens[picks], found) for found in (own.features_of(picks), None))
+    assert torch.allclose(kept.features, anew.features, atol=1e-2) and torch.allclose(kept.p, anew.p, atol=1e-2)
+
+
+def test_heads_for_transformers_models(tmp_path: Path) -> None:
+    model = tiny_models.imagegpt()
+    pipe = TransformersPipeline(model)
+    pipe.set_progress_bar_config(disable=True)
+    chosen = settings("medusa", prompts=("",), held_out=("",), sequences=4, steps=2)
+    trainer = Trainer(pipe, chosen, tmp_path)
+    trainer.train(trainer.collect(), 10, 10)
+    add_drafter(pipe, tmp_path)
+    drawn = [pipe([""], recipe=r, seed=0, temperature=0, output_type="latent") for r in ("plain", "medusa:window=3")]
+    assert torch.equal(drawn[0].tokens, drawn[1].tokens)
+    with pytest.raises(ArgumentError, match="no small model is trained for a ImageGPT"):
+        Trainer(pipe, settings("small"), tmp_path / "other")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The command line with the tiny pipe, and a file of prompts."""
+    monkeypatch.setattr(mmspec, "load", lambda model, device: tiny_pipe(), raising=False)
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    return tmp_path
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    fixed = ["--prompts", str(folder / "prompts.txt"), "--held-out", "1", "--sequences", "4", "--steps", "2"]
+    return ["train-drafter", "-o", str(folder / "out"), *fixed, "--batch", "2", "--depth", "2", *options]
+
+
+def test_the_command(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(served, "--validate-every", "1")) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{served / 'out'}\n" and printed.err.count("tokens per call") == 3
+    assert main(command(served, "--validate-every", "1", "--json")) == 0  # there is nothing left to do
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert printed.err == "" and [point["step"] for point in record["curve"]] == [0, 1, 2]
+    stored = json.loads((served / "out" / "training.json").read_text())
+    assert stored["curve"] == record["curve"] and stored["schema_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kind", "eagel"], "unknown kind 'eagel' (did you mean 'eagle'?)"),
+        (["--loss", "mse"], "unknown loss 'mse'"),
+        (["--kind", "small", "--loss", "smooth-l1+ce"], "--loss: 'smooth-l1+ce' compares features"),
+        (["--held-out", "4"], "--held-out: 4 of 4 prompts leaves none to train on"),
+        (["--prompts", "nowhere.txt"], "--prompts: cannot read 'nowhere.txt'"),
+        (["--drafter", "x"], "--drafter: goes with --kind small"),
+        (["--kind", "small", "--drafter", "nowhere"], "drafter='nowhere' is no folder"),
+        (["-o", "no/such/folder"], "-o/--output: cannot write 'no/such/folder'"),
+    ],
+)
+def test_bad_input(served: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(served, *options)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_drafter_of_another_model(tmp_path: Path) -> None:
+    MedusaHeads(V + 1, 32, 2).save_pretrained(tmp_path / "a")
+    MedusaHeads(V, 64, 2).save_pretrained(tmp_path / "b")
+    for name, message in (("a", "vocab_size 13, the model 12"), ("b", "hidden_size 64, the model 32")):
+        with pytest.raises(ModelError, match=message):
+            add_drafter(tiny_pipe(), tmp_path / name)
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_drafter(served: Path) -> None:
+    """Under torchrun: half of each batch each, and the same drafter up to rounding."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = served / "run.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport mmspec, test_training\n"
+        "mmspec.load = lambda model, device: test_training.tiny_pipe()\n"
+        "from mmspec.cli.app import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29631"]
+    subprocess.run([*launch, str(script), *command(served)], check=True, env=env, capture_output=True)
+    assert main(command(served, "-o", str(served / "alone"))) == 0
+    together, alone = load_head(served / "out"), load_head(served / "alone")
+    for a, b in zip(together.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=2e-3)

@@ -1,0 +1,59 @@
+"""GLM-Image's autoregressive stage: a chat of one turn with two grids after it in; the large grid's codes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+from mmspec.vision.hf.image_adapter import Components, DecodingJob, Pattern, default_sampling
+from mmspec.vision.hf.image_request import ImageRequest, chat, refuse_empty, refuse_options, size_of
+
+# Pixels per code of the large grid, fixed in transformers' processor.
+FACTOR = 32
+
+
+class GlmAdapter:
+    """A first stage with its `GlmImageProcessor`. Its codes, each doubled in height and width, are the
+    `prior_token_ids` of diffusers' `GlmImagePipeline`, whose second stage draws.
+    """
+
+    no_pixels = (
+        "GLM-Image's second stage draws, which is diffusers' GlmImagePipeline; take output_type='latent', or give that "
+        "pipeline's vision_language_encoder our generate as examples/glm_image.py does"
+    )
+
+    def __init__(self, model: Any, components: Components) -> None:
+        components.refuse(model)
+        self._model = model
+        self._processor = components.need(model, "GlmImageProcessor")
+        self.sampling = default_sampling(model)
+        self.room = int(model.config.get_text_config().max_position_embeddings)
+
+    def job(self, request: ImageRequest) -> DecodingJob:
+        refuse_options(self._model, request, "negative_prompt")
+        refuse_empty(request.prompts)
+        size = size_of(request, FACTOR)
+        sizes = {} if size is None else {"target_h": size[0], "target_w": size[1]}
+        texts = self._processor.apply_chat_template(chat(self._processor, request.prompts))
+        inputs = self._processor(text=texts, padding=True, padding_side="left", return_tensors="pt", **sizes)
+        (_, height, width), (_, low, narrow) = inputs["image_grid_thw"][:2].tolist()
+        small, large = low * narrow, height * width
+        config = self._model.config
+        start = inputs["input_ids"].shape[1]
+        codes = list(range(config.vq_config.num_embeddings))
+        # The two grids have lines of different lengths, so that the pattern has no one width.
+        pattern = Pattern([codes] * (small + large) + [[config.image_end_token_id]], start)
+        names = ("input_ids", "attention_mask", "image_grid_thw", "images_per_sample")
+        arguments = {name: inputs[name] for name in names} | {"prefix_allowed_tokens_fn": pattern}
+        return DecodingJob(arguments, small + large + 1, start + small + torch.arange(large), (height, width))
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
+        raise ArgumentError(self.no_pixels)

@@ -1,0 +1,1 @@
+"""How each transformers image model is decoded."""

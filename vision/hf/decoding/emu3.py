@@ -1,0 +1,18 @@
+"""Emu3: images are written in the text vocabulary, line by line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+
+
+def vocab_size(model: Any) -> int:
+    """Size of the vocabulary that logits are over."""
+    return head_size(model.lm_head)
+
+
+def plan(model: Any, request: Request) -> Plan:
+    """`prefix_allowed_tokens_fn` gives the lines; negative prompts are read at their own length."""
+    refuse_inputs(model, request)
+    return by_ids(model, model.model.text_model, model.get_input_embeddings(), model.lm_head, request)

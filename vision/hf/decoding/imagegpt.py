@@ -1,0 +1,91 @@
+"""ImageGPT: 512 colours in raster order, learned positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+
+
+def vocab_size(model: Any) -> int:
+    """Size of the vocabulary that logits are over."""
+    return head_size(model.lm_head)
+
+
+def plan(model: Any, request: Request) -> Plan:
+    """The prompt is the start token, or the beginning of an image after it."""
+    refuse_inputs(model, request)
+    longest = model.config.n_positions + 1
+    if request.input_ids.shape[1] + request.length > longest:
+        raise ArgumentError(
+            f"max_length={request.input_ids.shape[1] + request.length} is not allowed; this model has "
+            f"{model.config.n_positions} positions, so that at most {longest} tokens, prompt included, can be had"
+        )
+    core = model.transformer
+    made = by_ids(model, Decoder(core, len(core.h)), core.wte, model.lm_head, request)
+    side = math.isqrt(model.config.n_positions)
+    return replace(made, width=side) if side**2 == model.config.n_positions else made
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What a decoder gives, under the name it has in transformers."""
+
+    last_hidden_state: Tensor
+
+
+class Decoder:
+    """The layers of an ImageGPT with an attention mask given.
+
+    The model's own forward flattens a mask to two axes, and its attention cuts a causal table to the number of keys,
+    which fits neither rows at different places nor a window that reaches past the last position.
+
+    Args:
+        model: The transformer.
+        count: How many of its layers, from the first.
+    """
+
+    def __init__(self, model: Any, count: int) -> None:
+        self._model = model
+        self.count = count
+
+    def first(self, count: int) -> Decoder:
+        """Its first layers alone."""
+        return Decoder(self._model, count)
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> Hidden:
+        model = self._model
+        hidden = inputs_embeds + model.wpe(position_ids)
+        for block in islice(model.h, self.count):
+            hidden = hidden + attend(block.attn, block.ln_1(hidden), attention_mask, past_key_values)
+            hidden = hidden + block.mlp(block.ln_2(hidden))
+        return Hidden(model.ln_f(hidden))
+
+
+def attend(attention: Any, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
+    """Self-attention [R, W, D] with a mask [R, 1, W, end] of numbers to add."""
+
+    def heads(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)
+
+    query, key, value = (heads(x) for x in attention.c_attn(hidden).split(attention.split_size, dim=-1))
+    key, value = cache.update(key, value, attention.layer_idx)
+    scale = attention.head_dim**-0.5 if attention.scale_attn_weights else 1.0
+    if attention.scale_attn_by_inverse_layer_idx:
+        scale /= attention.layer_idx + 1
+    out: Tensor = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return attention.c_proj(out.transpose(1, 2).flatten(-2))

@@ -1,0 +1,117 @@
+"""What a LlamaGen is conditioned on: classes, or caption features with their padding moved to the left."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The prompts of a call, as the transformer reads them.
+
+    Attributes:
+        features: Class ids int64 [B], or caption features [B, T, C].
+        mask: [B, T], 0 where a caption slot is padding; None for classes.
+    """
+
+    features: Tensor
+    mask: Tensor | None
+
+    def repeat(self, times: int) -> Condition:
+        """Each prompt `times` times, next to each other."""
+        mask = None if self.mask is None else self.mask.repeat_interleave(times, dim=0)
+        return Condition(self.features.repeat_interleave(times, dim=0), mask)
+
+    def to(self, device: torch.device) -> Condition:
+        return Condition(self.features.to(device), None if self.mask is None else self.mask.to(device))
+
+
+def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenGPT) -> Condition:
+    """Class labels.
+
+    Raises:
+        ArgumentError: For a label the model does not have.
+    """
+    if gpt.config.model_type != "c2i":
+        raise ArgumentError("class_labels was given, but this model draws from text; pass prompt")
+    ids = torch.as_tensor(labels).reshape(-1).long()
+    classes = gpt.config.num_classes
+    if ids.numel() == 0:
+        raise PromptError("class_labels=[] is empty; give at least one label")
+    if bool(((ids < 0) | (ids >= classes)).any()):
+        wrong = ids[(ids < 0) | (ids >= classes)][0].item()
+        raise ArgumentError(f"class_labels has {wrong}, which is not allowed; labels are 0 to {classes - 1}")
+    return Condition(ids, None)
+
+
+def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenGPT) -> Condition:
+    """Features as a text encoder gives them, padding last.
+
+    Raises:
+        ArgumentError: For features that do not fit.
+    """
+    slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
+    if gpt.config.model_type != "t2i":
+        raise ArgumentError("prompt_embeds was given, but this model draws classes; pass class_labels")
+    if embeds.ndim != 3 or embeds.shape[1:] != (slots, features):
+        raise ArgumentError(f"prompt_embeds has shape {list(embeds.shape)}; it must be [B, {slots}, {features}]")
+    mask = torch.ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask
+    if mask.shape != embeds.shape[:2]:
+        raise ArgumentError(f"prompt_attention_mask has shape {list(mask.shape)}; it must be {list(embeds.shape[:2])}")
+    return pad_left(embeds, mask)
+
+
+def pad_left(embeds: Tensor, mask: Tensor) -> Condition:
+    """Moves padding from after the caption to before it, and zeroes it, as the published sampler does."""
+    rolled = [row.roll(-int(valid), dims=0) for row, valid in zip(embeds, mask.sum(1), strict=True)]
+    flipped = mask.flip(-1)
+    return Condition(torch.stack(rolled) * flipped[..., None].to(embeds.dtype), flipped)
+
+
+def from_prompts(prompts: Sequence[Any], gpt: LlamaGenGPT, encoder: Any, tokenizer: Any) -> Condition:
+    """Prompts through a T5 encoder and its tokenizer, or through an encoder with `encode(prompts)` of its own.
+
+    The original runs captions through a web-text cleaner first; here they are lower-cased and stripped. Like the
+    original, a model reads no more tokens of a prompt than it has caption slots; a warning says so.
+
+    Raises:
+        PromptError: For prompts that say nothing.
+        ArgumentError: For a model that draws classes, and for an encoder that is missing, lacks its tokenizer or gives
+            features of another width.
+    """
+    if gpt.config.model_type != "t2i":
+        raise ArgumentError("prompt was given, but this model draws classes; pass class_labels")
+    if not prompts:
+        raise PromptError("prompt=[] is empty; give at least one prompt")
+    for prompt in prompts:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise PromptError(f"prompt={prompt!r} is empty or no text; describe an image")
+    if encoder is None:
+        raise ArgumentError("prompt was given, but this pipeline has no text_encoder; pass prompt_embeds, or load one")
+    if hasattr(encoder, "encode"):
+        return Condition(*encoder.encode(prompts))
+    if tokenizer is None:
+        raise ArgumentError("this pipeline has a text_encoder without its tokenizer; load both, or pass prompt_embeds")
+    slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
+    lowered = [" ".join(prompt.lower().split()) for prompt in prompts]
+    for prompt, ids in zip(prompts, tokenizer(lowered, verbose=False)["input_ids"], strict=True):
+        if len(ids) > slots:
+            warnings.warn(
+                f"prompt={prompt!r} has {len(ids)} tokens, the model reads {slots}; what is after them is ignored",
+                stacklevel=2,
+            )
+    read = tokenizer(lowered, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
+    ids, mask = read["input_ids"].to(encoder.device), read["attention_mask"].to(encoder.device)
+    embeds = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    if embeds.shape[-1] != features:
+        raise ArgumentError(f"text_encoder gives {embeds.shape[-1]} features, the transformer was made for {features}")
+    return pad_left(embeds, mask)

@@ -1,0 +1,55 @@
+"""Pipelines from original MAR files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec.vision.mar.checkpoint import load_mar
+from mmspec.vision.mar.kl16 import load_kl16
+from mmspec.vision.mar.pipeline import MARPipeline
+
+_NAME = re.compile(r"mar[-_](base|large|huge|b|l|h)\.(safetensors|pth)|checkpoint-last\.pth")
+# Width -> guidance of the published evaluation.
+GUIDANCE = {768: 2.9, 1024: 3.0, 1280: 3.2}
+
+
+def is_mar(path: Path) -> bool:
+    """Whether `path` is called what original MAR files are called, or is a folder with one of them."""
+    names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    return any(_NAME.fullmatch(name) for name in names)
+
+
+def from_checkpoints(
+    path: str | Path,
+    config: Mapping[str, Any] | None = None,
+    vae: str | Path | None = None,
+    draft: str | Path | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> MARPipeline:
+    """A pipeline from original files.
+
+    Args:
+        path: `checkpoint-last.pth` of MAR-B, L or H (its averaged weights are taken), a flat `.safetensors`, or a
+            folder with one of them.
+        config: Original `MAR` argument names, for sizes that were never published; a `config.json` beside the file
+            counts too.
+        vae: `kl16.ckpt` or its safetensors mirror; without it a call gives latents only.
+        draft: A smaller MAR of the same latents, for the recipe `draft`.
+
+    Raises:
+        ModelError: See `load_mar` and `load_kl16`.
+        ArgumentError: See `load_mar` and `load_kl16`.
+    """
+    transformer = load_mar(path, config).to(dtype)
+    return MARPipeline(
+        transformer,
+        None if vae is None else load_kl16(vae).to(dtype),
+        None if draft is None else load_mar(draft).to(dtype),
+        guidance_scale=GUIDANCE.get(transformer.config.encoder_dim, 2.9),
+    ).to(device)
