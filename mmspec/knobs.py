@@ -8,6 +8,9 @@ from math import prod
 
 from mmspec.errors import ArgumentError, did_you_mean
 
+RUNNERS = ("model", "eagle", "medusa")  # networks that drafts are sampled from
+LARGEST = 32  # the widest window that `window=auto` chooses
+
 Value = int | float | str
 
 

@@ -9,7 +9,20 @@ from typing import Any
 
 from mmspec import hub
 from mmspec.errors import ArgumentError, ModelError, unknown_name
-from mmspec.registry import models, resolve
+from mmspec.registry import Info, plugins, resolve
+
+MODELS = {
+    "shapes": Info("64x64 images of coloured shapes; ships with mmspec", "mmspec.vision.shapes.model:load"),
+    "shapes-latent": Info(
+        "the same, generated as vectors by a flow head; ships with mmspec", "mmspec.vision.shapes.latent.model:load"
+    ),
+    "spoken": Info("speech from a small vocabulary, two voices; ships with mmspec", "mmspec.audio.spoken.model:load"),
+}
+
+
+def models() -> dict[str, Info]:
+    """Models that `mmspec.load` takes by name."""
+    return MODELS | plugins("mmspec.models")
 
 
 def check_device(device: Any) -> None:
@@ -113,7 +126,7 @@ def load(
         if value is not None:
             raise ArgumentError(f"{name} was given, but {model!r} is complete; it goes with original checkpoints only")
     if model in known:
-        make: Callable[..., Any] = resolve(known[model])
+        make: Callable[..., Any] = resolve(known[model].where)
         return make(device=device, dtype=dtype)
     if not (path / "model_index.json").is_file():
         raise ModelError(f"model {model!r} is neither a saved pipeline (model_index.json) nor an original checkpoint")

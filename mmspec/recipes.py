@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
-from mmspec.knobs import Branching, Knob, Value, branches, nodes
-from mmspec.registry import rules
+from mmspec.knobs import LARGEST, RUNNERS, Branching, Knob, Value, branches, nodes
+from mmspec.registry import plugins, resolve, rules
 from mmspec.rules import Rule
 
 
@@ -23,19 +24,34 @@ class RecipeInfo:
 
     Attributes:
         summary: One line.
-        drafter: "none", "model", "table", "recycle", "jacobi" or "chain".
+        builders: What makes the drafter, "module:function", by the kind of token: "tokens", "columns" (one token per
+            codebook), "latents" (vectors). The function takes a `mmspec.decoding.resources.DraftingContext`. Without
+            any builder there are no drafts: plain decoding.
         knobs: Its settings.
-        tree: Whether its drafts branch; `drafter` is then the name of a tree's drafter in `mmspec.engine`.
-        runner: What gives the distributions that a chain or a tree is drawn from: "model", "eagle" or "medusa".
-        continuous: Whether it is for tokens that are vectors alone; its rule is `smoothed` unless another is named.
+        tree: Whether its drafts branch; the builder then returns a `mmspec.decoding.tree_loop.TreeDrafter`.
+        runner: The network that a chain or a tree is sampled from: "model", "eagle" or "medusa".
+        table: Whether it drafts from the model's n-gram table.
     """
 
     summary: str
-    drafter: str
+    builders: Mapping[str, str] = field(default_factory=dict)
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     tree: bool = False
     runner: str = "model"
-    continuous: bool = False
+    table: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self.builders)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether it is for vectors alone; its rule is `smoothed` unless another is named."""
+        return list(self.builders) == ["latents"]
+
+    def supports(self, kind: str) -> bool:
+        """Whether it decodes this kind of token."""
+        return not self.builders or kind in self.builders
 
 
 def _window(default: int) -> Knob:
@@ -57,9 +73,6 @@ def _branch(default: str) -> Branching:
     return Branching(default, "children of an entry at each depth", high=1023)
 
 
-# What gives the distributions of drafts.
-RUNNERS = ("model", "eagle", "medusa")
-
 _START = Knob(
     "auto",
     "drafts for new positions; auto: the model's table where it has one, else the token above, else the one before; "
@@ -73,14 +86,25 @@ _MODEL = {
     "guidance": _GUIDANCE,
 }
 
+_MODEL_BUILDERS = {
+    "tokens": "mmspec.drafters.draft_model:build",
+    "columns": "mmspec.drafters.draft_model:build",
+    "latents": "mmspec.continuous.draft_model:build",
+}
+_JACOBI_BUILDERS = {
+    "tokens": "mmspec.drafters.jacobi:build",
+    "columns": "mmspec.drafters.columns.jacobi:build",
+    "latents": "mmspec.continuous.jacobi:build",
+}
+
 
 RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
     {
-        "plain": RecipeInfo("one token per target call; the baseline", "none"),
-        "draft": RecipeInfo("a smaller model drafts", "model", {"window": _window(5), **_MODEL}),
+        "plain": RecipeInfo("one token per target call; the baseline"),
+        "draft": RecipeInfo("a smaller model drafts", _MODEL_BUILDERS, {"window": _window(5), **_MODEL}),
         "layer-skip": RecipeInfo(
             "the target's own first layers draft, on its own cache",
-            "model",
+            _MODEL_BUILDERS,
             {
                 "window": _window(5),
                 "layers": Knob(2, "how many of the target's first layers", low=1, high=1000),
@@ -88,30 +112,39 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             },
         ),
         "table": RecipeInfo(
-            "an n-gram table drafts from the left and the upper neighbour", "table", {"window": _window(9)}
+            "an n-gram table drafts from the left and the upper neighbour",
+            {"tokens": "mmspec.drafters.jacobi:build_ngram"},
+            {"window": _window(9)},
+            table=True,
         ),
         "recycle": RecipeInfo(
             "such a table, made from the target's own distributions while decoding, drafts",
-            "recycle",
+            {
+                "tokens": "mmspec.drafters.jacobi:build_recycle",
+                "columns": "mmspec.drafters.columns.jacobi:build_recycle",
+            },
             {"window": _window(9)},
         ),
         "eagle": RecipeInfo(
-            "an EAGLE head drafts from the target's own features", "chain", {"window": _window(5)}, runner="eagle"
+            "an EAGLE head drafts from the target's own features",
+            {"tokens": "mmspec.drafters.chain:build"},
+            {"window": _window(5)},
+            runner="eagle",
         ),
         "medusa": RecipeInfo(
             "Medusa heads draft, each one place further on, from the target's last feature",
-            "chain",
+            {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(5)},
             runner="medusa",
         ),
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: leftovers of the window are resampled",
-            "jacobi",
+            _JACOBI_BUILDERS,
             {"window": _window(16), "start": _START, **_MODEL},
         ),
         "scd": RecipeInfo(
             "speculative coupled decoding: leftovers of the window are coupled to what they were",
-            "jacobi",
+            _JACOBI_BUILDERS,
             {
                 "window": _window(16),
                 "start": _START,
@@ -121,25 +154,24 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "few-steps": RecipeInfo(
             "the target drafts with fewer steps of its diffusion head; for tokens that are vectors",
-            "few-steps",
+            {"latents": "mmspec.continuous.draft_model:build_few_steps"},
             {"window": _window(5), "steps": Knob(4, "steps of the head when it drafts", low=1, high=1000)},
-            continuous=True,
         ),
         "tree": RecipeInfo(
             "a smaller model drafts a tree; siblings are drawn without replacement",
-            "different",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
             {"branch": _branch("3/2/1"), **_MODEL},
             tree=True,
         ),
         "tree-chains": RecipeInfo(
             "a smaller model drafts several times, each draft independent of the others",
-            "independent",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_independent"},
             {"branch": _branch("4/1/1/1"), **_MODEL},
             tree=True,
         ),
         "spectr": RecipeInfo(
             "such drafts, tested as SpecTr does: all that agree with what was accepted go on",
-            "k-seq",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_k_seq"},
             {
                 "drafts": Knob(4, "how many", low=1, high=64),
                 "length": Knob(4, "tokens of each", low=1, high=64),
@@ -149,13 +181,14 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "tree-table": RecipeInfo(
             "an n-gram table drafts a tree; its several guesses are siblings",
-            "table",
+            {"tokens": "mmspec.drafters.tree.ngram_tree:build"},
             {"branch": _branch("3/2/1")},
             tree=True,
+            table=True,
         ),
         "tree-dynamic": RecipeInfo(
             "a smaller model drafts the tree of largest joint probability, of another shape at each call",
-            "dynamic",
+            {"tokens": "mmspec.drafters.tree.eagle2:build"},
             {
                 "window": _nodes(16),
                 "depth": Knob(5, "longest path of drafts", low=1, high=64),
@@ -166,27 +199,27 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "tree-sampled": RecipeInfo(
             "a smaller model draws the tree node by node, each where it is worth most (DySpec)",
-            "sampled",
+            {"tokens": "mmspec.drafters.tree.dyspec:build"},
             {"window": _nodes(16), "depth": Knob(8, "longest path of drafts", low=1, high=64), **_MODEL},
             tree=True,
         ),
         "tree-eagle": RecipeInfo(
             "an EAGLE head drafts a tree; siblings are drawn without replacement",
-            "different",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
             {"branch": _branch("3/2/1")},
             tree=True,
             runner="eagle",
         ),
         "tree-medusa": RecipeInfo(
             "Medusa heads draft a tree; siblings are drawn without replacement",
-            "different",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
             {"branch": _branch("3/2/1")},
             tree=True,
             runner="medusa",
         ),
         "eagle-2": RecipeInfo(
             "an EAGLE head drafts the tree of largest joint probability, of another shape at each call",
-            "dynamic",
+            {"tokens": "mmspec.drafters.tree.eagle2:build"},
             {
                 "window": _nodes(16),
                 "depth": Knob(5, "longest path of drafts", low=1, high=64),
@@ -200,7 +233,21 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 
 
 DEFAULT = "scd"
-LARGEST = 32
+
+
+@cache
+def ways_to_draft() -> dict[str, RecipeInfo]:
+    """The recipes by name: those of mmspec, and those of plug-ins.
+
+    A plug-in's entry point in the group `mmspec.recipes` names a `RecipeInfo`. One in the group `mmspec.drafters` names
+    a builder, and is a recipe of that name with the knob `window`.
+    """
+    drafters = {
+        name: RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)})
+        for name, info in plugins("mmspec.drafters").items()
+    }
+    recipes: dict[str, RecipeInfo] = {name: resolve(info.where) for name, info in plugins("mmspec.recipes").items()}
+    return {**RECIPES, **drafters, **recipes}
 
 
 @dataclass(frozen=True)
@@ -217,7 +264,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         # A rule for vectors also says how tokens are drawn: with what noise after the head.
-        if self.info.drafter == "none" and self.rule_name != "exact" and not self.rule.continuous:
+        if not self.info.drafts and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
         for knob in self.knobs:
@@ -234,17 +281,18 @@ class Recipe:
     def parts(self) -> tuple[str, str]:
         """The names of the way of drafting and of the rule."""
         drafting, plus, rule = self.name.partition("+")
-        if plus and drafting in RECIPES and rule in rules():
+        known = ways_to_draft()
+        if plus and drafting in known and rule in rules():
             return drafting, rule
-        if self.name in RECIPES:
-            return self.name, "smoothed" if RECIPES[self.name].continuous else "exact"
+        if self.name in known:
+            return self.name, "smoothed" if known[self.name].continuous else "exact"
         if self.name in rules():
             return DEFAULT, self.name
-        raise unknown_name("recipe", self.name, [*RECIPES, *(name for name in rules() if name != "exact")])
+        raise unknown_name("recipe", self.name, [*known, *(name for name in rules() if name != "exact")])
 
     @property
     def info(self) -> RecipeInfo:
-        return RECIPES[self.parts[0]]
+        return ways_to_draft()[self.parts[0]]
 
     @property
     def rule_name(self) -> str:
@@ -272,6 +320,17 @@ class Recipe:
     def auto(self) -> bool:
         """Whether the window is chosen while decoding."""
         return self.knobs.get("window") == "auto"
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether it drafts with a smaller model: not with the target's first layers, nor with a head or a table."""
+        uses = "layers" in self.knobs and self.info.runner == "model" and self.knobs.get("start", "model") == "model"
+        return uses and not int(self.knobs["layers"])
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether it drafts from the model's n-gram table."""
+        return self.info.table or self.knobs.get("start") == "table"
 
     @property
     def depth(self) -> int:

@@ -1,7 +1,15 @@
-"""What can be named: models, drafters and acceptance rules, our own and those of installed plug-ins.
+"""Entry points: what installed packages add to mmspec.
 
-A plug-in declares entry points in the groups `mmspec.adapters`, `mmspec.families`, `mmspec.drafters` and
-`mmspec.acceptance`. Nothing is imported before it is used.
+| group             | name of an entry point  | names                                                        |
+| ----------------- | ----------------------- | ------------------------------------------------------------ |
+| `mmspec.models`   | what `mmspec.load` gets | a function (device, dtype) that returns a pipeline           |
+| `mmspec.adapters` | a transformers class    | a `mmspec.hf.adapters.GenerateAdapter`, a module or object   |
+| `mmspec.drafters` | a recipe                | a builder, see `mmspec.decoding.resources.DraftingContext`   |
+| `mmspec.recipes`  | a recipe                | a `mmspec.recipes.RecipeInfo`                                |
+| `mmspec.rules`    | an acceptance rule      | a `mmspec.rules.Rule`                                        |
+| `mmspec.metrics`  | a metric                | a metric object, see docs/adding-a-metric.md                 |
+
+Each group has a guide in docs/. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -17,76 +25,31 @@ from mmspec.rules import RULES, Rule
 
 @dataclass(frozen=True)
 class Info:
-    """A named part: `summary` in one line, `exact` when the outcome keeps the target distribution, `module:attribute`."""
+    """A named part.
+
+    Attributes:
+        summary: One line.
+        where: "module:attribute", or "module".
+    """
 
     summary: str
-    exact: bool
     where: str
 
 
-_MODELS = {
-    "shapes": Info("64x64 images of coloured shapes; ships with mmspec", True, "mmspec.vision.shapes.model:load"),
-    "shapes-latent": Info(
-        "the same, drawn as vectors by a flow head; ships with mmspec", True, "mmspec.vision.shapes.latent.model:load"
-    ),
-    "spoken": Info(
-        "speech from a small vocabulary, two voices; ships with mmspec", True, "mmspec.audio.spoken.model:load"
-    ),
-}
-_DRAFTERS = {
-    "model": Info("a smaller model of the same vocabulary", True, "mmspec.drafters.draft_model:ModelDrafter"),
-    "first-layers": Info("the target's own first layers", True, "mmspec.drafters.early_exit:FirstLayers"),
-    "table": Info("an n-gram table over left and upper neighbour", True, "mmspec.drafters.ngram:NGramTable"),
-    "followers": Info(
-        "such a table of what was seen, with several guesses",
-        True,
-        "mmspec.drafters.sparse_ngram:FollowerTable",
-    ),
-    "recycle": Info("such a table, made from the target's own distributions", True, "mmspec.drafters.recycle:Recycle"),
-    "eagle": Info("an EAGLE head on the target's features", True, "mmspec.drafters.eagle:EagleReader"),
-    "medusa": Info("Medusa heads on the target's features", True, "mmspec.drafters.medusa:MedusaReader"),
-    "jacobi": Info("the window's own leftovers and start tokens", True, "mmspec.drafters.jacobi:Jacobi"),
-    "tree-model": Info("such a model, for trees of one shape", True, "mmspec.drafters.tree.specinfer:TreeModelDrafter"),
-    "tree-dynamic": Info(
-        "such a model, for trees of its likeliest drafts", True, "mmspec.drafters.tree.eagle2:TreeDynamicDrafter"
-    ),
-    "tree-sampled": Info(
-        "such a model, drawing nodes where they are worth most", True, "mmspec.drafters.tree.dyspec:TreeSampledDrafter"
-    ),
-    "tree-table": Info(
-        "several guesses of an n-gram table as a tree", True, "mmspec.drafters.tree.ngram_tree:TreeTableDrafter"
-    ),
-}
-
-
-def models() -> dict[str, Info]:
-    """Models that `mmspec.load` knows by name."""
-    return _MODELS | _plugins("mmspec.adapters")
-
-
-def drafters() -> dict[str, Info]:
-    """Drafters; any of them is exact under an exact rule."""
-    return _DRAFTERS | _plugins("mmspec.drafters")
+@cache
+def plugins(group: str) -> dict[str, Info]:
+    """The entry points of a group, by name."""
+    return {e.name: Info(f"plug-in {e.value}", e.value) for e in entry_points(group=group)}
 
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Acceptance rules; a plug-in's entry point names a `mmspec.rules.Rule`."""
-    return {**RULES, **{e.name: e.load() for e in entry_points(group="mmspec.acceptance")}}
+    """The acceptance rules by name: those of mmspec, and those of plug-ins."""
+    return {**RULES, **{name: resolve(info.where) for name, info in plugins("mmspec.rules").items()}}
 
 
-def adapters() -> dict[str, Info]:
-    """Classes of transformers, by name, that plug-ins teach `mmspec.generate`."""
-    return _plugins("mmspec.families")
-
-
-@cache
-def _plugins(group: str) -> dict[str, Info]:
-    return {e.name: Info(f"plug-in {e.value}", False, e.value) for e in entry_points(group=group)}
-
-
-def resolve(info: Info) -> Any:
-    """Imports what an entry points to: an attribute of a module, or the module itself."""
-    module, _, attribute = info.where.partition(":")
+def resolve(where: str) -> Any:
+    """Imports what "module:attribute" names: the attribute, or the module itself if there is none."""
+    module, _, attribute = where.partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found

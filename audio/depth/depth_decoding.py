@@ -8,7 +8,7 @@ and exact for the same reasons. The backbone is called once per frame whatever i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep, decode, decode_plain
+from mmspec.decoding.loop import OnStep, WindowPolicy
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
-from mmspec.engine import build_drafter, build_rule
+from mmspec.engine import build_rule, run_rows, window_policy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
@@ -92,14 +93,19 @@ def decode_frames(
     seeds: Sequence[int],
     draft: FrameModel | None = None,
     on_step: OnStep | None = None,
+    adaptive_windows: AdaptiveWindows | None = None,
 ) -> DecodedFrames:
     """Decodes a batch of rows.
 
     Args:
+        model: With its prompts.
         recipe: How the tokens after the first are decoded; the guess "above" is the same codebook one frame ago.
+        frames: The frames to generate.
         seeds: One per row. A row's frames depend on its own seed and prompt alone.
-        draft: A smaller model with the same prompts, for the recipe `draft`; it drafts the depth.
+        draft: A smaller model with the same prompts, for recipes that use one; it drafts the depth.
         on_step: Called after every frame; its `Step` holds frames where others hold tokens.
+        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`; the depth of every frame
+            shares one.
 
     Raises:
         ArgumentError: For a recipe with trees.
@@ -111,6 +117,10 @@ def decode_frames(
     lengths, ids, meter = np.zeros(count, dtype=np.int64), np.arange(count), Meter(device, count)
     sampler = TokenSampler([frames.first] * count, None, device)
     draft_calls, frame = 0, made[:, 0]
+    draft = draft if recipe.needs_draft_model else None
+    resources = DraftResources(adaptive_windows={} if adaptive_windows is None else adaptive_windows)
+    settings = [frames.rest] * count
+    policy = window_policy(recipe, settings, count, resources, frames.length * model.codes)
     with torch.inference_mode():
         for t in range(frames.length):
             meter.clock.lap("other")
@@ -124,7 +134,7 @@ def decode_frames(
             p = sampler(logits, here)
             first = sampler.sample(p, rng.window(here, 0))
             meter.count_plain(p, first, ids)
-            depth = Depth(model, draft, recipe, frames.rest, [mixed(seeds[i], t) for i in ids.tolist()])
+            depth = Depth(model, draft, recipe, frames.rest, [mixed(seeds[i], t) for i in ids.tolist()], policy)
             codes, calls = depth.decode(first, frame[:, 1:] if t else None, meter, ids)
             draft_calls += calls
             frame = torch.cat([first, codes], dim=1)
@@ -158,6 +168,7 @@ class Depth:
     recipe: Recipe
     sampling: SamplingParams
     seeds: Sequence[int]
+    policy: WindowPolicy
 
     def decode(self, first: Tensor, before: Tensor | None, meter: Meter, ids: NDArray[np.int64]) -> tuple[Tensor, int]:
         """Int64 [B, D], and how often a draft model was called.
@@ -167,28 +178,24 @@ class Depth:
             before: Those tokens of the frame before, int64 [B, D], or None.
             meter: Counts; the rows are number `ids` of it.
         """
-        recipe, device, depth, rows = self.recipe, self.model.device, self.model.codes, len(first)
+        recipe, device, depth, count = self.recipe, self.model.device, self.model.codes, len(first)
         start = 0 if before is None else depth
         layout = Layout(start + depth, width=depth)
         target = self.model.depth(first, start, recipe.window)
-        samplings, draft = [self.sampling] * rows, self.draft
-        resources = DraftResources() if draft is None else DraftResources(
-            draft_model=lambda: draft.depth(first, start, recipe.window),
-            draft_sampling=[replace(self.sampling)] * rows,
-        )  # fmt: skip
+        samplings, resources = [self.sampling] * count, DraftResources()
+        if (draft := self.draft) is not None:
+            resources = DraftResources(
+                draft_model=lambda: draft.depth(first, start, recipe.window), draft_sampling=samplings
+            )
         state = BatchState(self.seeds, layout, recipe.window, device)
         if before is not None:
-            state.commit(before, np.full(rows, depth - 1))
-        part = Meter(device, rows)
+            state.commit(before, np.full(count, depth - 1))
+        part = Meter(device, count)
         part.clock = meter.clock
         sampler, rule = TokenSampler(samplings, None, device), build_rule(recipe, resources)
-        drafter = build_drafter(recipe, layout, target, samplings, resources)
-        if drafter is None:
-            decode_plain(target, sampler, state, part, None)
-        else:
-            decode(target, drafter, rule, sampler, state, recipe.window, part, None)
+        calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, self.policy, part, None)
         add(meter, part, ids)
-        return state.result()[:, start:], 0 if drafter is None else drafter.calls
+        return state.result()[:, start:], calls
 
 
 def add(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:

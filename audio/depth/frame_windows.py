@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames
+from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
@@ -161,6 +162,7 @@ def decode_ahead(
     ahead: int,
     draft: FrameReader | None = None,
     on_step: OnStep | None = None,
+    adaptive_windows: AdaptiveWindows | None = None,
 ) -> DecodedFrames:
     """Decodes a batch of rows, as `mmspec.audio.depth.depth_decoding.decode_frames` does, `ahead` frames in a window.
 
@@ -177,20 +179,28 @@ def decode_ahead(
     if not 1 <= ahead <= MOST:
         raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 to {MOST} frames")
     size, count, end = 1 + model.codes, len(seeds), model.vocab_size
-    if "window" in recipe.knobs:
-        recipe = recipe.with_knobs(window=1 + ahead * size)
+    widest = 1 + ahead * size
+    if "window" in recipe.knobs and not recipe.auto:
+        recipe = recipe.with_knobs(window=widest)
+    slack = max(widest, recipe.window)
     layout = Layout(frames.length * size, width=size, eos=frozenset({end}), pad=end)
-    small = draft
-    resources = DraftResources() if small is None else DraftResources(
-        draft_model=lambda: FrameStream(small, frames, count, recipe.window), draft_sampling=[SamplingParams()] * count
-    )  # fmt: skip
+    resources = DraftResources(
+        adaptive_windows={} if adaptive_windows is None else adaptive_windows, largest_window=widest
+    )
+    if draft is not None:
+        small = draft
+        resources = replace(
+            resources,
+            draft_model=lambda: FrameStream(small, frames, count, slack),
+            draft_sampling=[SamplingParams()] * count,
+        )
 
     def whole(step: Step) -> None:
         assert on_step is not None
         rows = [row[: len(row) // size * size].view(-1, size) for row in step.tokens]
         on_step(replace(step, tokens=rows))
 
-    target = FrameStream(model, frames, count, recipe.window)
+    target = FrameStream(model, frames, count, slack)
     observe = None if on_step is None else whole
     decoded = run(target, recipe, layout, [SamplingParams()] * count, seeds, resources, observe)
     made = decoded.tokens.unflatten(1, (-1, size))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.continuous.sampler import LatentSampler, normals
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
@@ -82,3 +83,11 @@ class LatentJacobi:
             dim = self._sampler.head.dim
             q[..., :dim] = state.last()[..., :dim]
         return q
+
+
+def build(context: DraftingContext) -> LatentJacobi:
+    """The builder of the recipes `sjd` and `scd` for vectors."""
+    knobs, sampler = context.recipe.knobs, context.sampler
+    assert isinstance(sampler, LatentSampler)
+    start = str(knobs["start"])
+    return LatentJacobi(sampler, str(knobs.get("coupling", "fresh")), "hold" if start == "auto" else start)

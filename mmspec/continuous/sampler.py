@@ -9,6 +9,7 @@ w is exact.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
@@ -83,6 +85,14 @@ class Head(Protocol):
             positions: Host int64 [B, W].
         """
         ...
+
+
+@dataclass(frozen=True)
+class LatentModel:
+    """A model of vectors: a backbone with the prompts, and its head."""
+
+    target: Target
+    head: Head
 
 
 class LatentRule(ABC):
@@ -186,6 +196,10 @@ class LatentSampler:
         if not bool(p[..., : self.head.dim].isfinite().all()):
             raise ModelError("the model gave latents that are not finite numbers")
         return p
+
+    def with_head(self, head: Head) -> LatentSampler:
+        """A sampler of another head with the same rule, the same noise and an account of its own."""
+        return LatentSampler(head, copy(self._noise), self.rule, self._length)
 
     def ahead(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """Packed distributions of positions [B, k] that the backbone has not come to: as if its output stayed what it was.

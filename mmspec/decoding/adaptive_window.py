@@ -7,19 +7,11 @@ drafting does not pay, what is left is plain decoding.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable
 from statistics import fmean, median
 from weakref import WeakKeyDictionary
 
-from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import Drafter, OnStep, decode_steps, decode_window
-from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import Target
-from mmspec.recipes import LARGEST
-from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.sampler import Sampler
+from mmspec.knobs import LARGEST
 
 _START = 4
 _TRIES = 2  # calls before a window is judged
@@ -114,36 +106,3 @@ _WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
 def adaptive_windows_of(model: object) -> AdaptiveWindows:
     """What runs of this model have taught so far, by recipe, number of rows and whether guidance was on."""
     return _WINDOWS.setdefault(model, {})
-
-
-def decode_auto(
-    target: Target,
-    drafter: Drafter,
-    rule: Accept,
-    sampler: Sampler,
-    state: BatchState,
-    adaptive_window: AdaptiveWindow,
-    meter: Meter,
-    on_step: OnStep | None,
-    clock: Callable[[], float] = time.perf_counter,
-    alone: int = 1,
-) -> None:
-    """`mmspec.decoding.loop.decode` with windows as `adaptive_window` chooses them.
-
-    The window never depends on a draft that it cuts off, so the rule stays as exact as it is. It does depend on the
-    clock: the distribution of the tokens is the target's, but a seed gives other tokens in another run. The target draws the
-    first `alone` >= 1 tokens of each row without drafts.
-    """
-    adaptive_window.begin(state.layout.length)
-    going = decode_steps(target, sampler, state, alone, meter, on_step, drafter)
-    while going:
-        width = adaptive_window.choose()
-        start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()
-        if width == 1:
-            left = int((state.layout.length - state.length).max())
-            going = decode_steps(target, sampler, state, min(adaptive_window.steps(), left), meter, on_step, drafter)
-        else:
-            going = decode_window(target, drafter, rule, sampler, state, width, meter, on_step)
-        calls = meter.nfe - calls
-        gained = (meter.tokens.sum() - tokens) / (meter.calls.sum() - row_calls)
-        adaptive_window.record(width, (clock() - start) / calls, float(gained), calls)

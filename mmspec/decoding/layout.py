@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mmspec.sampling.constraints import Constraint, ForcedCells
+from mmspec.sampling.multi_codebook import ColumnSampler
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import Sampler, TokenSampler
+
+TokenKind = Literal["tokens", "columns", "latents"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sequence to be made.
+    """The sequence to generate.
 
     Attributes:
         length: Positions per row, N.
@@ -36,3 +42,16 @@ class Layout:
     dtype: torch.dtype = torch.int64
     ends: Callable[[Tensor], Tensor] | None = None
     forced: ForcedCells | None = None
+
+    @property
+    def kind(self) -> TokenKind:
+        """What one token is: a number, a column of codes, or a vector."""
+        if self.dtype.is_floating_point:
+            return "latents"
+        return "columns" if self.cell else "tokens"
+
+    def sampler(self, samplings: Sequence[SamplingParams], device: torch.device) -> Sampler:
+        """A sampler of tokens or columns with one set of parameters per row, under this layout's constraints."""
+        if self.kind == "columns":
+            return ColumnSampler(samplings, self.forced, device)
+        return TokenSampler(samplings, self.constraint, device)

@@ -1,9 +1,11 @@
-"""The loop: every recipe runs through `decode`, plain decoding through `decode_plain`."""
+"""The decoding loop: every recipe and every kind of token runs through `decode`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +21,24 @@ from mmspec.sampling.sampler import Sampler
 OnStep = Callable[[Step], None]
 
 
-class Drafter(Protocol):
-    """Proposes tokens; knows neither the target nor the rule."""
+class TracksBatch(Protocol):
+    """What every drafter does between proposals, whether it proposes chains or trees."""
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Called after verification, before the batch advances."""
+        ...
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Keeps these rows, in their order, and drops all others."""
+        ...
+
+
+class Drafter(TracksBatch, Protocol):
+    """Proposes tokens, independently of the target and the rule."""
 
     @property
     def calls(self) -> int:
-        """Calls of a model of its own."""
+        """Calls of the drafter's own model."""
         ...
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
@@ -34,63 +48,112 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Learns what became of the draft; `state` still stand where the window began."""
-        ...
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
-        ...
-
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))
 
 
+class WindowPolicy(Protocol):
+    """Chooses the width of each window."""
+
+    def choose(self) -> int:
+        """The width of the next window; 1 is a single step without drafts."""
+        ...
+
+    def steps(self) -> int:
+        """The number of single steps to take when the width is 1."""
+        ...
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+        """Called after the target calls of a window.
+
+        Args:
+            width: As chosen.
+            seconds: Wall-clock per target call.
+            gained: Tokens that a row gained per target call, on average.
+            calls: Target calls.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FixedWindow:
+    """A policy that always chooses the same width."""
+
+    width: int
+
+    def choose(self) -> int:
+        return self.width
+
+    def steps(self) -> int:
+        return 1
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+        pass
+
+
+# One window: draft, call the target, verify, commit. Returns whether any row is still running.
+WindowStep = Callable[["Target", Any, "Accept", Sampler, BatchState, int, Meter, OnStep | None], bool]
+
+
 def decode(
     target: Target,
-    drafter: Drafter,
+    drafter: TracksBatch,
     rule: Accept,
     sampler: Sampler,
     state: BatchState,
-    window: int,
+    policy: WindowPolicy,
     meter: Meter,
     on_step: OnStep | None,
+    window_step: WindowStep | None = None,
+    alone: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Draft and verify until every row is done.
+    """Drafts and verifies until every row is done.
+
+    The width of a window never depends on the drafts that it cuts off, so an exact rule stays exact under any policy.
+    Under a policy that measures time, a seed gives other tokens of the same distribution in another run.
 
     Args:
-        target: Knows nothing of the other three.
-        drafter: Knows nothing of the other three.
-        rule: Knows nothing of the other three.
-        sampler: Knows nothing of the other three.
+        target: The model whose distribution is promised.
+        drafter: Proposes tokens; for `tree_step` a `mmspec.decoding.tree_loop.TreeDrafter`.
+        rule: The acceptance rule.
+        sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch; holds the result afterwards.
-        window: Tokens in one target call, the last accepted one included; >= 1.
+        policy: The width of each window: tokens in one target call, the last accepted one included.
         meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call. What it raises leaves the loop.
+        on_step: Called after every target call. An exception in it ends the loop.
+        window_step: One window; None takes `chain_step`.
+        alone: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
+        clock: Gives seconds.
     """
-    going = decode_steps(target, sampler, state, 1, meter, on_step, drafter)
+    step: WindowStep = window_step or chain_step
+    going = single_steps(target, sampler, state, alone, meter, on_step, drafter)
     while going:
-        going = decode_window(target, drafter, rule, sampler, state, window, meter, on_step)
+        width = policy.choose()
+        start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()
+        if width == 1:
+            left = int((state.layout.length - state.length).max())
+            going = single_steps(target, sampler, state, min(policy.steps(), left), meter, on_step, drafter)
+        else:
+            going = step(target, drafter, rule, sampler, state, width, meter, on_step)
+        calls = meter.nfe - calls
+        gained = (meter.tokens.sum() - tokens) / (meter.calls.sum() - row_calls)
+        policy.record(width, (clock() - start) / calls, float(gained), calls)
 
 
-def decode_plain(target: Target, sampler: Sampler, state: BatchState, meter: Meter, on_step: OnStep | None) -> None:
-    """One token per call: the baseline. Gives what `decode` gives with a window of 1."""
-    decode_steps(target, sampler, state, state.layout.length, meter, on_step)
-
-
-def decode_window(
+def chain_step(
     target: Target,
     drafter: Drafter,
     rule: Accept,
     sampler: Sampler,
     state: BatchState,
-    window: int,
+    width: int,
     meter: Meter,
     on_step: OnStep | None,
 ) -> bool:
-    """One window: draft, one target call, verify, commit. Every row has a token already. Tells whether any runs on."""
-    # One slot past the end stays: were it cut, the last position would be drafted or not depending on its mates.
-    width = min(window, int((state.layout.length - state.length).max()) + 1)
+    """One window of a chain of drafts. Every row has a token already. Returns whether any row is still running."""
+    # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
+    width = min(width, int((state.layout.length - state.length).max()) + 1)
     positions = state.positions(width)
     draws = state.rng.window(positions, meter.nfe)
     tokens, draft = state.last(), NOTHING
@@ -115,16 +178,19 @@ def decode_window(
     return bool(running)
 
 
-def decode_steps(
+def single_steps(
     target: Target,
     sampler: Sampler,
     state: BatchState,
     count: int,
     meter: Meter,
     on_step: OnStep | None,
-    drafter: Drafter | None = None,
+    drafter: TracksBatch | None = None,
 ) -> bool:
-    """Up to `count` tokens of each row, one per call, the prefill where nothing was read. Tells whether any runs on."""
+    """Samples up to `count` tokens of each row, one per target call; the first call of a run is the prefill.
+
+    Plain decoding is this function with the whole length as `count`. Returns whether any row is still running.
+    """
     positions = state.positions(count)
     draws = state.rng.window(positions, meter.nfe + np.arange(count))
     tokens = state.last()
@@ -152,7 +218,7 @@ def decode_steps(
 
 
 def drop_finished(
-    running: list[int], state: BatchState, target: Target, drafter: Drafter | None, sampler: Sampler
+    running: list[int], state: BatchState, target: Target, drafter: TracksBatch | None, sampler: Sampler
 ) -> None:
     """Drops finished rows everywhere."""
     state.select_rows(running)

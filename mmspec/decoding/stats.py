@@ -6,12 +6,14 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from mmspec.sampling.tree_rejection import Outcome
 
 PARTS = ("target", "drafter", "rule", "other")
 LEAST = (
@@ -113,20 +115,6 @@ class Clock:
             for (_, before), (part, event) in zip(self._events, self._events[1:], strict=False):
                 self._seconds[part] += before.elapsed_time(event) / 1000
         return dict(self._seconds)
-
-
-class Outcome(Protocol):
-    """What is counted of a target call, of a window as of a tree: see `mmspec.sampling.rejection.Verdict`."""
-
-    tokens: Tensor
-    p: Tensor
-    accepted: NDArray[np.int64]
-    excess: Tensor | None
-
-    @property
-    def tested(self) -> NDArray[np.int64]:
-        """How many slots, or depths of a tree, were tested, host int64 [B]."""
-        ...
 
 
 @dataclass

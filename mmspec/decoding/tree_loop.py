@@ -1,4 +1,4 @@
-"""The loop for drafts that branch; `mmspec.decoding.loop.decode` is the one for windows."""
+"""The window step for drafts that branch; `mmspec.decoding.loop.decode` runs it."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import OnStep, drop_finished
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import TreeTarget, bind_features
+from mmspec.decoding.target import Target, TreeTarget, bind_features
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.rejection import Draft
-from mmspec.sampling.rng import ACCEPT, RESAMPLE
-from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
+from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import TreeDraft
-from mmspec.sampling.tree_rejection import TreeVerdict, verify_tree
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
-TreeTest = Callable[[Tensor, TreeDraft, Accept, Tensor, Tensor], TreeVerdict]
+# Verifies a tree: (p, draft, rule, uniform numbers of the nodes, uniform numbers of the depths) -> verdict.
+TreeVerification = Callable[[Tensor, TreeDraft, Accept, Tensor, Tensor], TreeVerdict]
 
 
 class TreeDrafter(Protocol):
-    """Proposes trees; knows neither the target nor the rule."""
+    """Proposes trees, independently of the target and the rule."""
 
     @property
     def calls(self) -> int:
-        """Calls of a model of its own."""
+        """Calls of the drafter's own model."""
+        ...
+
+    @property
+    def verify(self) -> TreeVerification:
+        """How the trees are verified: the test must match the way in which siblings are sampled."""
         ...
 
     def propose(self, state: BatchState, iteration: int) -> TreeDraft:
-        """Drafts what may follow the last token of each row, of which there is at least one.
+        """Proposes a tree after the last token of each row; every row has a token already.
 
-        Random numbers are those of `rows.rng` in this `iteration`, of the stream DRAFT.
+        Random numbers come from `state.rng` at this `iteration`, stream DRAFT.
         """
         ...
 
-    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
-        """Learns what became of the draft; `state` still stand where the window began."""
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
+        """Called after verification, before the batch advances; also after a single step, with its numbers."""
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -46,62 +51,51 @@ class TreeDrafter(Protocol):
         ...
 
 
-def decode_tree(
-    target: TreeTarget,
+def tree_step(
+    target: Target,
     drafter: TreeDrafter,
     rule: Accept,
-    sampler: TokenSampler,
+    sampler: Sampler,
     state: BatchState,
+    width: int,
     meter: Meter,
     on_step: OnStep | None,
-    test: TreeTest = verify_tree,
-) -> None:
-    """Draft a tree and verify it in one target call, until every row is done.
+) -> bool:
+    """One tree of drafts, verified in one target call. Returns whether any row is still running.
 
-    Entries after the end of a row are read and ignored: were trees cut there, a row would depend on its mates.
+    Entries past the end of a row are read and ignored: if trees were cut there, a row would depend on the others.
 
     Args:
-        target: Knows nothing of the other three.
-        drafter: Knows nothing of the other three.
-        rule: Knows nothing of the other three.
-        sampler: Knows nothing of the other three.
-        state: The batch; holds the result afterwards.
+        target: A `TreeTarget`.
+        drafter: Proposes trees.
+        rule: The acceptance rule.
+        sampler: Makes the target distribution.
+        state: The batch; every row has a token already.
+        width: Ignored; the drafter gives the size of its trees.
         meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call. What it raises leaves the loop.
-        test: How siblings are tested.
+        on_step: Called after the target call.
     """
+    assert isinstance(target, TreeTarget)
     meter.clock.lap("other")
-    logits = target.prefill()
+    draft = drafter.propose(state, meter.nfe)
+    meter.clock.lap("drafter")
+    tree, at = draft.tree, state.length - 1
+    logits = target.forward_tree(torch.cat([state.last(), draft.tokens], dim=1), at, tree)
     meter.clock.lap("target")
-    start = state.positions(1)
-    nothing = Draft(torch.empty(0), torch.empty(0))
-    first = sampler.verify(sampler(logits, start), nothing, rule, state.rng.window(start, 0))
+    p = sampler(logits, state.length[:, None] + tree.depth)
+    accept_u = tree.uniforms(state, meter.nfe)[ACCEPT]
+    resample_u = state.rng.uniforms(state.positions(tree.height + 1), meter.nfe)[RESAMPLE]
+    verdict = drafter.verify(p, draft, bind_features(rule, target, len(state.ids)), accept_u, resample_u)
     meter.clock.lap("rule")
-    gained = state.commit(first.tokens, first.accepted)
-    meter.count(first, gained, state.ids)
-    while True:
-        if on_step is not None:
-            on_step(state.step(meter.nfe))
-        running = state.running()
-        if not running:
-            return
-        if len(running) < len(gained):
-            drop_finished(running, state, target, None, sampler)
-            drafter.select_rows(running)
-        meter.clock.lap("other")
-        draft = drafter.propose(state, meter.nfe)
-        meter.clock.lap("drafter")
-        tree, at = draft.tree, state.length - 1
-        logits = target.forward_tree(torch.cat([state.last(), draft.tokens], dim=1), at, tree)
-        meter.clock.lap("target")
-        p = sampler(logits, state.length[:, None] + tree.depth)
-        accept_u = tree.uniforms(state, meter.nfe)[ACCEPT]
-        resample_u = state.rng.uniforms(state.positions(tree.height + 1), meter.nfe)[RESAMPLE]
-        verdict = test(p, draft, bind_features(rule, target, len(state.ids)), accept_u, resample_u)
-        meter.clock.lap("rule")
-        target.settle(at, verdict.path)
-        meter.clock.lap("target")
-        drafter.observe(verdict, state)
-        meter.clock.lap("drafter")
-        gained = state.commit(verdict.tokens, verdict.accepted)
-        meter.count(verdict, gained, state.ids)
+    target.settle(at, verdict.path)
+    meter.clock.lap("target")
+    drafter.observe(verdict, state)
+    meter.clock.lap("drafter")
+    gained = state.commit(verdict.tokens, verdict.accepted)
+    meter.count(verdict, gained, state.ids)
+    if on_step is not None:
+        on_step(state.step(meter.nfe))
+    running = state.running()
+    if 0 < len(running) < len(gained):
+        drop_finished(running, state, target, drafter, sampler)
+    return bool(running)

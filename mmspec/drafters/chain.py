@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runners import build_runner
 from mmspec.sampling.rejection import Draft, Verdict, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
@@ -67,3 +69,8 @@ class ChainDrafter:
             tokens.append(x)
             probs.append(drawn_from)
         return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+
+
+def build(context: DraftingContext) -> ChainDrafter:
+    """The builder of the recipes `eagle` and `medusa`."""
+    return ChainDrafter(build_runner(context, context.recipe.info.runner), context.target.device)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.target import Target
+from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.target import EarlyExit, Target
+from mmspec.drafters.early_exit import EarlyExitTarget
+from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.sampler import Sampler
@@ -56,3 +63,29 @@ class ModelDrafter:
             tokens.append(step)
             probs.append(q)
         return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+
+
+def build(context: DraftingContext) -> ModelDrafter:
+    """The builder of the recipes `draft` and `layer-skip`."""
+    model, settings = draft_model_of(context)
+    return ModelDrafter(model, context.layout.sampler(settings, context.target.device))
+
+
+def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingParams]]:
+    """The model that drafts and its sampling parameters: a smaller model, or the target's own first layers.
+
+    Raises:
+        ArgumentError: If there is none, or none with guidance when the recipe asks for guidance.
+    """
+    recipe, resources = context.recipe, context.resources
+    layers, scale = int(recipe.knobs["layers"]), float(recipe.knobs["guidance"])
+    own = [replace(s, guidance_end=None) for s in context.samplings]
+    settings = [replace(s, guidance_scale=scale) for s in resources.draft_sampling or own]
+    if layers:
+        return EarlyExitTarget(context.target, EarlyExit(layers, guided=scale != 1)), settings
+    if resources.draft_model is None:
+        raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model has none")
+    make = resources.draft_model if scale == 1 else resources.guided_draft_model
+    if make is None:
+        raise ArgumentError(f"recipe '{recipe}' needs a draft model with guidance; leave guidance at 1")
+    return make(), settings

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.sampling.tree import Tree
-
-
-class Outcome(Protocol):
-    """What became of a draft: see `mmspec.sampling.rejection.Verdict` and `mmspec.sampling.tree_rejection.TreeVerdict`."""
-
-    accepted: NDArray[np.int64]
-
-    @property
-    def path(self) -> NDArray[np.int64]:
-        """Host int64 [B, D], the entries of the accepted path."""
-        ...
+from mmspec.sampling.tree_rejection import Outcome
 
 
 class DraftRunner(Protocol):

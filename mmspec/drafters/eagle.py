@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
-from mmspec.drafters.draft_runner import Outcome
 from mmspec.heads.eagle import EagleHead
 from mmspec.sampling.logits import cfg_rows, split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree_rejection import Outcome
 
 
 class EagleRunner:

@@ -7,8 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.recycle import Recycle
-from mmspec.drafters.token_init import TokenInit
+from mmspec.drafters.token_init import TokenInit, random_token, repeat_left, repeat_up
+from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG
 
@@ -65,3 +67,20 @@ class InitDrafter:
             columns.append(left)
         tokens = torch.stack(columns, dim=1)
         return Draft(tokens, point_mass(q, tokens, first, is_new))
+
+
+def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:
+    """The token initialization of that name: "left", "up", "random", "table" or "recycle".
+
+    Raises:
+        ArgumentError: If the model has no n-gram table.
+    """
+    layout, target, table = context.layout, context.target, context.resources.table
+    above = repeat_up if layout.width else repeat_left
+    if name == "recycle":
+        return Recycle(context.batch_size, target.vocab_size, above, target.device)
+    if name == "table":
+        if table is None:
+            raise ArgumentError(f"recipe '{context.recipe}' needs an n-gram table, and this model has none")
+        return table
+    return {"left": repeat_left, "up": above, "random": random_token(target.vocab_size)}[name]

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.drafters.coupling import Coupling
+from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.chain import ChainDrafter
+from mmspec.drafters.coupling import COUPLINGS, Coupling
+from mmspec.drafters.init_drafter import InitDrafter, token_init
+from mmspec.drafters.runners import build_runner
+from mmspec.knobs import RUNNERS
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
@@ -84,3 +89,33 @@ class Jacobi:
             tokens, q = self._tokens[row, slots], self._q[row, slots]
         draft = Draft(tokens, q)
         return self._start.extend(state, draft, reused, draws) if reused.min() < count else draft
+
+
+def build(context: DraftingContext) -> Jacobi:
+    """The builder of the recipes `sjd` and `scd`."""
+    knobs, resources = context.recipe.knobs, context.resources
+    coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
+    if start in RUNNERS:
+        chain = ChainDrafter(build_runner(context, start), context.target.device)
+        return Jacobi(chain, coupling, context.target.vocab_size)
+    if start == "auto":
+        has_table = (resources.table or resources.guesses) is not None
+        start = "table" if has_table else "up" if context.layout.width else "left"
+    return Jacobi(_continuation(context, start), coupling, context.target.vocab_size)
+
+
+def build_ngram(context: DraftingContext) -> Jacobi:
+    """The builder of the recipe `table`."""
+    return Jacobi(_continuation(context, "table"), None, context.target.vocab_size)
+
+
+def build_recycle(context: DraftingContext) -> Jacobi:
+    """The builder of the recipe `recycle`."""
+    return Jacobi(_continuation(context, "recycle"), None, context.target.vocab_size)
+
+
+def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
+    """A drafter of new positions that needs no model."""
+    if name == "table" and context.resources.guesses is not None:
+        return context.resources.guesses()
+    return InitDrafter(token_init(context, name))

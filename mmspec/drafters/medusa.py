@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
-from mmspec.drafters.draft_runner import Outcome
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import cfg_rows, split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree_rejection import Outcome
 
 
 class MedusaRunner:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import Target, TreeTarget
-from mmspec.drafters.draft_runner import Outcome
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree_rejection import Outcome
 
 
 class ModelRunner:

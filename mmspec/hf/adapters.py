@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.hf.plan import Plan, Request
-from mmspec.registry import Info, adapters, resolve
+from mmspec.registry import plugins, resolve
 
 # By name, so that an adapter is imported only when a model of its class is there.
 GENERATE_ADAPTERS = {
@@ -52,7 +52,7 @@ def adapter_of(model: Any) -> GenerateAdapter:
     Raises:
         ArgumentError: For a class without one.
     """
-    known = {name: Info(name, True, where) for name, where in GENERATE_ADAPTERS.items()} | adapters()
+    known = {**GENERATE_ADAPTERS, **{name: info.where for name, info in plugins("mmspec.adapters").items()}}
     for kind in type(model).__mro__:
         if kind.__name__ in known:
             family: GenerateAdapter = resolve(known[kind.__name__])

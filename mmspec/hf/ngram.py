@@ -27,7 +27,7 @@ def count_table(
         ArgumentError: When the recipe needs images and there are none, or when they are not of this call.
     """
     if images is None:
-        if recipe.info.drafter == "table" or recipe.knobs.get("start") == "table":
+        if recipe.needs_table:
             raise ArgumentError(
                 f"recipe '{recipe}' needs a table; pass table=, the new tokens of images that a call like this one "
                 "made, int64 [n, N]: ids = model.generate(...), then table=ids[:, length of the prompt:]"

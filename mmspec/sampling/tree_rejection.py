@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, FeatureRule
-from mmspec.sampling.rejection import ratio, residual, sample
+from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.tree import TreeDraft
 
 
@@ -46,6 +46,9 @@ class TreeVerdict:
     path: NDArray[np.int64]
     p: Tensor
     excess: Tensor | None = None
+
+
+Outcome = Verdict | TreeVerdict
 
 
 def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:

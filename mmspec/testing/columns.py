@@ -13,7 +13,6 @@ from torch import Tensor
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.drafters.columns.builder import column_sampler
 from mmspec.engine import run
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -96,7 +95,7 @@ class ColumnToy:
 
 def exact_joint(target: ColumnToy, sampling: SamplingParams, layout: Layout) -> Tensor:
     """Probabilities float64 [(V**K)**N] of all sequences, numbered in base V**K, under plain decoding."""
-    sampler, every = column_sampler([sampling], layout, target), target.every()
+    sampler, every = layout.sampler([sampling], target.device), target.every()
     joint, alive = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.bool)
     padding = torch.nn.functional.one_hot(target.number(torch.full_like(every[0], layout.pad)), len(every)).double()
     for length in range(target.length):

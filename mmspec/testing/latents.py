@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.continuous.run import LatentDraftResources, Latents, LatentStats, Sibling, run_latents
-from mmspec.continuous.sampler import Gaussian, LatentRule, LatentSampler
+from mmspec.continuous.run import Latents, LatentStats, run_latents
+from mmspec.continuous.sampler import Gaussian, LatentModel, LatentRule, LatentSampler
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import decode_plain
+from mmspec.decoding.loop import single_steps
+from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -141,7 +142,7 @@ def plain(rule: LatentRule, samples: int, seed: int, dim: int, length: int, head
     target, seeds = ToyBackbone(samples, dim, length, seed), range(10**12, 10**12 + samples)
     rows = BatchState(seeds, layout, 1, target.device)
     dist = LatentSampler(head, CounterRNG(seeds, target.device), rule, length)
-    decode_plain(target, dist, rows, Meter(target.device, samples), None)
+    single_steps(target, dist, rows, rows.layout.length, Meter(target.device, samples), None)
     return rows.result()
 
 
@@ -150,10 +151,12 @@ def toy(
 ) -> Latents:
     """The toy through the loop; drafts come from another state and another head."""
     rows = len(seeds)
-    resources = LatentDraftResources(
-        draft_model=lambda: Sibling(ToyBackbone(rows, dim, length, seed, spread=0.9), draft),
-        first_layers=lambda layers: Sibling(ToyBackbone(rows, dim, length, seed, spread=0.8), draft),
-        few_steps=lambda steps: Sibling(ToyBackbone(rows, dim, length, seed), draft),
+    resources = DraftResources(
+        latent_models={
+            "draft": lambda _: LatentModel(ToyBackbone(rows, dim, length, seed, spread=0.9), draft),
+            "layer-skip": lambda layers: LatentModel(ToyBackbone(rows, dim, length, seed, spread=0.8), draft),
+            "few-steps": lambda steps: LatentModel(ToyBackbone(rows, dim, length, seed), draft),
+        },
     )
     layout = Layout(length=length, cell=(dim,), dtype=torch.float32)
     return run_latents(ToyBackbone(rows, dim, length, seed), head, recipe, layout, seeds, resources)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import Drafter, decode
+from mmspec.decoding.loop import Drafter, FixedWindow, decode
+from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
 from mmspec.engine import build_drafter
 from mmspec.recipes import Recipe
@@ -68,11 +69,10 @@ def measure(prepared: Prepared, recipe: Recipe, seeds: Sequence[int]) -> Accepta
     target = prepared.make()
     rows, meter = BatchState(seeds, layout, recipe.window, target.device), Meter(target.device, len(seeds))
     with torch.inference_mode():
-        drafter = build_drafter(recipe, layout, target, settings, prepared.resources)
-        assert drafter is not None
-        probe = AcceptanceProbe(drafter, recipe.window - 1)
         sampler = TokenSampler(settings, layout.constraint, target.device)
-        decode(target, probe, exact(), sampler, rows, recipe.window, meter, None)
+        context = DraftingContext(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
+        probe = AcceptanceProbe(build_drafter(context), recipe.window - 1)
+        decode(target, probe, exact(), sampler, rows, FixedWindow(recipe.window), meter, None)
     return Acceptance(shares(probe.kept, probe.tested), meter.stats(probe.calls).tokens_per_call)
 
 

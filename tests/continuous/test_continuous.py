@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.continuous.cspd import CSpD
-from mmspec.continuous.run import LatentDraftResources, Sibling, run_latents
-from mmspec.continuous.sampler import Gaussian, LatentSampler
+from mmspec.continuous.run import run_latents
+from mmspec.continuous.sampler import Gaussian, LatentModel, LatentSampler
 from mmspec.continuous.smoothed import Smoothed
 from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import decode_plain
+from mmspec.decoding.loop import single_steps
+from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
@@ -88,10 +89,10 @@ def test_a_draft_that_is_the_target_is_always_accepted(drafting: str, rule: str)
     head = ToyHead(3, sigma=0.01, path=0.8)
     rows, length = 5, 13
 
-    def same(*_: int) -> Sibling:
-        return Sibling(ToyBackbone(rows, 3, length, 0), head)
+    def same(*_: int) -> LatentModel:
+        return LatentModel(ToyBackbone(rows, 3, length, 0), head)
 
-    resources = LatentDraftResources(same, same, same)
+    resources = DraftResources(latent_models={"draft": same, "layer-skip": same, "few-steps": same})
     layout = Layout(length=length, cell=(3,), dtype=torch.float32)
     recipe = parse(f"{drafting}+{name}:{knobs},window=4" if knobs else f"{drafting}+{name}:window=4")
     found = run_latents(ToyBackbone(rows, 3, length, 0), head, recipe, layout, range(rows), resources)
@@ -118,7 +119,7 @@ def test_a_window_that_is_chosen_keeps_the_law(drafting: str, monkeypatch: pytes
     found = check_latents(f"{drafting}+smoothed:window=auto,sigma=0.3", samples=SAMPLES)
     assert found.ok and found.tokens_per_call > 1.05, found
     monkeypatch.undo()
-    resources, layout = LatentDraftResources(), Layout(length=40, cell=(2,), dtype=torch.float32)
+    resources, layout = DraftResources(), Layout(length=40, cell=(2,), dtype=torch.float32)
     for _ in range(2):
         run_latents(ToyBackbone(1, 2, 40, 0), ToyHead(2), parse("scd+tolerance:window=auto"), layout, [0], resources)
     (adaptive_window,) = resources.adaptive_windows.values()
@@ -239,7 +240,9 @@ def test_guidance_and_temperature_are_of_the_law() -> None:
     layout, head = Layout(4, cell=(2,), dtype=torch.float32), GuidedHead(2)
 
     def drawn(recipe: str, seeds: range) -> Any:
-        resources = LatentDraftResources(lambda: Sibling(Guided(SAMPLES, 2, 4, 0, spread=0.9), GuidedHead(2, 0.15)))
+        resources = DraftResources(
+            latent_models={"draft": lambda _: LatentModel(Guided(SAMPLES, 2, 4, 0, spread=0.9), GuidedHead(2, 0.15))}
+        )
         return run_latents(Guided(SAMPLES, 2, 4, 0), head, parse(recipe), layout, seeds, resources)
 
     expected = drawn("plain+smoothed:sigma=0.3", range(10**9, 10**9 + SAMPLES)).tokens
@@ -264,10 +267,10 @@ class EndingHead(ToyHead):
 def test_marks_are_the_targets() -> None:
     layout = Layout(4, cell=(3,), dtype=torch.float32, ends=lambda tokens: tokens[..., 2] == 1, pad=0)
 
-    def sibling(batch_size: int) -> Sibling:
-        return Sibling(ToyBackbone(batch_size, 2, 4, 0, spread=0.5), EndingHead(2, 0.1))
+    def sibling(batch_size: int) -> LatentModel:
+        return LatentModel(ToyBackbone(batch_size, 2, 4, 0, spread=0.5), EndingHead(2, 0.1))
 
-    resources = LatentDraftResources(lambda: sibling(SAMPLES))
+    resources = DraftResources(latent_models={"draft": lambda _: sibling(SAMPLES)})
     recipe = parse("draft+smoothed:window=4,sigma=0.3")
     head = EndingHead(2)
     target = ToyBackbone(SAMPLES, 2, 4, 0)
@@ -275,7 +278,9 @@ def test_marks_are_the_targets() -> None:
     seeds = range(10**9, 10**9 + SAMPLES)
     rows = BatchState(seeds, layout, 1, torch.device("cpu"))
     sampler = LatentSampler(head, CounterRNG(seeds, torch.device("cpu")), Smoothed(0.3), 4)
-    decode_plain(ToyBackbone(SAMPLES, 2, 4, 0), sampler, rows, Meter(torch.device("cpu"), SAMPLES), None)
+    single_steps(
+        ToyBackbone(SAMPLES, 2, 4, 0), sampler, rows, rows.layout.length, Meter(torch.device("cpu"), SAMPLES), None
+    )
     ends = found.tokens[..., 2]
     assert 0.1 < float(ends.any(1).float().mean()) < 0.9 and float(ends.sum(1).max()) == 1
     score, limit = compare(found.tokens[:, 1:, :2], rows.result()[:, 1:, :2])

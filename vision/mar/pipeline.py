@@ -10,11 +10,13 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.continuous.run import LatentDraftResources, Sibling, build_latent_rule, run_latents
+from mmspec.continuous.run import build_latent_rule, run_latents
+from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
@@ -194,12 +196,13 @@ class MARPipeline(DiffusionPipeline):
 
         ours, draft = target(self.transformer, blind=published), self.draft_transformer
         model = self.transformer
-        resources = LatentDraftResources(
-            draft_model=None if draft is None else lambda: Sibling(target(draft, newest=True), head(chain, draft)),
-            first_layers=lambda n: Sibling(target(model, newest=True, layers=n), head(chain)),
-            few_steps=lambda n: Sibling(target(model, newest=True), head(n)),
-            adaptive_windows=adaptive_windows_of(model),
-        )
+        models: dict[str, Callable[[int], LatentModel]] = {
+            "layer-skip": lambda n: LatentModel(target(model, newest=True, layers=n), head(chain)),
+            "few-steps": lambda n: LatentModel(target(model, newest=True), head(n)),
+        }
+        if draft is not None:
+            models = {"draft": lambda _: LatentModel(target(draft, newest=True), head(chain, draft)), **models}
+        resources = DraftResources(latent_models=models, adaptive_windows=adaptive_windows_of(model))
         dim, places = model.config.token_dim, model.places
         layout = Layout(length=places, cell=(dim,), dtype=torch.float32)
         found = run_latents(ours, head(chain), recipe, layout, seeds, resources, observe)

@@ -84,8 +84,8 @@ class Stages:
         semantic = BarkSemanticGenerationConfig(**configs.semantic_config)
         coarse = BarkCoarseGenerationConfig(**configs.coarse_acoustics_config)
         fine = BarkFineGenerationConfig(**configs.fine_acoustics_config)
-        draft, way = self.speaker.draft_model, recipe.info
-        drafted = way.drafter == "model" or (way.tree and way.drafter != "table" and way.runner == "model")
+        draft = self.speaker.draft_model
+        by_model = recipe.needs_draft_model or int(recipe.knobs.get("layers", 0)) > 0
         nothing = torch.empty(0, fine.n_fine_codebooks, dtype=torch.int64)
 
         def heard(step: Step) -> None:
@@ -105,7 +105,7 @@ class Stages:
             second = type(model).__name__ == "BarkCoarseModel"
             out: Any = generate(
                 *(model, input_ids, logits_processor, stopping_criteria, generation_config),
-                recipe=recipe if second or not drafted else "plain",
+                recipe=recipe if second or not by_model else "plain",
                 seed=list(seeds),
                 draft_model=draft.coarse_acoustics if second and draft is not None else None,
                 on_step=None if on_step is None else heard,

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames, decode_frames
 from mmspec.audio.depth.frame_windows import decode_ahead
+from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.adapters import unwrap
@@ -185,9 +186,12 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     wanted = Frames(length, frame_ends(model), pad, first, depth_sampling(model))
     smaller = None
     if call.draft_model is not None:
+        check_draft(call.draft_model, model)
+    if call.draft_model is not None and call.recipe.needs_draft_model:
         smaller = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
-    made = decode_csm(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step)
+    windows = adaptive_windows_of(model)
+    made = decode_csm(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step, windows)
     if call.config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
     return made.frames
@@ -201,11 +205,12 @@ def decode_csm(
     ahead: int,
     draft: CsmFrames | None,
     on_step: OnStep | None,
+    adaptive_windows: AdaptiveWindows,
 ) -> DecodedFrames:
     """`mmspec.audio.depth.frame_windows.decode_ahead`, or where `ahead` is 0 `mmspec.audio.depth.depth_decoding.decode_frames`."""
     if ahead:
-        return decode_ahead(model, recipe, frames, seeds, ahead, draft, on_step)
-    return decode_frames(model, recipe, frames, seeds, draft, on_step)
+        return decode_ahead(model, recipe, frames, seeds, ahead, draft, on_step, adaptive_windows)
+    return decode_frames(model, recipe, frames, seeds, draft, on_step, adaptive_windows)
 
 
 def generate_ahead(

@@ -17,6 +17,7 @@ from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm,
 from mmspec.audio.models.flat.speech import pieces
 from mmspec.audio.pipeline import Reading
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
@@ -122,9 +123,10 @@ class FrameJob:
         rest = depth_sampling(speaker.model) if first == speaker.sampling else first
         pad = int(speaker.model.config.codebook_eos_token_id)
         frames = Frames(speaker.frames, frame_ends(speaker.model), pad, first, rest)
-        draft = None if speaker.draft_model is None or recipe.info.drafter != "model" else speaker.draft_model
+        draft = speaker.draft_model if recipe.needs_draft_model else None
         model, smaller = self._prompted(speaker.model), None if draft is None else self._prompted(draft)
-        made = decode_csm(model, recipe, frames, seeds, speaker.ahead, smaller, on_step)
+        windows = adaptive_windows_of(speaker.model)
+        made = decode_csm(model, recipe, frames, seeds, speaker.ahead, smaller, on_step, windows)
         return Decoded(made.frames, made.stats)
 
     def _prompted(self, model: Any) -> CsmFrames:

@@ -15,6 +15,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.depth.depth_decoding import Frames, decode_frames
+from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, as_bias
@@ -162,7 +163,8 @@ def generate(call: GenerateRequest) -> Any:
     )
     first = read_sampling(found, bool(call.config.do_sample))
     wanted = Frames(length, None, 0, first, depth_sampling(model, inputs["kwargs_depth_decoder"]))
-    made = decode_frames(prompted, call.recipe, wanted, row_seeds(call.seed, len(embeds)), None, call.on_step).frames
+    seeds, windows = row_seeds(call.seed, len(embeds)), adaptive_windows_of(model)
+    made = decode_frames(prompted, call.recipe, wanted, seeds, None, call.on_step, windows).frames
     codes = torch.cat([model.generated_audio_codes, made[:, :-1, 1:].transpose(1, 2)], dim=2)
     model.generated_audio_codes = model.apply_delay_pattern_mask(codes, inputs["moshi_delay_pattern_mask"])
     model.last_hidden_state = prompted.hidden()[:, None]

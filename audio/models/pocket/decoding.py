@@ -6,7 +6,7 @@ Of two latents per call of the backbone neither needs anything but the one befor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.latents.backbone_runner import BackboneRunner, shallow
-from mmspec.continuous.run import LatentDraftResources, Latents, LatentStats, Sibling, run_latents
-from mmspec.continuous.sampler import Gaussian
+from mmspec.continuous.run import Latents, LatentStats, run_latents
+from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -239,12 +240,13 @@ def draw_frames(
     def head(model: Any, steps: int = num_flow_steps) -> PocketHead:
         return PocketHead(model, steps, temperature, eos_threshold, min_frames_before_eos)
 
-    resources = LatentDraftResources(
-        draft_model=None if draft_model is None else lambda: Sibling(target(draft_model), head(draft_model)),
-        first_layers=lambda layers: Sibling(target(model, layers), head(model)),
-        few_steps=lambda steps: Sibling(target(model), head(model, steps)),
-        adaptive_windows=adaptive_windows_of(model),
-    )
+    models: dict[str, Callable[[int], LatentModel]] = {
+        "layer-skip": lambda layers: LatentModel(target(model, layers), head(model)),
+        "few-steps": lambda steps: LatentModel(target(model), head(model, steps)),
+    }
+    if draft_model is not None:
+        models = {"draft": lambda _: LatentModel(target(draft_model), head(draft_model)), **models}
+    resources = DraftResources(latent_models=models, adaptive_windows=adaptive_windows_of(model))
     dim = model.config.latent_dim
     layout = Layout(max_frames, cell=(dim + 1,), dtype=torch.float32, ends=lambda tokens: tokens[..., -1] == 0)
     return run_latents(target(model), head(model), recipe, layout, seeds, resources, on_step)

@@ -7,7 +7,7 @@ from the noise of the position. The unconditional side reads the same sound afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,12 @@ from torch import Tensor
 from mmspec.audio.latents.backbone_runner import BackboneRunner, shallow
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.convolutions import Rewinding
-from mmspec.continuous.run import LatentDraftResources, Latents, LatentStats, Sibling, run_latents
-from mmspec.continuous.sampler import Gaussian
+from mmspec.continuous.run import Latents, LatentStats, run_latents
+from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -291,12 +292,13 @@ def draw_tokens(
     def head(each: Any, steps: int = num_diffusion_steps) -> VibeVoiceHead:
         return VibeVoiceHead(each, steps, guidance_scale)
 
-    resources = LatentDraftResources(
-        draft_model=None if draft_model is None else lambda: Sibling(target(draft_model), head(draft_model)),
-        first_layers=lambda layers: Sibling(target(model, layers), head(model)),
-        few_steps=lambda steps: Sibling(target(model), head(model, steps)),
-        adaptive_windows=adaptive_windows_of(model),
-    )
+    models: dict[str, Callable[[int], LatentModel]] = {
+        "layer-skip": lambda layers: LatentModel(target(model, layers), head(model)),
+        "few-steps": lambda steps: LatentModel(target(model), head(model, steps)),
+    }
+    if draft_model is not None:
+        models = {"draft": lambda _: LatentModel(target(draft_model), head(draft_model)), **models}
+    resources = DraftResources(latent_models=models, adaptive_windows=adaptive_windows_of(model))
     config, dim = model.config, model.config.audio_config.hidden_size
     layout = Layout(
         max_tokens,

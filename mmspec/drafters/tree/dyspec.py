@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runners import build_runner
 from mmspec.sampling.rejection import sample
-from mmspec.sampling.rng import DRAFT
+from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree, TreeDraft, WithoutReplacement
-from mmspec.sampling.tree_rejection import TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 class DySpecDrafter:
@@ -32,6 +34,8 @@ class DySpecDrafter:
         depth: The longest path.
     """
 
+    verify = staticmethod(verify_tree)
+
     def __init__(self, runner: DraftRunner, nodes: int, depth: int) -> None:
         self._runner = runner
         self._nodes = nodes
@@ -41,7 +45,7 @@ class DySpecDrafter:
     def calls(self) -> int:
         return self._runner.calls
 
-    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._runner.observe(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -81,3 +85,9 @@ class DySpecDrafter:
             worth[:, 1 + j] = np.where(below + 1 < self._depth, value * share, -1.0)
             depth[:, 1 + j], parents[:, j], tokens[:, j] = below + 1, entry, x
         return TreeDraft(Tree(parents, state.device), tokens, WithoutReplacement(probs))
+
+
+def build(context: DraftingContext) -> DySpecDrafter:
+    """The builder of the recipe `tree-sampled`."""
+    recipe = context.recipe
+    return DySpecDrafter(build_runner(context, recipe.info.runner), recipe.window - 1, int(recipe.knobs["depth"]))

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runners import build_runner
+from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
-from mmspec.sampling.tree_rejection import TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 class DynamicTreeDrafter:
@@ -30,6 +33,8 @@ class DynamicTreeDrafter:
         top: Children of an entry, and entries that get children at each depth.
         vocab_size: V.
     """
+
+    verify = staticmethod(verify_tree)
 
     def __init__(self, runner: DraftRunner, nodes: int, depth: int, top: int, vocab_size: int) -> None:
         self._runner = runner
@@ -44,7 +49,7 @@ class DynamicTreeDrafter:
     def calls(self) -> int:
         return self._runner.calls
 
-    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._runner.observe(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -87,3 +92,11 @@ class DynamicTreeDrafter:
         entry.scatter_(1, chosen + 1, number)
         tree = Tree(entry.gather(1, parents.gather(1, chosen)).cpu().numpy(), tokens.device)
         return TreeDraft(tree, tokens.gather(1, chosen), self._siblings)
+
+
+def build(context: DraftingContext) -> DynamicTreeDrafter:
+    """The builder of the recipes `tree-dynamic` and `eagle-2`."""
+    recipe = context.recipe
+    runner = build_runner(context, recipe.info.runner, greedy_as_warm=True)
+    depth, top = int(recipe.knobs["depth"]), int(recipe.knobs["top"])
+    return DynamicTreeDrafter(runner, recipe.window - 1, depth, top, context.target.vocab_size)

@@ -8,9 +8,13 @@ from math import prod
 import torch
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.ngram import Table
+from mmspec.errors import ArgumentError
+from mmspec.knobs import branches
+from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
-from mmspec.sampling.tree_rejection import TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 class NGramTreeDrafter:
@@ -25,13 +29,15 @@ class NGramTreeDrafter:
 
     calls = 0
 
+    verify = staticmethod(verify_tree)
+
     def __init__(self, table: Table, branch: Sequence[int], vocab_size: int, device: torch.device) -> None:
         self._table = table
         self._branch = branch
         self._tree = Tree.branching(branch, device)
         self._siblings = Chosen(vocab_size)
 
-    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         pass
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -63,3 +69,11 @@ class NGramTreeDrafter:
                 found = torch.where(must >= 0, must, found)
             levels.append(found)
         return TreeDraft(self._tree, torch.cat(levels[1:], dim=1), self._siblings)
+
+
+def build(context: DraftingContext) -> NGramTreeDrafter:
+    """The builder of the recipe `tree-table`."""
+    recipe, target, table = context.recipe, context.target, context.resources.table
+    if table is None:
+        raise ArgumentError(f"recipe '{recipe}' needs an n-gram table, and this model has none")
+    return NGramTreeDrafter(table, branches(str(recipe.knobs["branch"])), target.vocab_size, target.device)

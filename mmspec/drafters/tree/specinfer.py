@@ -15,11 +15,16 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.tree_loop import TreeVerification
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runners import build_runner
+from mmspec.knobs import branches
+from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.rejection import sample
-from mmspec.sampling.rng import DRAFT
+from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, WithoutReplacement
-from mmspec.sampling.tree_rejection import TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,12 @@ class SiblingSampler:
     Attributes:
         draw: Children int64 [B, n * k] in order, from distributions float32 [B, n, V] at uniform numbers [B, n, k].
         siblings: What it makes of the distributions of all entries, for the test.
+        verify: The test that goes with it.
     """
 
     draw: Callable[[Tensor, Tensor], Tensor]
     siblings: Callable[[Tensor], Siblings]
+    verify: TreeVerification = verify_tree
 
 
 class StaticTreeDrafter:
@@ -52,12 +59,13 @@ class StaticTreeDrafter:
         self._sampler = sibling_sampler
         self._branch = branch
         self._tree = Tree.branching(branch, device)
+        self.verify = sibling_sampler.verify
 
     @property
     def calls(self) -> int:
         return self._runner.calls
 
-    def observe(self, verdict: TreeVerdict, state: BatchState) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._runner.observe(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -95,7 +103,27 @@ def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
     return torch.stack(children, dim=-1).flatten(1)
 
 
-SIBLING_SAMPLERS = {
-    "different": SiblingSampler(sample_without_replacement, WithoutReplacement),
-    "independent": SiblingSampler(sample_independent, Independent),
-}
+DISTINCT = SiblingSampler(sample_without_replacement, WithoutReplacement)
+INDEPENDENT = SiblingSampler(sample_independent, Independent)
+K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
+
+
+def build_without_replacement(context: DraftingContext) -> StaticTreeDrafter:
+    """The builder of the recipes `tree`, `tree-eagle` and `tree-medusa`."""
+    return _build(context, branches(str(context.recipe.knobs["branch"])), DISTINCT)
+
+
+def build_independent(context: DraftingContext) -> StaticTreeDrafter:
+    """The builder of the recipe `tree-chains`."""
+    return _build(context, branches(str(context.recipe.knobs["branch"])), INDEPENDENT)
+
+
+def build_k_seq(context: DraftingContext) -> StaticTreeDrafter:
+    """The builder of the recipe `spectr`."""
+    knobs = context.recipe.knobs
+    return _build(context, [int(knobs["drafts"])] + [1] * (int(knobs["length"]) - 1), K_SEQ)
+
+
+def _build(context: DraftingContext, branch: Sequence[int], sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
+    runner = build_runner(context, context.recipe.info.runner)
+    return StaticTreeDrafter(runner, branch, sibling_sampler, context.target.device)

@@ -9,10 +9,12 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.continuous.run import LatentDraftResources, Sibling, run_latents
+from mmspec.continuous.run import run_latents
+from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
@@ -109,10 +111,12 @@ class LatentShapes:
             return FlowHead(self.codes, steps, scale, warmth)
 
         ours = target(self.target)
-        resources = LatentDraftResources(
-            draft_model=lambda: Sibling(target(self.draft), flow_head()),
-            first_layers=lambda n: Sibling(EarlyExitTarget(ours, EarlyExit(n, scale != 1)), flow_head()),
-            few_steps=lambda n: Sibling(target(self.target), flow_head(n)),
+        resources = DraftResources(
+            latent_models={
+                "draft": lambda _: LatentModel(target(self.draft), flow_head()),
+                "layer-skip": lambda n: LatentModel(EarlyExitTarget(ours, EarlyExit(n, scale != 1)), flow_head()),
+                "few-steps": lambda n: LatentModel(target(self.target), flow_head(n)),
+            },
             adaptive_windows=adaptive_windows_of(self.target),
         )
         grid, dim = self.target.config.grid_size, self.codes.shape[1]

@@ -1,0 +1,62 @@
+"""Makes the network that a chain or a tree of drafts is sampled from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.target import FeatureTarget, TreeTarget
+from mmspec.drafters.draft_model import draft_model_of
+from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.eagle import EagleRunner
+from mmspec.drafters.medusa import MedusaRunner
+from mmspec.drafters.model_runner import ModelRunner
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.eagle import EagleHead
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
+
+
+def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = False) -> DraftRunner:
+    """A source of draft distributions: a smaller model, an EAGLE head or Medusa heads.
+
+    Args:
+        context: The recipe and the model's resources.
+        kind: "model", "eagle" or "medusa".
+        greedy_as_warm: Give greedy rows the distribution at temperature 1. A tree that only ranks tokens by their
+            probability needs it: the one-hot distribution of a greedy row ranks nothing.
+
+    Raises:
+        ArgumentError: If the model has no such network, or one that does not draft that far ahead.
+        ModelError: If the network belongs to another model.
+    """
+    recipe, layout, target, resources = context.recipe, context.layout, context.target, context.resources
+
+    def sampler(settings: Sequence[SamplingParams]) -> TokenSampler:
+        if greedy_as_warm:
+            settings = [replace(s, temperature=s.temperature or 1.0) for s in settings]
+        return TokenSampler(settings, layout.constraint, target.device)
+
+    if kind == "model":
+        model, settings = draft_model_of(context)
+        if recipe.info.tree and not isinstance(model, TreeTarget):
+            raise ArgumentError(f"recipes with a tree are not possible here: {type(model).__name__} reads windows only")
+        return ModelRunner(model, sampler(settings))
+    if kind not in resources.heads:
+        raise ArgumentError(
+            f"recipe {recipe.name!r} needs a drafter of kind {kind!r}, and this model has none; train one with "
+            f"`mmspec train-drafter --kind {kind}` and name its folder as drafter"
+        )
+    if not isinstance(target, FeatureTarget):
+        raise ArgumentError(f"recipe {recipe.name!r} is not possible here: {type(target).__name__} shows no features")
+    head = resources.heads[kind]
+    if head.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"drafter has {head.vocab_size} tokens, the model {target.vocab_size}; they do not belong together"
+        )
+    if isinstance(head, EagleHead):
+        return EagleRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
+    if recipe.depth > head.count and not recipe.auto:
+        raise ArgumentError(f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, and there are {head.count} heads")
+    return MedusaRunner(head, target, sampler(context.samplings))
