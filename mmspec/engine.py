@@ -12,11 +12,11 @@ from torch import Tensor
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import FixedWindow, OnStep, WindowPolicy, chain_step, decode, single_steps
+from mmspec.decoding.loop import FixedWindow, OnStep, WindowPolicy, decode_window, decode, decode_steps
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target, TreeTarget
-from mmspec.decoding.tree_loop import tree_step
+from mmspec.decoding.tree_loop import decode_tree
 from mmspec.errors import ArgumentError
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.knobs import LARGEST
@@ -110,10 +110,10 @@ def run_rows(
     drafter = None
     with torch.inference_mode():
         if not recipe.info.drafts:
-            single_steps(target, sampler, state, state.layout.length, meter, on_step)
+            decode_steps(target, sampler, state, state.layout.length, meter, on_step)
         else:
             drafter = build_drafter(context)
-            step = tree_step if recipe.info.tree else chain_step
+            step = decode_tree if recipe.info.tree else decode_window
             decode(target, drafter, rule, sampler, state, policy, meter, on_step, step, alone)
     meter.clock.lap("other")
     return 0 if drafter is None else drafter.calls

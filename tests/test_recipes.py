@@ -66,5 +66,5 @@ def test_wrong_text(text: Any, error: type[MMSpecError], message: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["draft", "table", "scd:start=table"])
 def test_a_recipe_that_needs_what_the_model_lacks(recipe: str) -> None:
-    with pytest.raises(ArgumentError, match="this model brings none"):
+    with pytest.raises(ArgumentError, match="this model has none"):
         run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import mmspec
-from mmspec import registry
+from mmspec import loading, registry
 from mmspec.codebook import Codebook
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
+from mmspec.hf.adapters import GENERATE_ADAPTERS
+from mmspec.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -38,11 +40,13 @@ def test_folders_that_are_no_pipelines(tmp_path: Path, index: str) -> None:
         mmspec.load(str(tmp_path))
 
 
-@pytest.mark.parametrize("listing", [registry.models, registry.drafters])
-def test_every_name_resolves(listing: object) -> None:
-    assert callable(listing)
-    for info in listing().values():
-        assert info.summary and registry.resolve(info) is not None
+def test_every_name_resolves() -> None:
+    for info in loading.models().values():
+        assert info.summary and callable(registry.resolve(info.where))
+    for recipe in RECIPES.values():
+        assert recipe.summary and all(callable(registry.resolve(where)) for where in recipe.builders.values())
+    for where in GENERATE_ADAPTERS.values():
+        assert registry.resolve(where) is not None
 
 
 def test_every_rule_can_be_made() -> None:

@@ -115,25 +115,25 @@ def decode(
 
     Args:
         target: The model whose distribution is promised.
-        drafter: Proposes tokens; for `tree_step` a `mmspec.decoding.tree_loop.TreeDrafter`.
+        drafter: Proposes tokens; for `decode_tree` a `mmspec.decoding.tree_loop.TreeDrafter`.
         rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch; holds the result afterwards.
         policy: The width of each window: tokens in one target call, the last accepted one included.
         meter: Counts calls, tokens and seconds.
         on_step: Called after every target call. An exception in it ends the loop.
-        window_step: One window; None takes `chain_step`.
+        window_step: One window; None takes `decode_window`.
         alone: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
         clock: Gives seconds.
     """
-    step: WindowStep = window_step or chain_step
-    going = single_steps(target, sampler, state, alone, meter, on_step, drafter)
+    step: WindowStep = window_step or decode_window
+    going = decode_steps(target, sampler, state, alone, meter, on_step, drafter)
     while going:
         width = policy.choose()
         start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()
         if width == 1:
             left = int((state.layout.length - state.length).max())
-            going = single_steps(target, sampler, state, min(policy.steps(), left), meter, on_step, drafter)
+            going = decode_steps(target, sampler, state, min(policy.steps(), left), meter, on_step, drafter)
         else:
             going = step(target, drafter, rule, sampler, state, width, meter, on_step)
         calls = meter.nfe - calls
@@ -141,7 +141,7 @@ def decode(
         policy.record(width, (clock() - start) / calls, float(gained), calls)
 
 
-def chain_step(
+def decode_window(
     target: Target,
     drafter: Drafter,
     rule: Accept,
@@ -178,7 +178,7 @@ def chain_step(
     return bool(running)
 
 
-def single_steps(
+def decode_steps(
     target: Target,
     sampler: Sampler,
     state: BatchState,

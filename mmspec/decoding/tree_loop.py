@@ -51,7 +51,7 @@ class TreeDrafter(Protocol):
         ...
 
 
-def tree_step(
+def decode_tree(
     target: Target,
     drafter: TreeDrafter,
     rule: Accept,

@@ -84,6 +84,18 @@ class EagleRunner:
         return self._probs(self._guesses, state.positions(1))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        found, end, begin = list[Tensor](), first + tokens.shape[1], first
+        while first < end:
+            # A node is read with its parent's feature, so the children of a node come in a later call than the node.
+            known, stop = self._guesses.shape[1], first + 1
+            while stop < end and tree.parents[:, stop - 1].max() < known:
+                stop += 1
+            found.append(self._level(state, tokens[:, first - begin : stop - begin], tree, first))
+            first = stop
+        return torch.cat(found, dim=1)
+
+    def _level(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        """`nodes`, for nodes whose parents have all been read."""
         entries = np.arange(first, first + tokens.shape[1])
         root = self._head.prefix + state.length[:, None] - 1
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)

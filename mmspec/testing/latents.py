@@ -18,7 +18,7 @@ from mmspec.continuous.run import Latents, LatentStats, run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel, LatentRule, LatentSampler
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import single_steps
+from mmspec.decoding.loop import decode_steps
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.recipes import Recipe, parse
@@ -142,7 +142,7 @@ def plain(rule: LatentRule, samples: int, seed: int, dim: int, length: int, head
     target, seeds = ToyBackbone(samples, dim, length, seed), range(10**12, 10**12 + samples)
     rows = BatchState(seeds, layout, 1, target.device)
     dist = LatentSampler(head, CounterRNG(seeds, target.device), rule, length)
-    single_steps(target, dist, rows, rows.layout.length, Meter(target.device, samples), None)
+    decode_steps(target, dist, rows, rows.layout.length, Meter(target.device, samples), None)
     return rows.result()
 
 

@@ -21,7 +21,7 @@ import mmspec.audio.models.higgs.decoding
 import mmspec.audio.models.musicgen.decoding
 from mmspec.audio.multi_codebook.decoding import ColumnPlan
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import decode
+from mmspec.decoding.loop import FixedWindow, decode
 from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
 from mmspec.hf.request import GenerateRequest
@@ -176,7 +176,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
         "musicgen",
         {"recipe": "tree"},
         ArgumentError,
-        "recipe 'tree' is not possible here: this model makes columns of 4",
+        "recipe 'tree' is not possible here: this model generates columns of codes",
     ),
     ("musicgen", {"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
     ("musicgen", {"draft_model": tiny.dia()}, ModelError, "draft_model is a DiaForConditionalGeneration"),
@@ -268,7 +268,7 @@ def test_calls_are_those_of_the_drafts(name: str, window: int) -> None:
     oracle = Oracle(made[0], wrong, plan.vocab_size)
     with torch.inference_mode():
         target = plan.target(window, plan.guided)
-        decode(target, oracle, ratio, sampler, rows, window, meter, None)
+        decode(target, oracle, ratio, sampler, rows, FixedWindow(window), meter, None)
     assert torch.equal(rows.result(), made) and meter.nfe == calls
 
 

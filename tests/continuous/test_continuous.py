@@ -24,7 +24,7 @@ from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import single_steps
+from mmspec.decoding.loop import decode_steps
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.engine import run
@@ -115,7 +115,7 @@ class Random(AdaptiveWindow):
 
 @pytest.mark.parametrize("drafting", ["draft", "scd"])
 def test_a_window_that_is_chosen_keeps_the_law(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.continuous.run.Pace", Random)
+    monkeypatch.setattr("mmspec.engine.AdaptiveWindow", Random)
     found = check_latents(f"{drafting}+smoothed:window=auto,sigma=0.3", samples=SAMPLES)
     assert found.ok and found.tokens_per_call > 1.05, found
     monkeypatch.undo()
@@ -135,14 +135,14 @@ class Untruncated(Smoothed):
 class Reused(Smoothed):
     """Resamples with the very noise that was turned down."""
 
-    def redraw(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
+    def resample(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
         return p.mean + (x - q.mean)
 
 
 class Afresh(Smoothed):
     """Resamples from the target distribution instead of the residual."""
 
-    def redraw(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
+    def resample(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
         return p.mean + self.sigma * torch.randn(p.mean.shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -278,7 +278,7 @@ def test_marks_are_the_targets() -> None:
     seeds = range(10**9, 10**9 + SAMPLES)
     rows = BatchState(seeds, layout, 1, torch.device("cpu"))
     sampler = LatentSampler(head, CounterRNG(seeds, torch.device("cpu")), Smoothed(0.3), 4)
-    single_steps(
+    decode_steps(
         ToyBackbone(SAMPLES, 2, 4, 0), sampler, rows, rows.layout.length, Meter(torch.device("cpu"), SAMPLES), None
     )
     ends = found.tokens[..., 2]

@@ -12,7 +12,8 @@ import mmspec.engine
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
-from mmspec.recipes import LARGEST, parse
+from mmspec.knobs import LARGEST
+from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import ToyTarget, check
 

@@ -104,7 +104,7 @@ def test_a_head_reads_what_it_is_trained_on(recipe: str, monkeypatch: pytest.Mon
         made.append(Watched(*given))
         return made[0]
 
-    monkeypatch.setattr(mmspec.engine, "EagleRunner", reader)
+    monkeypatch.setattr("mmspec.drafters.runners.EagleRunner", reader)
     target, layout = tiny_target(gpt, 1), Layout(SIDE**2, SIDE)
     run(target, parse(recipe), layout, [sampling], [7], DraftResources(heads={"eagle": head}))
     sampler = TokenSampler([sampling], None, gpt.device)

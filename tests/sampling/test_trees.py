@@ -27,7 +27,8 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import TreeTarget
 from mmspec.drafters.ngram import NGramTable
-from mmspec.drafters.tree.specinfer import SIBLING_SAMPLERS, SiblingSampler, sample_without_replacement
+from mmspec.drafters.tree import specinfer
+from mmspec.drafters.tree.specinfer import SiblingSampler, sample_without_replacement
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
@@ -191,7 +192,7 @@ def test_what_a_model_lacks_is_told() -> None:
             self.prefill, self.forward, self.select_rows = target.prefill, target.forward, target.select_rows
 
     for recipe in ("tree", "tree-chains", "spectr", "tree-table", "tree-dynamic", "tree-sampled"):
-        with pytest.raises(ArgumentError, match="this model brings none"):
+        with pytest.raises(ArgumentError, match="this model has none"):
             run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())
     resources = DraftResources(NGramTable(torch.zeros(4, 3, dtype=torch.int64)))
     with pytest.raises(ArgumentError, match="Windows reads windows only"):
@@ -234,7 +235,7 @@ def greedy_siblings_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
     def likeliest(q: Tensor, u: Tensor) -> Tensor:
         return q.topk(u.shape[-1]).indices.flatten(1)
 
-    patch.setitem(SIBLING_SAMPLERS, "different", SiblingSampler(likeliest, WithoutReplacement))
+    patch.setattr(specinfer, "DISTINCT", SiblingSampler(likeliest, WithoutReplacement))
 
 
 def selected_after_drawing(patch: pytest.MonkeyPatch) -> None:
@@ -247,7 +248,7 @@ def selected_after_drawing(patch: pytest.MonkeyPatch) -> None:
         likely = q.gather(-1, drawn)
         return drawn.gather(-1, likely.sort(dim=-1, descending=True).indices[..., :-1]).flatten(1)
 
-    patch.setitem(SIBLING_SAMPLERS, "different", SiblingSampler(best, WithoutReplacement))
+    patch.setattr(specinfer, "DISTINCT", SiblingSampler(best, WithoutReplacement))
 
 
 def node_drawn_twice(patch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_plain_is_the_loop_without_drafts() -> None:
     meter = Meter(target.device, 3)
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
-    mmspec.decoding.loop.decode(target, drafter, ratio, sampler, rows, 1, meter, None)
+    mmspec.decoding.loop.decode(target, drafter, ratio, sampler, rows, mmspec.decoding.loop.FixedWindow(1), meter, None)
     assert torch.equal(rows.result(), decode("plain", [1, 2, 3], sampling))
 
 

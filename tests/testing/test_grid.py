@@ -75,17 +75,17 @@ ONE_EACH = [(recipe, list(SETTINGS)[i % len(SETTINGS)]) for i, recipe in enumera
 
 def test_nothing_is_left_out() -> None:
     names = {parse(recipe).parts[0] for recipe in EXACT}
-    assert names == {name for name, info in RECIPES.items() if info.drafter != "none" and not info.continuous}
+    assert names == {name for name, info in RECIPES.items() if info.drafts and not info.continuous}
 
 
-@pytest.mark.parametrize(("recipe", "law"), ONE_EACH)
+@pytest.mark.parametrize(("recipe", "sampler"), ONE_EACH)
 def test_distribution(recipe: str, sampler: str) -> None:
     verdict = check(recipe, SETTINGS[sampler], samples=20_000, layout=GRID, seed=1)
     assert verdict.ok, verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", SETTINGS)
+@pytest.mark.parametrize("sampler", SETTINGS)
 @pytest.mark.parametrize("recipe", EXACT)
 def test_every_combination(recipe: str, sampler: str) -> None:
     verdict = check(recipe, SETTINGS[sampler], samples=60_000, layout=GRID, seed=2)
