@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from safetensors import SafetensorError
 
 from mmspec import hub
 from mmspec.audio.codec import Codec
@@ -19,8 +17,8 @@ from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
 from mmspec.audio.models.codec_lm import speech as grafted
 from mmspec.audio.models.codec_lm.speech import TextSide
 from mmspec.audio.pipeline import SpeechPipeline
-from mmspec.errors import ArgumentError, ModelError
-from mmspec.hf.folder import architecture, read_processor
+from mmspec.errors import ArgumentError
+from mmspec.hf.folder import architecture, load_model, read_processor
 
 # Class of transformers -> what makes a speaker of a model, its processor, a codec or None, options and a draft model.
 SPEECH_ADAPTERS = {
@@ -91,7 +89,7 @@ def from_folder(
     options = dict(config or {})
     if (read := published(folder)) is not None:
         return from_published(read, folder, processor, codec, options, device, dtype)
-    model = read_model(folder, device, dtype)
+    model = load_model(folder, device, dtype)
     if processor is None and any((folder / file).exists() for file in PROCESSORS):
         processor = folder
     if isinstance(processor, (str, Path)):
@@ -100,7 +98,7 @@ def from_folder(
     if draft == "pair":
         draft = smaller(folder)
     if isinstance(draft, (str, Path)):
-        draft = read_model(found(draft), device, dtype)
+        draft = load_model(found(draft), device, dtype)
     return from_model(model, processor, codec, {**options, "draft_model": draft})
 
 
@@ -156,28 +154,7 @@ def read_codec(folder: Path, device: str) -> Codec:
     Raises:
         ModelError: When it cannot be loaded.
     """
-    return read_snac(folder, device) if is_snac(folder) else codec_of(read_model(folder, device, torch.float32))
-
-
-def read_model(folder: Path, device: str, dtype: torch.dtype) -> Any:
-    """The model in a folder.
-
-    Raises:
-        ModelError: When it cannot be loaded, or parts of it are missing.
-    """
-    name = architecture(folder)
-    if name is None:
-        raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
-    try:
-        model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
-    if missing := sorted(report["missing_keys"]):
-        # transformers fills them with random numbers, and says so in its log only.
-        rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
-    return model.to(device).eval()
+    return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32))
 
 
 def smaller(folder: Path) -> str:

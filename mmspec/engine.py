@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import FixedWindow, OnStep, WindowPolicy, decode_window, decode, decode_steps
+from mmspec.decoding.loop import FixedWindow, OnStep, WindowPolicy, decode, decode_steps, decode_window
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target, TreeTarget

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError
-from mmspec.hf.causal_target import as_bias
+from mmspec.hf.decoder_layers import first_layers
 from mmspec.hf.slot_cache import SlotCache
 
 
@@ -40,7 +40,7 @@ class BackboneRunner:
         own = torch.arange(end, device=slots.device) == slots[..., None]
         out = self._decoder(
             inputs_embeds=embeds,
-            attention_mask=as_bias(seen | own, embeds.dtype),
+            attention_mask=additive_mask(seen | own, embeds.dtype),
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
@@ -62,7 +62,4 @@ def shallow(decoder: Any, layers: int | None) -> Any:
         return decoder
     if layers >= len(decoder.layers):
         raise ArgumentError(f"layers={layers} is not allowed; this model has {len(decoder.layers)}, so take fewer")
-    part = copy.copy(decoder)
-    part._modules = dict(decoder._modules)
-    part.layers = decoder.layers[:layers]
-    return part
+    return first_layers(decoder, layers)

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """What a decoder gives, under the name it has in transformers."""
-
-    last_hidden_state: Tensor
 
 
 class CrossAttention:

@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.spoken.transformer import LONGEST, Cache, SpokenTransformer, Write
+from mmspec.audio.spoken.transformer import LONGEST, SpokenTransformer
+from mmspec.decoding.attention_masks import additive_mask, tree_mask
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.tree import Tree
@@ -53,7 +55,8 @@ class SpokenTarget:
         self._told = net.tell(torch.from_numpy(padded).to(self.device))  # [B, J, dim]
         self._last = np.array([len(f) - 1 for f in features])  # phone that a row ends with
         capacity = length + slack + 2
-        self._cache = Cache(net, len(features), capacity)
+        head_dim = len(net.start) // net.heads
+        self._cache = KVCache(self.layers, len(features), net.heads, capacity, head_dim, net.start)
         self._cos, self._sin = (t.to(net.start.dtype) for t in net.turns(capacity))
         self._causal = torch.full((capacity, capacity), -torch.inf, dtype=net.start.dtype, device=self.device).triu(1)
         # The phone of each position and its tokens before that position; kept up to date by every call.
@@ -72,7 +75,7 @@ class SpokenTarget:
         phone = age = np.zeros((count, 1), dtype=np.int64)
         first = self._net.start + self._net.age(torch.zeros(1, dtype=torch.int64, device=self.device))
         h = (first + self._told[:, 0])[:, None]
-        return self._answer(h, self._turn(slice(0, 1)), None, Write(1, start=0), phone, age)
+        return self._answer(h, self._turn(slice(0, 1)), None, WindowSlots(0, 1), phone, age)
 
     def forward(self, tokens: Tensor, at: Index, part: EarlyExit | None = None) -> Logits:
         width = tokens.shape[1]
@@ -83,31 +86,28 @@ class SpokenTarget:
             span = slice(int(at[0]) + 1, int(at[0]) + 1 + width)
             self._phone[:, span], self._age[:, span] = phone, age
             bias = self._causal[span, : span.stop] if width > 1 else None
-            return self._answer(h, self._turn(span), bias, Write(span.stop, start=span.start), phone, age, part)
+            return self._answer(h, self._turn(span), bias, WindowSlots(span.start, span.stop), phone, age, part)
         places = at[:, None] + np.arange(1, 1 + width)
         rows = np.arange(len(at))[:, None]
         self._phone[rows, places], self._age[rows, places] = phone, age
         index, end = torch.from_numpy(places).to(self.device), int(places.max()) + 1
         bias = self._causal[index, :end][:, None]
-        return self._answer(h, self._turn(index), bias, Write(end, places=index), phone, age, part)
+        return self._answer(h, self._turn(index), bias, WindowSlots(end=end, slots=index), phone, age, part)
 
     def forward_tree(
         self, tokens: Tensor, at: Index, tree: Tree, first: int = 0, part: EarlyExit | None = None
     ) -> Logits:
-        width = tokens.shape[1]
-        last = first + width
+        last = first + tokens.shape[1]
         phone, age = self._follow_tree(tokens.cpu().numpy(), at, tree, first)
         root = at + 1
         end = int(root.max()) + last
         depths = torch.from_numpy(root[:, None] + tree.depth[:, first:last]).to(self.device)
         places = torch.from_numpy(root[:, None] + np.arange(first, last)).to(self.device)
         roots = torch.from_numpy(root).to(self.device)
-        bias = self._causal[roots, :end][:, None].repeat(1, width, 1)
-        behind = (roots[:, None] + torch.arange(1, last, device=self.device))[:, None]
-        sees = tree.sees[:, first:last, 1:last].expand(len(root), -1, -1)
-        bias.scatter_(2, behind.expand_as(sees), torch.where(sees, 0.0, -torch.inf).to(bias.dtype))
+        sees = tree.sees[:, first:last, 1:last]
+        bias = additive_mask(tree_mask(roots, sees, end), self._causal.dtype, hidden=-torch.inf)
         h = self._enter(tokens, phone, age)
-        return self._answer(h, self._turn(depths), bias[:, None], Write(end, places=places), phone, age, part)
+        return self._answer(h, self._turn(depths), bias, WindowSlots(end=end, slots=places), phone, age, part)
 
     def settle(self, at: Index, path: Index) -> None:
         steps = np.arange(1, 1 + path.shape[1])
@@ -163,12 +163,12 @@ class SpokenTarget:
         h: Tensor,
         turn: tuple[Tensor, Tensor],
         bias: Tensor | None,
-        write: Write,
+        window: WindowSlots,
         phone: Index,
         age: Index,
         part: EarlyExit | None = None,
     ) -> Logits:
-        logits = self._net.run(h, turn, bias, self._cache, write, None if part is None else part.layers)
+        logits = self._net.run(h, turn, bias, self._cache, window, None if part is None else part.layers)
         kind = (phone == self._last[:, None]) + 2 * (age >= LONGEST - 1)
         return Logits(logits + self._forbidden[torch.from_numpy(kind).to(self.device)], None)
 

@@ -27,6 +27,7 @@ from mmspec.audio.spoken.prepare_data import Row, load_read
 from mmspec.audio.spoken.script import Alphabet
 from mmspec.audio.spoken.text import alphabet
 from mmspec.audio.spoken.transformer import ENDS, STOP, SpokenTransformer
+from mmspec.training.muon import MuonAdamW, update_average
 
 HELD_OUT = 128  # of the encoded sentences, the first; the rest is trained on
 
@@ -91,31 +92,11 @@ def bits_per_token(net: SpokenTransformer, examples: list[Example]) -> float:
     return total / sum(len(e.tokens) for e in examples) / math.log(2)
 
 
-@dataclass
-class MatrixShare:
-    """Rows of a fused matrix as a parameter of its own: `view` shares the memory of rows `at` of `whole`."""
-
-    view: torch.nn.Parameter
-    whole: torch.nn.Parameter
-    at: slice
-
-
-def hidden_matrices(net: SpokenTransformer) -> list[MatrixShare]:
-    """The matrices of the blocks, which Muon trains; fused ones go apart, so that none drowns the others' gradient."""
-    parts = []
-    for name, p in net.named_parameters():
-        if p.ndim == 2 and name.startswith("blocks."):
-            rows = len(p) // (3 if "qkv" in name else 2 if "up" in name else 1)
-            for first in range(0, len(p), rows):
-                at = slice(first, first + rows)
-                parts.append(MatrixShare(torch.nn.Parameter(p.data[at]), p, at))
-    return parts
-
-
-def rate(step: int, done: float, config: TransformerTraining) -> float:
-    """Share of the peak learning rate after `step` steps and a share `done` of the budget."""
-    decay = (1 - done) / (1 - config.decay_from)
-    return min((step + 1) / config.warmup, 1.0, config.final_lr + (1 - config.final_lr) * max(decay, 0.0))
+def muon_blocks(name: str) -> int:
+    """Row blocks of the matrices that Muon trains, those of the blocks: `qkv` and `up` are fused."""
+    if not name.startswith("blocks."):
+        return 0
+    return 3 if "qkv" in name else 2 if "up" in name else 1
 
 
 def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> None:
@@ -125,27 +106,19 @@ def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> N
     net = SpokenTransformer(config.dim, config.layers, config.heads, config.hidden, list(letters.sizes))
     net.init_weights()
     average = copy.deepcopy(net)
-    parts = hidden_matrices(net)
-    hidden = {id(part.whole) for part in parts}
-    rest = [p for p in net.parameters() if id(p) not in hidden]
-    updaters: list[torch.optim.Optimizer] = [
-        torch.optim.Muon([p.view for p in parts], lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay),
-        torch.optim.AdamW(rest, lr=config.adamw_lr, betas=(0.9, 0.97), weight_decay=config.weight_decay),
-    ]
-    peaks = [config.muon_lr, config.adamw_lr]
+    optimizer = MuonAdamW(net, muon_blocks, config)
     step, epoch, spent = 0, 0, 0.0
     checkpoint = out / f"{name}.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint)
         net.load_state_dict(state["net"])
         average.load_state_dict(state["average"])
-        for updater, saved in zip(updaters, state["updaters"], strict=True):
-            updater.load_state_dict(saved)
+        optimizer.load_state_dict(state["updaters"])
         step, epoch, spent = state["step"], state["epoch"] + 1, state["spent"]
 
     def save() -> None:
         state = {"net": net.state_dict(), "average": average.state_dict(), "step": step, "epoch": epoch, "spent": spent}
-        torch.save(state | {"updaters": [u.state_dict() for u in updaters]}, checkpoint.with_suffix(".new"))
+        torch.save(state | {"updaters": optimizer.state_dict()}, checkpoint.with_suffix(".new"))
         checkpoint.with_suffix(".new").rename(checkpoint)
         export(average, weights / name)
         found = bits_per_token(average, examples[:HELD_OUT])
@@ -157,19 +130,8 @@ def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> N
             loss = loss_of(net, group)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            for part in parts:
-                assert part.whole.grad is not None
-                part.view.grad = part.whole.grad[part.at]
-            for updater, peak in zip(updaters, peaks, strict=True):
-                for settings in updater.param_groups:
-                    settings["lr"] = peak * rate(step, done, config)
-                updater.step()
-                updater.zero_grad()
-            net.zero_grad()
-            keep = min(config.ema, (step + 1) / (step + 10))
-            with torch.no_grad():
-                for mean, p in zip(average.parameters(), net.parameters(), strict=True):
-                    mean.lerp_(p, 1 - keep)
+            optimizer.step(step, done)
+            update_average(average, net, step, config.ema)
             recent = 0.98 * recent + 0.02 * loss.item() if recent else loss.item()
             step += 1
             now = time.process_time()

@@ -11,31 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.audio.spoken.config import CODES
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
 
 ENDS = CODES  # added to a code: the phone ends with it
 STOP = 2 * CODES  # ends the sentence
 LONGEST = 40  # tokens of a phone
 _AGES = 32
-
-
-class Cache:
-    """Keys and values [layers, rows, heads, capacity, head_dim]. What lies after a row's position is stale."""
-
-    def __init__(self, net: SpokenTransformer, batch_size: int, capacity: int) -> None:
-        weight = net.start
-        shape = (len(net.blocks), batch_size, net.heads, capacity, weight.shape[0] // net.heads)
-        self.k = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-        self.v = torch.zeros_like(self.k)
-
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these."""
-        self.k, self.v = self.k.index_select(1, row_ids), self.v.index_select(1, row_ids)
-
-    def move(self, source: Tensor, goal: Tensor) -> None:
-        """Copies each row's places `source` to `goal`, int64 [rows, D] both, all at once."""
-        rows = torch.arange(len(source), device=source.device)[:, None]
-        for store in (self.k, self.v):
-            store[:, rows, :, goal] = store[:, rows, :, source]
 
 
 class Block(nn.Module):
@@ -51,7 +32,11 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=False)
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor], bias: Tensor | None, cache: tuple[Tensor, Tensor, Write] | None
+        self,
+        x: Tensor,
+        turn: tuple[Tensor, Tensor],
+        bias: Tensor | None,
+        cache: tuple[Tensor, Tensor, WindowSlots] | None,
     ) -> Tensor:
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, W, D]
         qk, v = qkv[:2], qkv[2]
@@ -61,33 +46,11 @@ class Block(nn.Module):
         qk = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(v.dtype)
         q, k = qk.unbind()
         if cache is not None:
-            k, v = cache[2](cache[0], k), cache[2](cache[1], v)
+            k, v = cache[2].write(cache[0], k), cache[2].write(cache[1], v)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None and x.shape[1] > 1)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         gate, value = self.up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * value)
-
-
-class Write:
-    """Where the keys and values of one call go.
-
-    Attributes:
-        end: One past the last place that any row touches.
-        start: The first, where it is the same in all rows.
-        places: int64 [B, W], where it is not.
-    """
-
-    def __init__(self, end: int, start: int | None = None, places: Tensor | None = None) -> None:
-        self.end, self.start, self.places = end, start, places
-
-    def __call__(self, store: Tensor, new: Tensor) -> Tensor:
-        """Puts `new` [B, H, W, D] into `store` [B, H, capacity, D]; returns what is filled."""
-        if self.places is None:
-            store[:, :, self.start : self.end] = new
-        else:
-            rows = torch.arange(len(new), device=new.device)[:, None]
-            store[rows, :, self.places] = new.transpose(1, 2)
-        return store[:, :, : self.end]
 
 
 class SpokenTransformer(nn.Module):
@@ -152,13 +115,13 @@ class SpokenTransformer(nn.Module):
         h: Tensor,
         turn: tuple[Tensor, Tensor],
         bias: Tensor | None,
-        cache: Cache | None,
-        write: Write | None,
+        cache: KVCache | None,
+        window: WindowSlots | None,
         layers: int | None = None,
     ) -> Tensor:
         """The blocks, or the first `layers` of them, and the head: [B, W, dim] to logits [B, W, vocab_size]."""
         for i, block in enumerate(list(self.blocks)[:layers]):
-            h = block(h, turn, bias, None if cache is None or write is None else (cache.k[i], cache.v[i], write))
+            h = block(h, turn, bias, None if cache is None or window is None else (*cache.layer(i), window))
         return self.head(self.norm(h))
 
     def forward(self, tokens: Tensor, features: Tensor, age: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files import check_writable
 
 if TYPE_CHECKING:
-    from mmspec.training.trainer import Point
+    from mmspec.training.trainer import CurvePoint
 
 KINDS = ("eagle", "medusa", "small")
 LOSSES = ("kl", "tvd", "smooth-l1+ce")
@@ -76,10 +76,10 @@ def train_drafter(
 
     from mmspec.metrics.evaluation.distributed import join, own_device
     from mmspec.metrics.prompts import read_prompts
-    from mmspec.training.trainer import Settings, Trainer, split_prompts
+    from mmspec.training.trainer import Trainer, TrainingSettings, split_prompts
 
     train_on, measure_on = split_prompts(read_prompts(prompts), held_out)
-    settings = Settings(
+    settings = TrainingSettings(
         kind,
         loss,
         train_on,
@@ -144,7 +144,7 @@ class Bars:
         self._steps.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._steps.update()
 
-    def point(self, point: Point) -> None:
+    def point(self, point: CurvePoint) -> None:
         if self._quiet:
             return
         shares = " ".join("-" if share is None else f"{share:.3f}" for share in point.acceptance)

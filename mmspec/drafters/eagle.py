@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.attention_masks import tree_mask
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
 from mmspec.heads.eagle import EagleHead
@@ -103,7 +104,8 @@ class EagleRunner:
         features = self._guesses.gather(1, self._wide(parents))
         seen = None
         if not tree.chain or (root != root[0]).any():
-            seen = sight(torch.from_numpy(root[:, 0]).to(tree.sees.device), tree, first, first + tokens.shape[1])
+            roots, last = torch.from_numpy(root[:, 0]).to(tree.sees.device), first + tokens.shape[1]
+            seen = tree_mask(roots, tree.sees[:, first:last, 1:last], int(root.max()) + last)
         guesses = self._read(tokens, features, root + depth, root + entries, seen)
         self._guesses = torch.cat([self._guesses, guesses], dim=1)
         return self._probs(guesses, state.length[:, None] + depth)
@@ -155,12 +157,3 @@ class EagleRunner:
     def _wide(self, slots: NDArray[np.int64]) -> Tensor:
         """Slots int64 [B, W] as an index into features, [R, W, D]."""
         return self._sides(slots)[..., None].expand(-1, -1, self._head.hidden_size)
-
-
-def sight(root: Tensor, tree: Tree, first: int, last: int) -> Tensor:
-    """Which slots entries `first` to `last - 1` of a tree look at, bool [B, W, end]; its roots sit in int64 [B]."""
-    end = int(root.max()) + last
-    sees = tree.sees[:, first:last, 1:last].expand(len(root), -1, -1)
-    seen = (torch.arange(end, device=root.device) <= root[:, None, None]).repeat(1, last - first, 1)
-    behind = (root[:, None] + torch.arange(1, last, device=root.device))[:, None]
-    return seen.scatter_(2, behind.expand_as(sees), sees)

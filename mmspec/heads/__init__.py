@@ -1,1 +1,1 @@
-"""Small networks that draft from a target's features, and the files they come in."""
+"""Draft heads: small networks on the target's hidden states, and their checkpoints."""

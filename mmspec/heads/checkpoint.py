@@ -1,4 +1,4 @@
-"""Heads from files: our own folders, and the published LANTERN drafters."""
+"""Checkpoints of draft heads: folders of `save_pretrained`, and the published LANTERN drafters."""
 
 from __future__ import annotations
 
@@ -19,98 +19,99 @@ from mmspec.heads.medusa import MedusaHeads
 
 Head = EagleHead | MedusaHeads
 
-FILES = ("model.safetensors", "pytorch_model.bin")
-# A LANTERN drafter for LlamaGen says which stage it is for; an image of that has so many tokens per side. Its features
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+# `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
 # are shifted by one against its 120 prompt slots.
-_GRIDS = {"t2i": 16, "t2i2": 32}
-_PREFIX = 119
+_GRID_SIZES = {"t2i": 16, "t2i2": 32}
+_LLAMAGEN_PREFIX = 119
 
 
 def load_head(folder: str | Path) -> Head:
-    """A head from a folder with `config.json` and `model.safetensors` or `pytorch_model.bin`.
+    """Loads a draft head from a folder with `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
-    Folders are those of `save_pretrained`, and those of the published LANTERN drafters (for LlamaGen, Anole and
-    Lumina-mGPT), which keep the configuration of a Llama of one layer beside the weights.
+    Reads folders written by `save_pretrained`, and the published LANTERN drafters (for LlamaGen, Anole and
+    Lumina-mGPT), whose `config.json` is that of a one-layer Llama.
 
     Raises:
-        ModelError: When files are missing or unreadable, and when keys or shapes are not those of a head.
+        ModelError: If a file is missing or unreadable, or if the keys or shapes are not those of a head.
     """
     folder = Path(folder)
     config, tensors = read_config(folder), read_tensors(folder)
-    kind: type[Head] = MedusaHeads if "medusa_num_heads" in config else EagleHead
-    arguments = config if kind is MedusaHeads else eagle_arguments(config, tensors)
-    known = inspect.signature(kind.__init__).parameters
+    head_class: type[Head] = MedusaHeads if "medusa_num_heads" in config else EagleHead
+    arguments = config if head_class is MedusaHeads else eagle_arguments(config, tensors)
+    parameters = inspect.signature(head_class.__init__).parameters
     try:
         with torch.device("meta"):
-            head = kind(**{name: value for name, value in arguments.items() if name in known})
+            head = head_class(**{name: value for name, value in arguments.items() if name in parameters})
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"drafter {str(folder)!r}: config.json does not describe one: {error}") from None
+        raise ModelError(f"drafter {str(folder)!r}: config.json does not describe a draft head: {error}") from None
     check_tensors(folder, tensors, head)
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json`.
+    """Reads `config.json` of a drafter.
 
     Raises:
-        ModelError: When it is missing or no JSON object.
+        ModelError: If the file is missing or is not a JSON object.
     """
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"drafter {str(folder)!r}: config.json cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"drafter {str(folder)!r}: config.json holds no object")
-    return found
+    if not isinstance(config, dict):
+        raise ModelError(f"drafter {str(folder)!r}: config.json must hold a JSON object, not {type(config).__name__}")
+    return config
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The weights, without running code from them.
+    """Reads the weights of a drafter without running code from the file.
 
     Raises:
-        ModelError: When they cannot be read.
+        ModelError: If there are no weights, or if they cannot be read.
     """
-    file = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if file is None:
-        raise ModelError(f"drafter {str(folder)!r} has no weights; there must be {' or '.join(FILES)}")
+        raise ModelError(f"drafter {str(folder)!r} has no weights; there must be {' or '.join(WEIGHT_FILES)}")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"drafter {str(file)!r} cannot be read: {error}") from None
-    except Exception as error:  # what a file that is no pickle at all makes the unpickler do is anybody's guess
+    except Exception as error:  # the unpickler raises anything for a file that is not a pickle
         raise ModelError(f"drafter {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def eagle_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `EagleHead` needs.
+    """The arguments of `EagleHead` for a configuration, completed from the names of the tensors.
 
     Raises:
-        ModelError: For layers and heads that it cannot have.
+        ModelError: If the drafter has several layers, or grouped-query attention.
     """
-    found = dict(config)
+    arguments = dict(config)
     if (layers := config.get("num_hidden_layers", 1)) != 1:
-        raise ModelError(f"drafter has num_hidden_layers={layers}; an EAGLE head has one")
+        raise ModelError(f"drafter has num_hidden_layers={layers}; an EAGLE head has one layer")
     heads = config.get("num_attention_heads")
     if config.get("num_key_value_heads", heads) != heads:
         raise ModelError(
-            f"drafter has num_key_value_heads={config['num_key_value_heads']}, other than its {heads} heads"
+            f"drafter has num_key_value_heads={config['num_key_value_heads']}; it must equal "
+            f"num_attention_heads={heads}"
         )
-    if (kind := config.get("input_type")) in _GRIDS:
-        found |= {"grid_size": _GRIDS[kind], "prefix": _PREFIX}
-    found["input_layernorm"] = "layers.0.input_layernorm.weight" in tensors
-    found["qk_norm"] = "layers.0.self_attn.q_norm.weight" in tensors
-    return found
+    if (stage := config.get("input_type")) in _GRID_SIZES:
+        arguments |= {"grid_size": _GRID_SIZES[stage], "prefix": _LLAMAGEN_PREFIX}
+    arguments["input_layernorm"] = "layers.0.input_layernorm.weight" in tensors
+    arguments["qk_norm"] = "layers.0.self_attn.q_norm.weight" in tensors
+    return arguments
 
 
 def check_tensors(folder: Path, tensors: Mapping[str, Tensor], head: Head) -> None:
-    """Compares the names and shapes of tensors with those of a module.
+    """Checks that tensors have the names and shapes of a head's state.
 
     Raises:
-        ModelError: With a list of missing keys, unknown keys and wrong shapes, when there are any.
+        ModelError: If keys are missing or unknown, or if shapes differ; the message lists all of them.
     """
     expected = head.state_dict()
     shapes = [
@@ -122,30 +123,32 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], head: Head) -> No
     named = (("missing", missing), ("unknown", unknown), ("wrong shape", shapes))
     problems = [f"{name}: {', '.join(keys)}" for name, keys in named if keys]
     if problems:
-        raise ModelError(f"drafter {str(folder)!r} is not what its config.json says; {'; '.join(problems)}")
+        raise ModelError(f"drafter {str(folder)!r} does not match its config.json; {'; '.join(problems)}")
 
 
 def save_heads(heads: Mapping[str, Head], folder: Path) -> None:
-    """Writes the heads of a pipeline into its folder, `drafters/KIND` each."""
+    """Saves the heads of a pipeline in its folder, each in `drafters/KIND`."""
     for kind, head in heads.items():
         head.save_pretrained(folder / "drafters" / kind)
 
 
 def load_heads(folder: Path) -> dict[str, Head]:
-    """The heads in a pipeline's folder.
+    """Loads the heads in a pipeline's folder, by kind.
 
     Raises:
-        ModelError: When they are not what they claim to be.
+        ModelError: If one of them cannot be loaded; see `load_head`.
     """
-    found = [load_head(file.parent) for file in sorted(folder.glob("drafters/*/config.json"))]
-    return {head.kind: head for head in found}
+    heads = [load_head(file.parent) for file in sorted(folder.glob("drafters/*/config.json"))]
+    return {head.kind: head for head in heads}
 
 
-def refuse_stranger(folder: str | Path, what: str, found: int, wanted: int) -> None:
-    """Checks that a drafter is for this model.
+def check_fits_model(folder: str | Path, argument: str, value: int, expected: int) -> None:
+    """Checks that a drafter belongs to the model, by one of its configuration values.
 
     Raises:
-        ModelError: When a drafter is for another model.
+        ModelError: If `value`, the drafter's, is not `expected`, the model's.
     """
-    if found != wanted:
-        raise ModelError(f"drafter {str(folder)!r} has {what} {found}, the model {wanted}; they do not belong together")
+    if value != expected:
+        raise ModelError(
+            f"drafter {str(folder)!r} has {argument} {value}, the model {expected}; the drafter is for another model"
+        )

@@ -1,8 +1,8 @@
-"""The EAGLE head (Li et al. 2024, arXiv 2401.15077): one decoder layer that foretells the target's next feature.
+"""The EAGLE head (Li et al. 2024, arXiv 2401.15077): one decoder layer that predicts the target's next feature.
 
-What it reads of a place is the token there and the feature the target drew it from; what it gives is a guess of the
-feature after the token, which the target's own head turns into logits. Parameter names are those of the published
-LANTERN drafters (arXiv 2410.03355), for LlamaGen's grid and for Llama's rows.
+A feature is the target's last hidden state, from which its LM head computes logits. The input of a slot is its token
+and the feature that the token was sampled from; the output predicts the feature after the token. Parameter names are
+those of the published LANTERN drafters (arXiv 2410.03355), for LlamaGen (2-D rotary embedding) and Llama (1-D).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 class PerHeadNorm(nn.Module):
-    """Layer norm of queries or keys [R, W, heads, head_dim], with a scale for each head (Chameleon)."""
+    """Layer norm of queries or keys [R, W, heads, head_dim] with one scale per head, as in Chameleon."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.k_norm = PerHeadNorm(heads, dim // heads) if qk_norm else None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of [R, W, D], each [R, heads, W, head_dim], not turned yet."""
+        """Queries, keys and values of [R, W, D], each [R, heads, W, head_dim], before the rotary embedding."""
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -70,35 +70,36 @@ class Layer(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.self_attn.project(x if self.input_layernorm is None else norm(self.input_layernorm, x))
 
-    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """What comes after attention; `mixed` [R, heads, W, head_dim] is what it found."""
-        x = x + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer after attention; `attended` [R, heads, W, head_dim] is the attention output."""
+        x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(norm(self.post_attention_layernorm, x))
 
 
 def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
-    """A norm in the type of its weight, which under autocast is another than that of `x`."""
+    """Applies a norm in the dtype of its weight, which under autocast differs from that of `x`."""
     return layer(x.to(layer.weight.dtype))
 
 
 class EagleHead(nn.Module, PyTorchModelHubMixin):
     """An EAGLE head.
 
-    An image's token i sits in slot `prefix + i`.
+    Token i of the sequence has slot `prefix + i`.
 
     Args:
-        vocab_size: The target's tokens, V.
-        hidden_size: Its features, D.
-        intermediate_size: Of the layer, as in Llama.
-        num_attention_heads: Of the layer, as in Llama.
-        rms_norm_eps: Of the layer, as in Llama.
-        rope_theta: Of the layer, as in Llama.
-        bias: Whether the layer that joins token and feature has one.
-        grid_size: Tokens per side of an image, whose rotary embedding is then 2-D; None: tokens in a row.
-        prefix: Prompt slots whose features it reads before the one that token 0 was drawn from. They count as token 0.
-        max_position_embeddings: Slots in a row, without a grid.
-        input_layernorm: Chameleon's additions.
-        qk_norm: Chameleon's additions.
+        vocab_size: Size V of the target's vocabulary.
+        hidden_size: Width D of the target's features and of the layer.
+        intermediate_size: Width of the MLP.
+        num_attention_heads: Number of attention heads.
+        rms_norm_eps: Epsilon of the RMS norms.
+        rope_theta: Base of the rotary embedding.
+        bias: Whether `fc`, which merges token embedding and feature, has a bias.
+        grid_size: Tokens per image side, for a 2-D rotary embedding; None for a 1-D one.
+        prefix: Number of prompt slots that the head reads before the one that token 0 was sampled from. Their token is
+            read as token 0.
+        max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
+        input_layernorm: Whether the layer normalizes its input, as in Chameleon.
+        qk_norm: Whether queries and keys are normalized, as in Chameleon.
     """
 
     kind = "eagle"
@@ -141,13 +142,13 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
 
     @property
     def layer(self) -> Layer:
-        """The only one."""
+        """The decoder layer."""
         layer = self.layers[0]
         assert isinstance(layer, Layer)
         return layer
 
     def init_weights(self, std: float = 0.02) -> None:
-        """Random weights to train from. The guess starts as what `fc` makes of the feature: itself."""
+        """Initializes weights for training; the head starts by predicting the feature that it reads."""
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")) or name == "fc.bias":
                 nn.init.zeros_(p)
@@ -156,10 +157,10 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         with torch.no_grad():
             self.fc.weight[:, self.hidden_size :] += torch.eye(self.hidden_size)
 
-    def turns(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, 1, W, head_dim] of int64 [R, W] slots; those past the end count as the last."""
+    def rotary(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
         if self._table is None or self._table[0].device != self.device:
-            # It outlives this call, which may be one without gradients, and then serves one with them.
+            # The table is reused by later calls with gradients, so it must not be an inference tensor.
             with torch.inference_mode(False):
                 width = self.hidden_size // self.heads
                 if self._grid_size is None:
@@ -172,54 +173,68 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         return cos[slots][:, None], sin[slots][:, None]
 
     def project(self, tokens: Tensor, features: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, KeysValues]:
-        """The joined input [R, W, D], and turned queries, keys and values of it, each [R, heads, W, head_dim].
+        """The input of the layer [R, W, D], and its rotated queries, keys and values, each [R, heads, W, head_dim].
 
         Args:
             tokens: int64 [R, W].
-            features: [R, W, D], those that the tokens were drawn from.
-            slots: int64 [R, W], where they sit.
+            features: Features that the tokens were sampled from, [R, W, D].
+            slots: Slots of the tokens, int64 [R, W].
+
+        Returns:
+            The input, the queries, and keys with values.
         """
         x = self.fc(torch.cat([self.embed_tokens(tokens), features.to(self.dtype)], dim=-1))
         q, k, v = self.layer.project(x)
-        cos, sin = self.turns(slots)
+        cos, sin = self.rotary(slots)
         return x, self._rotate(q, cos, sin).to(v.dtype), (self._rotate(k, cos, sin).to(v.dtype), v)
 
-    def finish(self, x: Tensor, q: Tensor, seen: KeysValues, bias: Tensor | None) -> Tensor:
-        """The features foretold after each token, [R, W, D]; `bias` is added to the scores, where something hides."""
-        return self.layer.finish(x, F.scaled_dot_product_attention(q, *seen, attn_mask=bias))
-
-    def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
-        """What it foretells at each depth of a draft begun at every slot, `depth` tensors [R, S, D].
-
-        A draft of depth d reads the target's features up to d slots back, and its own guesses from there on; so do the
-        drafts it is trained for (Zhang et al. 2024, HASS, arXiv 2408.15766).
+    def finish(self, x: Tensor, q: Tensor, cache: KeysValues, bias: Tensor | None) -> Tensor:
+        """The predicted feature after each token, [R, W, D].
 
         Args:
-            tokens: int64 [R, S], the tokens of all slots from the first on.
-            features: [R, S, D], of the target. The first d - 1 slots have no draft of depth d: what is there counts for
-                nothing.
+            x: From `project`.
+            q: From `project`.
+            cache: Keys and values of all slots that are attended to.
+            bias: Attention bias, 0 or -inf; None to attend to all of `cache`.
+        """
+        return self.layer.finish(x, F.scaled_dot_product_attention(q, *cache, attn_mask=bias))
+
+    def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
+        """Predicted features at each depth of drafts that begin at every slot, for training.
+
+        At depth d (from 0) a slot reads the target's features up to d slots back and the head's own predictions after
+        them, as at decoding time (HASS, Zhang et al. 2024, arXiv 2408.15766).
+
+        Args:
+            tokens: Tokens of all slots from the first on, int64 [R, S].
+            features: The target's features, [R, S, D].
+            depth: Number of depths.
+
+        Returns:
+            `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
         """
         size = tokens.shape[1]
         slots = torch.arange(size, device=tokens.device).expand(tokens.shape)
-        ahead = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
-        guesses: list[Tensor] = []
-        read: list[KeysValues] = []
+        ones = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
+        predictions: list[Tensor] = []
+        caches: list[KeysValues] = []  # of each depth
         for d in range(depth):
-            x, q, both = self.project(tokens, features, slots)
-            read.append(both)
-            k, v = read[0]
-            scores = (q @ k.transpose(-1, -2)).masked_fill(ahead.triu(1 - d), -torch.inf)
-            # Of guesses, each slot sees its own and those of the slots right before it.
-            nearer = [(q * shift(k, d - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(read) if i > 0]
-            weights = (torch.cat([scores, *nearer], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
-            mixed = weights[..., :size] @ v
-            for i, (_, v) in enumerate(read[1:], start=1):
-                mixed = mixed + weights[..., size + i - 1 : size + i] * shift(v, d - i)
-            guesses.append(self.layer.finish(x, mixed))
-            features = shift(guesses[-1], 1)
-        return guesses
+            x, q, cache = self.project(tokens, features, slots)
+            caches.append(cache)
+            k, v = caches[0]
+            scores = (q @ k.transpose(-1, -2)).masked_fill(ones.triu(1 - d), -torch.inf)
+            # A slot also attends to one prediction of each depth: its own draft, in this slot and those right before
+            # it.
+            drafted = [(q * shift(k, d - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(caches) if i > 0]
+            weights = (torch.cat([scores, *drafted], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
+            attended = weights[..., :size] @ v
+            for i, (_, v) in enumerate(caches[1:], start=1):
+                attended = attended + weights[..., size + i - 1 : size + i] * shift(v, d - i)
+            predictions.append(self.layer.finish(x, attended))
+            features = shift(predictions[-1], 1)
+        return predictions
 
 
 def shift(x: Tensor, slots: int) -> Tensor:
-    """`x` [..., S, D] moved so many slots to the right, zeros moving in."""
+    """Shifts `x` [..., S, D] to the right by `slots`, filling with zeros."""
     return x if slots == 0 else F.pad(x, (0, 0, slots, 0))[..., :-slots, :]

@@ -1,7 +1,7 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774): the tokens further on, each foretold from one feature alone.
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774): each predicts a later token from the target's last feature alone.
 
-Each head is the paper's residual block; what makes logits of it is the target's own head, with which the paper's heads
-begin.
+Each head is the paper's residual block. The target's own LM head turns its output into logits; the paper gives every
+head an LM head that is initialized as a copy of the target's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 
 class MedusaHeads(nn.Module, PyTorchModelHubMixin):
-    """Heads on the target's last feature.
+    """Medusa heads on the target's last feature.
 
     Args:
-        vocab_size: The target's tokens, V.
-        hidden_size: Its features, D.
-        medusa_num_heads: How many; head i foretells the token i + 1 places after the one the feature itself is for.
+        vocab_size: Size V of the target's vocabulary.
+        hidden_size: Width D of the target's features.
+        medusa_num_heads: Number of heads. Head i predicts the token i + 1 positions after the one that the feature
+            itself predicts.
     """
 
     kind = "medusa"
@@ -40,6 +41,6 @@ class MedusaHeads(nn.Module, PyTorchModelHubMixin):
         return self.weight.dtype
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features [..., D] of the target to those the heads foretell, [..., heads, D]."""
+        """Predicted features [..., heads, D] from the target's features [..., D]."""
         features = features.to(self.dtype)
         return features[..., None, :] + F.silu(torch.einsum("...d,hde->...he", features, self.weight) + self.bias)

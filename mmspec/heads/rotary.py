@@ -1,4 +1,4 @@
-"""Rotary position embeddings, of tokens on a grid and of tokens in a row."""
+"""Rotary position embeddings: 2-D for tokens on a grid, 1-D for sequences."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from torch import Tensor
 def grid_table(grid: int, slots: int, head_dim: int, base: float, before: str) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of the 2-D rotary embedding, each float32 [slots + grid**2, head_dim].
 
-    The first half of the (interleaved) pairs turns with the row, the second half with the column. Published LlamaGen
-    leaves the table of the `slots` before the grid at zero, so their queries and keys vanish (`before="zero"`);
-    `before="identity"` leaves them unturned instead.
+    The first half of the (interleaved) pairs is rotated by the row, the second half by the column.
+
+    Args:
+        grid: Tokens per image side.
+        slots: Number of prompt slots before the grid.
+        head_dim: Width of an attention head.
+        base: Base of the frequencies.
+        before: Rotation of the prompt slots. "zero" leaves their table at zero, as published LlamaGen does, so that
+            their queries and keys vanish; "identity" does not rotate them.
     """
     half = head_dim // 2
     freqs = base ** -(torch.arange(0, half, 2, dtype=torch.float32)[: half // 2] / half)
-    turns = torch.outer(torch.arange(grid, dtype=torch.float32), freqs)
-    rows = turns[:, None].expand(-1, grid, -1)
-    columns = turns[None].expand(grid, -1, -1)
+    angles = torch.outer(torch.arange(grid, dtype=torch.float32), freqs)
+    rows = angles[:, None].expand(-1, grid, -1)
+    columns = angles[None].expand(grid, -1, -1)
     angle = torch.cat([rows, columns], dim=-1).flatten(0, 1).repeat_interleave(2, dim=-1)
     sign = torch.tensor([-1.0, 1.0]).repeat(head_dim // 2)
     cos = torch.cat([torch.full((slots, head_dim), float(before == "identity")), angle.cos()])
@@ -26,18 +32,21 @@ def grid_table(grid: int, slots: int, head_dim: int, base: float, before: str) -
 
 
 def row_table(slots: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Those of tokens in a row, each float32 [slots, head_dim], for pairs of a value of each half, as in Llama."""
+    """Cosines and signed sines of the 1-D rotary embedding, each float32 [slots, head_dim].
+
+    A pair consists of one value of each half of the head, as in Llama.
+    """
     freqs = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angle = torch.outer(torch.arange(slots, dtype=torch.float32), freqs)
     return torch.cat([angle.cos(), angle.cos()], dim=-1), torch.cat([-angle.sin(), angle.sin()], dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the interleaved pairs of `x` [..., head_dim] by the given rows of `grid_table`."""
+    """Rotates the interleaved pairs of `x` [..., head_dim] by rows of `grid_table`."""
     swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.addcmul(x * cos, swapped, sin)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns pairs of a value of each half of `x` [..., head_dim] by the given rows of `row_table`."""
+    """Rotates the pairs of values of both halves of `x` [..., head_dim] by rows of `row_table`."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

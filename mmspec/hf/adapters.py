@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.hf.plan import Plan, Request
+from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.registry import plugins, resolve
 
 # By name, so that an adapter is imported only when a model of its class is there.
@@ -37,7 +37,7 @@ class GenerateAdapter(Protocol):
         """Size of the vocabulary that logits are over."""
         ...
 
-    def plan(self, model: Any, request: Request) -> Plan:
+    def plan(self, model: Any, request: PlanRequest) -> Plan:
         """How a request is decoded.
 
         Raises:
@@ -62,8 +62,3 @@ def adapter_of(model: Any) -> GenerateAdapter:
         f"mmspec has no adapter for {name}{did_you_mean(name, known)}; it has them for {', '.join(known)}; "
         'for a class of yours, see "Adding a model" in the README (docs/adding-a-model.md)'
     )
-
-
-def unwrap(model: Any) -> Any:
-    """The model inside `torch.compile(model)`, which stands in for it under a class of its own."""
-    return getattr(model, "_orig_mod", model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.hf.plan import Allowed, Request
+from mmspec.hf.plan import Allowed, PlanRequest
 
 AllowedFn = Callable[[int, Tensor], Any]
 
@@ -58,7 +58,7 @@ def ask(allowed_fn: AllowedFn, prompts: Tensor, length: int, vocab_size: int) ->
     )
 
 
-def confirm(request: Request, sequences: Tensor, eos: Collection[int]) -> None:
+def confirm(request: PlanRequest, sequences: Tensor, eos: Collection[int]) -> None:
     """Asks once more, about the tokens that were made: what two other images did not show would show here.
 
     Args:

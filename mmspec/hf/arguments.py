@@ -22,7 +22,7 @@ from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.allowed_tokens import AllowedFn, ask
 from mmspec.hf.logits_processors import KNOWN, rule_of
-from mmspec.hf.plan import Request
+from mmspec.hf.plan import PlanRequest
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
@@ -128,7 +128,7 @@ def read_request(
     vocab_size: int,
     config: Any,
     inputs: Mapping[str, Any],
-) -> Request:
+) -> PlanRequest:
     """Everything a model's adapter wants to know; `found` and `rules` are what `read_processors` gave.
 
     Raises:
@@ -142,7 +142,7 @@ def read_request(
     mask = inputs.get("attention_mask")
     if mask is not None and not bool((mask[:, -1] != 0).all()):
         raise PromptError("attention_mask hides the last token of a prompt; pad on the left (padding_side='left')")
-    return Request(
+    return PlanRequest(
         input_ids=input_ids,
         mask=torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device).bool(),
         position_ids=inputs.get("position_ids"),

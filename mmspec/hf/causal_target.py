@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, wanted
 from mmspec.decoding.target import EarlyExit
-from mmspec.hf.early_exit import count_layers, first_layers
+from mmspec.hf.decoder_layers import count_layers, first_layers
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
@@ -212,18 +213,15 @@ class CausalTarget:
         key = torch.arange(end, device=self.device)
         own = slots[..., None]
         # A token always sees itself: padding that saw nothing would be NaN, and stay in the cache.
-        return as_bias((self._visible[: len(slots), None, :end] & (key <= own)) | (key == own), dtype)
+        return additive_mask((self._visible[: len(slots), None, :end] & (key <= own)) | (key == own), dtype)
 
     def _tree_bias(self, root: Tensor, sees: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         """The same for W entries of a tree: they see what the root (slots int64 [R]) sees, and what `sees` tells.
 
         `sees` is bool [B or 1, W, n], of the n slots after the root.
         """
-        key = torch.arange(end, device=self.device)
-        committed = self._visible[: len(root), None, :end] & (key <= root[:, None, None])
-        behind = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=self.device))[:, None]
-        sees = sees.repeat(len(root) // len(sees), 1, 1)
-        return as_bias(committed.repeat(1, sees.shape[1], 1).scatter_(2, behind.expand_as(sees), sees), dtype)
+        mask = tree_mask(root, sees, end) & self._visible[: len(root), None, :end]
+        return additive_mask(mask, dtype)
 
     def _logits(self, features: Tensor, last: int = 0, part: EarlyExit | None = None) -> Logits:
         """Those of the last tokens of a window (0: of all), whose features are [R, W, D]."""
@@ -235,14 +233,6 @@ class CausalTarget:
 def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:
     """The target, read by recorded calls where its device has them and its weights stay where they are."""
     return CUDAGraphTarget(target) if wanted(target.device) and not target.movable else target
-
-
-def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers to add to scores, [R, 1, W, end], for bool [R, W, end]: 0 where a key is seen, else very negative.
-
-    Not booleans: eager attention adds the mask whatever it is. Not -inf: two of them may be added.
-    """
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from safetensors import SafetensorError
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 
 # Argument names of original LlamaGen files, whose converted form borrows a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
@@ -44,3 +46,43 @@ def read_processor(where: str | Path, name: str) -> Any:
     except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
+
+
+def model_class(folder: Path) -> str:
+    """The name of the class that `save_pretrained` wrote into a folder's config.json.
+
+    Raises:
+        ModelError: If the folder does not contain a transformers model.
+    """
+    name = architecture(folder)
+    if name is None:
+        raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
+    return name
+
+
+def load_model(
+    folder: Path, device: str, dtype: torch.dtype, name: str | None = None, unused: tuple[str, ...] = ()
+) -> Any:
+    """The transformers model in a folder, in evaluation mode.
+
+    Args:
+        folder: What `save_pretrained` wrote.
+        device: Where to put the model.
+        dtype: The type of its weights.
+        name: The class to load; None takes the one that config.json names.
+        unused: Prefixes of weights that are not needed and may be missing.
+
+    Raises:
+        ModelError: If there is no model, it cannot be loaded, or weights are missing: transformers initialises missing
+            weights at random and reports them only in its log.
+    """
+    name = name or model_class(folder)
+    try:
+        model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(unused)):
+        rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
+    return model.to(device).eval()

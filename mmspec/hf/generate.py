@@ -22,14 +22,14 @@ from mmspec.decoding.stats import Stats
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
-from mmspec.hf.adapters import GenerateAdapter, adapter_of, unwrap
+from mmspec.hf.adapters import GenerateAdapter, adapter_of
 from mmspec.hf.allowed_tokens import confirm
 from mmspec.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
 from mmspec.hf.causal_target import CausalTarget, with_cuda_graphs
 from mmspec.hf.codebook import read_codebook
 from mmspec.hf.ngram import count_table
-from mmspec.hf.plan import Plan, Request
-from mmspec.hf.request import GenerateRequest
+from mmspec.hf.plan import Plan, PlanRequest
+from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -150,7 +150,7 @@ class Job:
     model: Any
     family: GenerateAdapter
     ids: int
-    request: Request
+    request: PlanRequest
     plan: Plan
     layout: Layout
     sampling: SamplingParams

@@ -31,7 +31,7 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What transformers prepared from the arguments of `generate`.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plan:
     salt: tuple[int, ...] | None = None
 
 
-def refuse_inputs(model: Any, request: Request, *known: str) -> None:
+def refuse_inputs(model: Any, request: PlanRequest, *known: str) -> None:
     """Checks that the adapter reads every input of the model.
 
     Raises:
@@ -112,7 +112,7 @@ def refuse_inputs(model: Any, request: Request, *known: str) -> None:
             raise ArgumentError(f"{name} is not supported by mmspec for {type(model).__name__}; leave it out")
 
 
-def refuse_guidance(model: Any, request: Request) -> None:
+def refuse_guidance(model: Any, request: PlanRequest) -> None:
     """Checks that no guidance is asked for.
 
     Raises:
@@ -124,7 +124,7 @@ def refuse_guidance(model: Any, request: Request) -> None:
         )
 
 
-def negative_prompt(request: Request) -> tuple[Tensor, Tensor]:
+def negative_prompt(request: PlanRequest) -> tuple[Tensor, Tensor]:
     """Ids int64 and mask bool [B, U] of the unconditional side, by the rules of transformers.
 
     Without a negative prompt it is the last token of the prompt; without a mask every token of it counts.
@@ -144,18 +144,18 @@ def negative_prompt(request: Request) -> tuple[Tensor, Tensor]:
     return ids.to(request.input_ids.device), mask.to(request.input_ids.device).bool()
 
 
-def counted(mask: Tensor) -> Tensor:
+def position_ids_of(mask: Tensor) -> Tensor:
     """Positions int64 [1, B, T] that count what `mask` (bool [B, T]) shows."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)[None]
 
 
-def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) -> Plan:
+def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, request: PlanRequest) -> Plan:
     """The plan of a model that writes its image as ids of one vocabulary, in which prompts are written too.
 
     Of the vocabulary only the stretch between the lowest and the highest allowed id is ever computed, unless rules of
     the prefix need the rest.
     """
-    low, high = 0, head_size(head)
+    low, high = 0, logits_size(head)
     constraint = width = None
     if request.allowed is not None:
         if not request.whole:
@@ -164,7 +164,7 @@ def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) ->
         constraint = Constraint(request.allowed.kind, request.allowed.ids[:, low:high].contiguous())
         width = request.allowed.width
     scale = 1.0 if request.guidance_scale is None else float(request.guidance_scale)
-    positions = counted(request.mask) if request.position_ids is None else request.position_ids[None]
+    positions = position_ids_of(request.mask) if request.position_ids is None else request.position_ids[None]
     uncond = None
     if scale != 1:
         ids, mask = negative_prompt(request)
@@ -186,6 +186,6 @@ def by_ids(model: Any, decoder: Any, embed: Any, head: Any, request: Request) ->
     )
 
 
-def head_size(head: Any) -> int:
+def logits_size(head: Any) -> int:
     """How many logits a head gives."""
     return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])

@@ -39,3 +39,8 @@ class GenerateRequest:
     seed: int | Sequence[int] | None
     draft_model: Any
     on_step: OnStep | None
+
+
+def unwrap(model: Any) -> Any:
+    """The model inside `torch.compile(model)`, which returns a module of another class."""
+    return getattr(model, "_orig_mod", model)

@@ -1,1 +1,1 @@
-"""Training of drafters on what their target itself says."""
+"""Training of drafters by distillation: they learn from sequences that the target itself generates."""

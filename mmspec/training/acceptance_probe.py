@@ -1,4 +1,4 @@
-"""How good a drafter is: what the target would keep of its drafts, position by position, on prompts it never saw."""
+"""Acceptance of a drafter by the target under the exact rule, per draft position, on held-out prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import Drafter, FixedWindow, decode
@@ -17,17 +16,17 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.rejection import Draft, Verdict, exact
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.training.prepared import Prepared
+from mmspec.training.prepared import PreparedPrompts
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """What a drafter is worth under the exact rule.
+class DrafterAcceptance:
+    """Acceptance of a drafter under the exact rule.
 
     Attributes:
-        by_position: For each draft of a window, the mean probability that it is kept once it is tested, the sum of
-            min(p, q); None where none was tested.
-        tokens_per_call: What comes of it.
+        by_position: For each draft of a window, the mean acceptance probability, sum of min(p, q), of the drafts that
+            were tested; None if none was tested.
+        tokens_per_call: Tokens per target call.
     """
 
     by_position: list[float | None]
@@ -35,16 +34,32 @@ class Acceptance:
 
 
 class AcceptanceProbe:
-    """Watches a drafter at work."""
+    """A drafter that forwards to another one and accumulates the acceptance probability of its drafts.
+
+    The sum of min(p, q) is the mean of the accept coin, so that it has less variance than a count of accepted drafts.
+
+    Args:
+        drafter: The drafter to measure.
+        depth: Largest number of drafts in a window.
+
+    Attributes:
+        accepted: Sum of acceptance probabilities per position, float64 [depth].
+        tested: Number of tested drafts per position, float64 [depth].
+    """
 
     def __init__(self, drafter: Drafter, depth: int) -> None:
         self._drafter = drafter
-        self.kept = torch.zeros(depth, dtype=torch.float64)
+        self.accepted = torch.zeros(depth, dtype=torch.float64)
         self.tested = torch.zeros(depth, dtype=torch.float64)
 
     @property
     def calls(self) -> int:
         return self._drafter.calls
+
+    @property
+    def by_position(self) -> list[float | None]:
+        """Mean acceptance probability per position; None where no draft was tested."""
+        return [float(a / n) if n else None for a, n in zip(self.accepted, self.tested, strict=True)]
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         return self._drafter.propose(state, count, draws)
@@ -52,10 +67,10 @@ class AcceptanceProbe:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if (m := verdict.p.shape[1] - 1) > 0:
             overlap = torch.minimum(verdict.p[:, :m], verdict.draft.q).sum(-1).double().cpu()
-            # Slots past the end are tested too, and mean nothing.
+            # Slots past the end of the sequence are tested too, but their result is not used.
             inside = torch.from_numpy(state.positions(m) < state.layout.length)
             tested = (torch.arange(m) < torch.from_numpy(verdict.tested)[:, None]) & inside
-            self.kept[:m] += (overlap * tested).sum(0)
+            self.accepted[:m] += (overlap * tested).sum(0)
             self.tested[:m] += tested.sum(0)
         self._drafter.observe(verdict, state, draws)
 
@@ -63,18 +78,20 @@ class AcceptanceProbe:
         self._drafter.select_rows(row_ids)
 
 
-def measure(prepared: Prepared, recipe: Recipe, seeds: Sequence[int]) -> Acceptance:
-    """Decodes prompts, one seed each, by a recipe whose drafts do not branch."""
+def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequence[int]) -> DrafterAcceptance:
+    """Decodes prompts, one seed each, and measures the acceptance of the recipe's drafter.
+
+    Args:
+        prepared: The prompts.
+        recipe: A recipe with a fixed window, whose drafts are not a tree.
+        seeds: One per prompt.
+    """
     layout, settings = prepared.layout, prepared.samplings
     target = prepared.make()
-    rows, meter = BatchState(seeds, layout, recipe.window, target.device), Meter(target.device, len(seeds))
+    state, meter = BatchState(seeds, layout, recipe.window, target.device), Meter(target.device, len(seeds))
     with torch.inference_mode():
         sampler = TokenSampler(settings, layout.constraint, target.device)
         context = DraftingContext(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
         probe = AcceptanceProbe(build_drafter(context), recipe.window - 1)
-        decode(target, probe, exact(), sampler, rows, FixedWindow(recipe.window), meter, None)
-    return Acceptance(shares(probe.kept, probe.tested), meter.stats(probe.calls).tokens_per_call)
-
-
-def shares(part: Tensor, whole: Tensor) -> list[float | None]:
-    return [float(a / b) if b else None for a, b in zip(part, whole, strict=True)]
+        decode(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None)
+    return DrafterAcceptance(probe.by_position, meter.stats(probe.calls).tokens_per_call)

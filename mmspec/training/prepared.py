@@ -1,4 +1,4 @@
-"""What training needs of a pipeline: prompts that are ready to be decoded."""
+"""The interface between training and a pipeline: prompts that are ready to be decoded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from mmspec.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A batch of prompts.
+class PreparedPrompts:
+    """A batch of prompts that is ready to be decoded.
 
     Attributes:
-        make: The target with the prompts given, not read yet.
-        layout: The sequence to be made.
-        samplings: How the tokens of each row are drawn.
+        make: Makes the target with these prompts, before its prefill.
+        layout: Layout of the sequences.
+        samplings: Sampling parameters of each row.
         resources: What drafters may use.
-        embedding: [V, D], that of the target's tokens, for a head to begin with; None where it has another shape.
-        small: Raw logits [B, N, V] of a smaller model with these prompts and tokens int64 [B, N], with gradients.
-        small_target: That model wrapped as a target. None where the pipeline has no such models.
+        embedding: Embedding [V, D] of the target's tokens, to initialize a head with; None if it has another shape.
+        small: Computes raw logits [B, N, V] of a small model for these prompts and tokens int64 [B, N], with gradients;
+            None if the pipeline has no small model.
+        small_target: Wraps a small model as a target for these prompts; None if the pipeline has no small model.
     """
 
     make: Callable[[], Target]
@@ -38,22 +39,29 @@ class Prepared:
     small_target: Callable[[nn.Module], Target] | None = None
 
 
-class Pipe(Protocol):
+class TrainablePipeline(Protocol):
     """A pipeline that drafters can be trained for."""
 
-    def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
-        """The prompts, with the pipeline's default settings; windows may reach `slack` tokens past the end.
+    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+        """Prepares prompts for decoding with the pipeline's default settings.
+
+        Args:
+            prompts: The prompts.
+            slack: Number of tokens by which windows may reach past the end of a sequence.
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: When an argument has a value that is not allowed.
+            PromptError: If the model cannot read a prompt.
+            ArgumentError: If the prompts and the defaults cannot be decoded together.
         """
         ...
 
     def new_small(self) -> Any:
-        """A smaller model with random weights, a module that `save_pretrained` writes, or the one it has."""
+        """A small model to train: a copy of the pipeline's own if it has one, else one with random weights.
+
+        The module has `save_pretrained`.
+        """
         ...
 
     def add_drafter(self, folder: str | Path) -> None:
-        """Takes a trained drafter."""
+        """Loads a trained drafter, which replaces the one of its kind."""
         ...

@@ -1,4 +1,4 @@
-"""Training a drafter, step by step; it can be killed at any time and goes on as if nothing had happened."""
+"""Training of a drafter. It can be killed at any time and resumes from its last checkpoint with the same result."""
 
 from __future__ import annotations
 
@@ -21,35 +21,42 @@ from mmspec.files import replacing
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
-from mmspec.training.acceptance_probe import Acceptance, measure
-from mmspec.training.losses import LOSSES
-from mmspec.training.objectives import TeacherOutput, eagle_loss, feature_target, medusa_loss, read, small_loss
-from mmspec.training.prepared import Pipe, Prepared
-from mmspec.training.sequences import Sequences, read_sequences, write_sequences
+from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
+from mmspec.training.objectives import (
+    LOSSES,
+    TeacherOutput,
+    draft_model_loss,
+    eagle_loss,
+    feature_target,
+    medusa_loss,
+    run_teacher,
+)
+from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
+from mmspec.training.sequences import TrainingSequences, read_sequences, write_sequences
 
-KINDS = {"eagle": "eagle", "medusa": "medusa", "small": "draft"}  # and the recipe that each drafts in
+DRAFT_RECIPES = {"eagle": "eagle", "medusa": "medusa", "small": "draft"}  # kind of drafter -> its recipe
 SCHEMA_VERSION = 1
-_WARM_UP = 0.03
+_WARMUP = 0.03  # share of the steps
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What decides the result.
+class TrainingSettings:
+    """Everything that determines the result of a training.
 
     Attributes:
         kind: "eagle", "medusa" or "small".
         loss: A name in `LOSSES`.
-        prompts: To train on.
-        held_out: To measure on.
-        sequences: The target's own, made from the prompts in turn.
-        steps: Of AdamW, with a linear warm-up and a linear decay to nothing.
-        batch: Of AdamW, with a linear warm-up and a linear decay to nothing.
-        lr: Of AdamW, with a linear warm-up and a linear decay to nothing.
-        depth: How deep drafts are foretold in training (eagle), or how many heads there are (medusa).
-        hidden: Width of an EAGLE head's feed-forward part; 0: 8/3 of the features.
-        seed: Of sequences, weights and order.
-        keep_features: Whether the target's features are kept on the disk, in 16 bits, or read anew in each step.
-        init: The folder of the small model that it begins as; None: the pipeline's own, or a new one.
+        prompts: Prompts to train on.
+        held_out: Prompts to measure acceptance on.
+        sequences: Number of training sequences; the target generates them from the prompts in turn.
+        steps: Number of AdamW updates.
+        batch: Sequences per update, over all processes.
+        lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
+        depth: Number of draft depths that are trained (eagle), or number of heads (medusa).
+        hidden: Width of an EAGLE head's MLP; 0 for 8/3 of the feature width.
+        seed: Seed of the sequences, the weights and the order of the sequences.
+        keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
+        init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
     """
 
     kind: str
@@ -69,13 +76,20 @@ class Settings:
     def __post_init__(self) -> None:
         if self.loss == "smooth-l1+ce" and self.kind == "small":
             raise ArgumentError(
-                "--loss: 'smooth-l1+ce' compares features, and a small model has its own; use kl or tvd"
+                "--loss: 'smooth-l1+ce' compares features, which differ in a small model; use kl or tvd"
             )
 
 
 @dataclass(frozen=True)
-class Point:
-    """A drafter after so many steps: the mean training loss since the last point, and what it is worth."""
+class CurvePoint:
+    """A measurement of the drafter.
+
+    Attributes:
+        step: Number of updates before it.
+        loss: Mean training loss since the previous point; None for the first.
+        acceptance: Mean acceptance probability of each draft of a window on held-out prompts.
+        tokens_per_call: Tokens per target call on held-out prompts.
+    """
 
     step: int
     loss: float | None
@@ -87,82 +101,88 @@ class Trainer:
     """Trains one drafter for one pipeline.
 
     Args:
-        pipe: The target, with everything around it.
-        settings: What to do.
-        folder: Where the result goes, and in `work` the sequences and the checkpoint that a restart goes on from.
-        rank: The number of this process among those that train together.
-        ranks: How many processes train together.
+        pipe: The pipeline of the target.
+        settings: Everything that determines the result.
+        folder: Folder of the result; its subfolder `work` holds the sequences and the checkpoint.
+        rank: Index of this process.
+        world_size: Number of processes that train together.
 
     Raises:
-        ArgumentError: When the folder holds another training, or the pipeline lacks what the kind needs.
+        ArgumentError: If the folder holds a training with other settings, or if the pipeline lacks what the kind needs.
     """
 
-    def __init__(self, pipe: Pipe, settings: Settings, folder: Path, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, pipe: TrainablePipeline, settings: TrainingSettings, folder: Path, rank: int = 0, world_size: int = 1
+    ) -> None:
         self.pipe = pipe
         self.settings = settings
         self.folder = folder
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.world_size = rank, world_size
         self.step = 0
         self.seconds = 0.0
-        self.curve: list[Point] = []
+        self.curve: list[CurvePoint] = []
         self._checkpoint = folder / "work" / "checkpoint.pt"
         self._losses: list[float] = []
-        state = self._saved()  # before anything slow
-        self.model = new_model(pipe, settings).train()
-        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, betas=(0.9, 0.95))
+        state = self._load_checkpoint()  # refuses other settings before any slow work
+        self.model = new_drafter(pipe, settings).train()
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, betas=(0.9, 0.95))
         if state is not None:
             self.model.load_state_dict(state["model"])
-            self._optimiser.load_state_dict(state["optimiser"])
+            self._optimizer.load_state_dict(state["optimiser"])
             self.step, self.seconds, self._losses = state["step"], state["seconds"], state["losses"]
-            self.curve = [Point(**point) for point in state["curve"]]
+            self.curve = [CurvePoint(**point) for point in state["curve"]]
 
-    def collect(self, on_chunk: Callable[[int], None] | None = None) -> Sequences:
-        """The target's own sequences; what is not there yet is made first."""
-        s, home = self.settings, self.folder / "work" / "sequences"
-        home.mkdir(parents=True, exist_ok=True)
+    def collect(self, on_chunk: Callable[[int], None] | None = None) -> TrainingSequences:
+        """Loads the training sequences, after generating those that are not on disk yet.
+
+        Args:
+            on_chunk: Called after each chunk with its number of sequences.
+        """
+        s, folder = self.settings, self.folder / "work" / "sequences"
+        folder.mkdir(parents=True, exist_ok=True)
         write_sequences(
-            self.pipe, s.prompts, s.sequences, s.seed, home, s.keep_features, self.rank, self.ranks, on_chunk
+            self.pipe, s.prompts, s.sequences, s.seed, folder, s.keep_features, self.rank, self.world_size, on_chunk
         )
-        if self.ranks > 1:
+        if self.world_size > 1:
             torch.distributed.barrier()
-        return read_sequences(home, s.sequences, s.keep_features)
+        return read_sequences(folder, s.sequences, s.keep_features)
 
     def train(
         self,
-        sequences: Sequences,
+        sequences: TrainingSequences,
         validate_every: int,
         save_every: int,
         on_step: Callable[[int, float], None] | None = None,
-        on_point: Callable[[Point], None] | None = None,
+        on_point: Callable[[CurvePoint], None] | None = None,
     ) -> None:
-        """Takes the steps that are left, and writes the result.
+        """Takes the remaining steps and writes the result.
 
         Args:
-            sequences: Of `collect`.
-            validate_every: Steps between measurements.
+            sequences: From `collect`.
+            validate_every: Steps between measurements of acceptance.
             save_every: Steps between checkpoints.
-            on_step: Called with the step and its loss.
-            on_point: With every measurement.
+            on_step: Called after every step with its number and its loss.
+            on_point: Called with every measurement.
         """
         s = self.settings
         if not self.curve:
-            self._measure(on_point)
+            self._evaluate(on_point)
         while self.step < s.steps:
-            began = time.monotonic()
-            loss = self._take_step(self._picks(len(sequences.tokens)), sequences)
+            start = time.monotonic()
+            loss = self._take_step(self._batch_indices(len(sequences.tokens)), sequences)
             self._losses.append(loss)
             self.step += 1
-            self.seconds += time.monotonic() - began
+            self.seconds += time.monotonic() - start
             if on_step is not None:
                 on_step(self.step, loss)
             if self.step % validate_every == 0 or self.step == s.steps:
-                self._measure(on_point)
+                self._evaluate(on_point)
             if self.step % save_every == 0 or self.step == s.steps:
-                self._save()
+                self._save_checkpoint()
         self.write()
 
     def write(self) -> None:
-        """The drafter, in 16-bit floats, and its record into the folder, by the first process."""
+        """Writes the drafter, in float16, and its record to the folder; only rank 0 writes."""
         if self.rank:
             return
         copy.deepcopy(self.model).half().save_pretrained(self.folder)
@@ -170,66 +190,67 @@ class Trainer:
             partial.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def record(self) -> dict[str, Any]:
-        """Settings and curve, as plain JSON values."""
+        """Settings and curve as JSON values."""
         settings = {**asdict(self.settings), "prompts": len(self.settings.prompts)}
         curve = [asdict(point) for point in self.curve]
         return {"schema_version": SCHEMA_VERSION, "settings": settings, "seconds": self.seconds, "curve": curve}
 
-    def _picks(self, count: int) -> list[int]:
-        """The sequences of this step: each once, in an order that changes, before any comes again."""
-        s, picks = self.settings, []
+    def _batch_indices(self, count: int) -> list[int]:
+        """The sequences of this step: every epoch uses each of `count` sequences once, in an order of its own."""
+        s, indices = self.settings, []
         for n in range(self.step * s.batch, (self.step + 1) * s.batch):
             generator = torch.Generator().manual_seed(s.seed + n // count)
-            picks.append(int(torch.randperm(count, generator=generator)[n % count]))
-        return picks
+            indices.append(int(torch.randperm(count, generator=generator)[n % count]))
+        return indices
 
-    def _take_step(self, picks: list[int], sequences: Sequences) -> float:
+    def _take_step(self, indices: list[int], sequences: TrainingSequences) -> float:
+        """Updates the drafter on a batch and returns the loss, the mean over processes."""
         s = self.settings
-        mine = picks[self.rank :: self.ranks]
-        prepared = self.pipe.prepare([s.prompts[i % len(s.prompts)] for i in mine], 1)
-        teacher = read(prepared, sequences.tokens[mine], sequences.features_of(mine))
-        # Matrix products in bf16, twice as fast where it matters; distributions and losses are float32 all the same.
+        own = indices[self.rank :: self.world_size]
+        prepared = self.pipe.prepare([s.prompts[i % len(s.prompts)] for i in own], 1)
+        teacher = run_teacher(prepared, sequences.tokens[own], sequences.features_of(own))
+        # bfloat16 matrix products are twice as fast; distributions and losses stay in float32.
         with torch.autocast(teacher.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
-            loss = loss_of(self.model, prepared, teacher, s)
-        self._optimiser.zero_grad()
+            loss = drafter_loss(self.model, prepared, teacher, s)
+        self._optimizer.zero_grad()
         loss.backward()
-        value = self._share(loss.item())
+        value = self._average_gradients(loss.item())
         if not value < float("inf"):
             raise ModelError(f"the loss of step {self.step + 1} is {value}; use a smaller --lr")
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for group in self._optimiser.param_groups:
-            group["lr"] = s.lr * rate(self.step, s.steps)
-        self._optimiser.step()
+        for group in self._optimizer.param_groups:
+            group["lr"] = s.lr * lr_factor(self.step, s.steps)
+        self._optimizer.step()
         return value
 
-    def _share(self, loss: float) -> float:
-        """The mean over processes of the gradients, in place, and of the loss."""
-        if self.ranks == 1:
+    def _average_gradients(self, loss: float) -> float:
+        """Averages the gradients over processes, in place, and returns the mean loss."""
+        if self.world_size == 1:
             return loss
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = torch.cat([g.flatten().cpu() for g in gradients] + [torch.tensor([loss])])
         torch.distributed.all_reduce(flat)
-        flat /= self.ranks
+        flat /= self.world_size
         for gradient, mean in zip(gradients, flat[:-1].split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
         return float(flat[-1])
 
-    def _measure(self, on_point: Callable[[Point], None] | None) -> None:
-        """Adds a point to the curve; all processes measure the same, so that none waits."""
-        found = worth(self.pipe, self.model, self.settings)
+    def _evaluate(self, on_point: Callable[[CurvePoint], None] | None) -> None:
+        """Adds a point to the curve. All processes compute the same, so that none waits for another."""
+        measured = evaluate_drafter(self.pipe, self.model, self.settings)
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses = []
-        self.curve.append(Point(self.step, loss, found.by_position, found.tokens_per_call))
+        self.curve.append(CurvePoint(self.step, loss, measured.by_position, measured.tokens_per_call))
         if on_point is not None:
             on_point(self.curve[-1])
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         if self.rank:
             return
         state = {
             "settings": asdict(self.settings),
             "model": self.model.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
+            "optimiser": self._optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
             "losses": self._losses,
@@ -238,11 +259,11 @@ class Trainer:
         with replacing(self._checkpoint) as partial:
             torch.save(state, partial)
 
-    def _saved(self) -> dict[str, Any] | None:
-        """The checkpoint of an earlier run, if there is one.
+    def _load_checkpoint(self) -> dict[str, Any] | None:
+        """The checkpoint of an earlier run, or None.
 
         Raises:
-            ArgumentError: When it is of another.
+            ArgumentError: If the checkpoint is unreadable or belongs to a training with other settings.
         """
         if not self._checkpoint.is_file():
             return None
@@ -250,8 +271,8 @@ class Trainer:
             state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise ArgumentError(f"-o/--output: '{self._checkpoint}' cannot be read; delete it: {error}") from None
-        mine, other = asdict(self.settings), state["settings"]
-        if different := [name for name in mine if other.get(name) != mine[name]]:
+        own, stored = asdict(self.settings), state["settings"]
+        if different := [name for name in own if stored.get(name) != own[name]]:
             raise ArgumentError(
                 f"-o/--output: '{self.folder}' holds a training with another {' and '.join(different)}; "
                 "name another folder, or delete it"
@@ -259,17 +280,17 @@ class Trainer:
         return state
 
 
-def rate(step: int, steps: int) -> float:
-    """The share of the learning rate that a step gets."""
-    warm = max(round(_WARM_UP * steps), 1)
-    return min((step + 1) / warm, (steps - step) / max(steps - warm, 1))
+def lr_factor(step: int, steps: int) -> float:
+    """The learning rate of a step as a share of its peak: linear warm-up, then linear decay to 0."""
+    warmup = max(round(_WARMUP * steps), 1)
+    return min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
 
 
-def new_model(pipe: Pipe, settings: Settings) -> Any:
-    """An untrained drafter.
+def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
+    """Builds an untrained drafter.
 
     Raises:
-        ArgumentError: When the target cannot have one of that kind.
+        ArgumentError: If the target cannot have a drafter of that kind.
     """
     if settings.kind == "small":
         return pipe.new_small()
@@ -300,25 +321,25 @@ def new_model(pipe: Pipe, settings: Settings) -> Any:
     return head.to(target.device)
 
 
-def loss_of(model: Any, prepared: Prepared, teacher: TeacherOutput, settings: Settings) -> Tensor:
+def drafter_loss(model: Any, prepared: PreparedPrompts, teacher: TeacherOutput, settings: TrainingSettings) -> Tensor:
     """The loss of one batch."""
     loss = LOSSES[settings.loss]
     if isinstance(model, EagleHead):
         return eagle_loss(model, teacher, loss, settings.depth)
     if isinstance(model, MedusaHeads):
         return medusa_loss(model, teacher, loss)
-    return small_loss(model, prepared, teacher, loss)
+    return draft_model_loss(model, prepared, teacher, loss)
 
 
-def worth(pipe: Pipe, model: nn.Module, settings: Settings) -> Acceptance:
-    """What a drafter is worth on the held-out prompts."""
-    recipe = parse(KINDS[settings.kind]).with_knobs(window=settings.depth + 1)
+def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:
+    """Measures the acceptance of a drafter on the held-out prompts."""
+    recipe = parse(DRAFT_RECIPES[settings.kind]).with_knobs(window=settings.depth + 1)
     prepared = with_drafter(pipe.prepare(settings.held_out, recipe.window), model, settings.kind)
-    return measure(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
+    return measure_acceptance(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
 
 
-def with_drafter(prepared: Prepared, model: Any, kind: str) -> Prepared:
-    """The same prompts with this drafter instead of the pipeline's own."""
+def with_drafter(prepared: PreparedPrompts, model: Any, kind: str) -> PreparedPrompts:
+    """The same prompts with this drafter in place of the pipeline's own."""
     if kind != "small":
         return replace(prepared, resources=replace(prepared.resources, heads={kind: model}))
     assert prepared.small_target is not None
@@ -327,10 +348,10 @@ def with_drafter(prepared: Prepared, model: Any, kind: str) -> Prepared:
 
 
 def split_prompts(prompts: Sequence[str], held_out: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Prompts to train on, and the last `held_out` to measure on.
+    """Splits prompts into those to train on and the last `held_out` to measure on.
 
     Raises:
-        ArgumentError: For too few.
+        ArgumentError: If no prompt is left to train on.
     """
     if len(prompts) <= held_out:
         raise ArgumentError(f"--held-out: {held_out} of {len(prompts)} prompts leaves none to train on")

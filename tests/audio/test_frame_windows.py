@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_speech as tiny
 import torch
-from test_csm import FIRST, GREEDY, PROMPTS, REST, joint_probs
+from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
 from torch import Tensor
 
 import mmspec
@@ -110,10 +110,8 @@ def test_what_a_rejected_frame_left_behind_must_go(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_pipeline_of_frames_ahead() -> None:
-    from test_speech_pipelines import tokenizer
-
     inside, ahead = (
-        mmspec.load(tiny.csm(codes=8), processor=tokenizer(), config={"frames": 8, "ahead": n}) for n in (0, 2)
+        mmspec.load(tiny.csm(codes=8), processor=tiny.tokenizer(), config={"frames": 8, "ahead": n}) for n in (0, 2)
     )
     texts = ["one two three", "two"]
     a, b = (pipe(texts, recipe="scd:window=4", temperature=0, seed=0) for pipe in (inside, ahead))
@@ -123,6 +121,6 @@ def test_a_pipeline_of_frames_ahead() -> None:
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), b[0].audio, atol=1e-4)
     for wrong in (-1, 17, "2"):
         with pytest.raises(ArgumentError, match=f"ahead={wrong!r} is not allowed"):
-            mmspec.load(tiny.csm(), processor=tokenizer(), config={"ahead": wrong})
+            mmspec.load(tiny.csm(), processor=tiny.tokenizer(), config={"ahead": wrong})
     with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameStream is read whole"):
         ahead("two", recipe="layer-skip:layers=1")

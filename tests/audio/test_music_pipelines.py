@@ -12,11 +12,9 @@ import soundfile
 import tiny_codecs
 import tiny_music as tiny
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tiny_music import FRAME, long_musicgen, tokenizer
 from torch import Tensor
-from transformers import EncodecFeatureExtractor, MusicgenProcessor, PreTrainedTokenizerFast
+from transformers import EncodecFeatureExtractor, MusicgenProcessor
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -25,27 +23,11 @@ from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError, PromptError
 
-WORDS = ["<pad>", "slow", "quiet", "piano", "loud", "drums", "fast", "happy", "guitar"]
-FRAME = 0.008  # seconds of the tiny EnCodec
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    made.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<pad>", pad_token="<pad>", padding_side="right")
-
-
-def musicgen(**kind: Any) -> Any:
-    # A table of positions that a piece of a few frames does not outgrow.
-    model = tiny.musicgen(**kind)
-    model.decoder.config.max_position_embeddings = 100
-    return model
-
 
 @pytest.mark.parametrize("kind", [{}, {"channels": 2}, {"melody": True}])
 def test_musicgen_plays_what_its_own_generate_does(kind: dict[str, Any]) -> None:
-    model = musicgen(**kind)
-    pipe = mmspec.load(model, processor=tokenizer(), config={"draft_model": musicgen(seed=1, layers=1, **kind)})
+    model = long_musicgen(**kind)
+    pipe = mmspec.load(model, processor=tokenizer(), config={"draft_model": long_musicgen(seed=1, layers=1, **kind)})
     pipe = pipe.with_duration(11 * FRAME)
     texts = ["slow quiet piano", "loud drums"]
     words = tokenizer()(texts, padding=True, return_tensors="pt")
@@ -66,7 +48,7 @@ def test_musicgen_plays_what_its_own_generate_does(kind: dict[str, Any]) -> None
 
 
 def test_a_piece_does_not_depend_on_its_batch_and_comes_in_chunks() -> None:
-    pipe = mmspec.load(musicgen(channels=2), processor=tokenizer()).with_duration(30 * FRAME)
+    pipe = mmspec.load(long_musicgen(channels=2), processor=tokenizer()).with_duration(30 * FRAME)
     drawn: dict[str, Any] = {"temperature": 1.0, "guidance_scale": 2.0, "recipe": "scd:window=3"}
     both = pipe(["quiet piano", "happy guitar"], seed=4, **drawn)
     alone = pipe("happy guitar", seed=5, **drawn)
@@ -77,7 +59,7 @@ def test_a_piece_does_not_depend_on_its_batch_and_comes_in_chunks() -> None:
 
 
 def test_lengths() -> None:
-    pipe = mmspec.load(musicgen(), processor=tokenizer())
+    pipe = mmspec.load(long_musicgen(), processor=tokenizer())
     for seconds in (0.0, 0.9):
         with pytest.raises(
             ArgumentError, match=r"seconds=[\d.]+ is not allowed; this model makes 0.008 to 0.768 seconds"
@@ -148,17 +130,17 @@ def test_higgs_speaks() -> None:
 
 def test_what_does_not_fit() -> None:
     with pytest.raises(ModelError, match="draft_model is a DiaForConditionalGeneration, which is another class"):
-        mmspec.load(musicgen(), processor=tokenizer(), config={"draft_model": tiny.dia()})
+        mmspec.load(long_musicgen(), processor=tokenizer(), config={"draft_model": tiny.dia()})
     with pytest.raises(ModelError, match=r"the codec has 3 codebooks of 16, the model 4 of 16"):
-        mmspec.load(musicgen(), processor=tokenizer(), config={"codec": codec_of(tiny_codecs.dac())})
+        mmspec.load(long_musicgen(), processor=tokenizer(), config={"codec": codec_of(tiny_codecs.dac())})
     with pytest.raises(ArgumentError, match="Dia comes without a codec; pass its processor, or a DAC's folder"):
         mmspec.load(tiny.dia(), processor=tokenizer())
     with pytest.raises(ArgumentError, match="config has 'style', which MusicGen does not have"):
-        mmspec.load(musicgen(), processor=tokenizer(), config={"style": "x"})
-    pipe = mmspec.load(musicgen(), processor=tokenizer(), config={"draft_model": musicgen(codebooks=2)})
+        mmspec.load(long_musicgen(), processor=tokenizer(), config={"style": "x"})
+    pipe = mmspec.load(long_musicgen(), processor=tokenizer(), config={"draft_model": long_musicgen(codebooks=2)})
     with pytest.raises(ModelError, match=r"draft_model makes \(2,\) codebooks, the model \(4,\)"):
         pipe.with_duration(5 * FRAME)("piano", recipe="draft:window=3")
-    pipe = mmspec.load(musicgen(), processor=tokenizer())
+    pipe = mmspec.load(long_musicgen(), processor=tokenizer())
     with pytest.raises(ArgumentError, match="recipe 'tree' is not possible here: this model makes columns of 4 codes"):
         pipe.with_duration(5 * FRAME)("piano", recipe="tree")
 
@@ -170,7 +152,7 @@ def test_a_small_musicgen_drafts_for_a_large_one_by_name() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
-    model = musicgen(channels=2)
+    model = long_musicgen(channels=2)
     model.save_pretrained(folder)
     MusicgenProcessor(EncodecFeatureExtractor(sampling_rate=1000), tokenizer()).save_pretrained(folder)
     words = ["music", "quiet piano", "-m", str(folder), "--seconds", "0.1", "--recipe", "scd:window=3"]

@@ -14,7 +14,7 @@ import tiny_music
 import tiny_speech
 import torch
 from numpy.typing import NDArray
-from test_music_pipelines import FRAME, musicgen, tokenizer
+from tiny_music import FRAME, long_musicgen, tokenizer
 from transformers import MusicgenMelodyFeatureExtractor, MusicgenMelodyProcessor
 
 import mmspec
@@ -38,7 +38,7 @@ def melody_processor() -> Any:
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_a_melody_is_followed_as_in_its_own_generate(channels: int) -> None:
-    model, processor = musicgen(melody=True, channels=channels), melody_processor()
+    model, processor = long_musicgen(melody=True, channels=channels), melody_processor()
     texts, sound = ["slow quiet piano", "loud drums"], wave(300)
     pipe = mmspec.load(model, processor=processor).with_duration(11 * FRAME)
     words = processor(audio=[sound[0]] * 2, sampling_rate=1000, text=texts, padding=True, return_tensors="pt")
@@ -55,7 +55,7 @@ def test_a_melody_is_followed_as_in_its_own_generate(channels: int) -> None:
 def test_a_melody_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of another rate and in stereo."""
     folder, file = tmp_path / "model", tmp_path / "tune.flac"
-    model = musicgen(melody=True)
+    model = long_musicgen(melody=True)
     model.save_pretrained(folder)
     melody_processor().save_pretrained(folder)
     write_audio(wave(900, 2), 2000, file)
@@ -167,9 +167,9 @@ class Words:
 
 
 def test_music_that_follows_no_melody() -> None:
-    pipe = mmspec.load(musicgen(), processor=tokenizer())
+    pipe = mmspec.load(long_musicgen(), processor=tokenizer())
     with pytest.raises(ArgumentError, match="this model follows no melody; facebook/musicgen-melody and its kin do"):
         pipe.with_reference_audio(wave(100), 1000)
-    pipe = mmspec.load(musicgen(melody=True), processor=tokenizer())
+    pipe = mmspec.load(long_musicgen(melody=True), processor=tokenizer())
     with pytest.raises(ArgumentError, match="the processor reads no melody; pass that of the model"):
         pipe.with_reference_audio(wave(100), 1000)

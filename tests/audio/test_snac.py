@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny_speech as tiny
 import torch
-from test_speech_pipelines import tokenizer
+from tiny_speech import tokenizer
 from torch import Tensor
 
 import mmspec

@@ -10,11 +10,8 @@ import pytest
 import tiny_codecs
 import tiny_speech as tiny
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import CharDelimiterSplit
+from tiny_speech import tokenizer
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -24,15 +21,6 @@ from mmspec.audio.models.flat.speech import FlatAdapter, Style, pieces
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
-
-WORDS = ["<pad>", "one", "two", "three", "[0]one", "[0]two", "[1]one", "six.", "seven.", "eight"]
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    model = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    model.pre_tokenizer = CharDelimiterSplit(" ")
-    return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<pad>", pad_token="<pad>")
-
 
 # One codebook of 16 in ids 11 to 26; 10 ends.
 STYLE = Style(

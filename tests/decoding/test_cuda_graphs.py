@@ -83,7 +83,7 @@ def llama_target(device: torch.device) -> Any:
     """A Llama of transformers with prompts of three lengths and an unconditional side."""
     transformers = pytest.importorskip("transformers")
     from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
-    from mmspec.hf.plan import counted
+    from mmspec.hf.plan import position_ids_of
 
     torch.manual_seed(0)
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -95,7 +95,7 @@ def llama_target(device: torch.device) -> Any:
     ids = torch.arange(18, device=device).view(3, 6)
     mask = torch.arange(6, device=device) >= torch.tensor([[0], [2], [3]], device=device)
     embed = model.get_input_embeddings()
-    cond, uncond = (Prompt(embed(side).detach(), mask, counted(mask)) for side in (ids, ids * 0 + 7))
+    cond, uncond = (Prompt(embed(side).detach(), mask, position_ids_of(mask)) for side in (ids, ids * 0 + 7))
     return CausalTarget(Backbone(model.model, embed, model.lm_head, 50, device), cond, uncond, 16, 8)
 
 

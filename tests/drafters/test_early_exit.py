@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_llamagen
+import tiny_llamagen
 import torch
-from test_models import CASES, GUIDANCE, arguments, job_of, ours
+from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours
 from torch import Tensor, nn
 
 from mmspec.decoding.layout import Layout
@@ -21,7 +21,7 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import CausalTarget
-from mmspec.hf.early_exit import count_layers
+from mmspec.hf.decoder_layers import count_layers
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -70,9 +70,9 @@ def agree(target: SupportsEarlyExit, cut: Any, guided: bool, vocab_size: int) ->
 
 def llamagen(layers: int | None = None) -> Callable[[], LlamaGenTarget]:
     torch.manual_seed(0)  # of what stands for no condition
-    gpt = test_llamagen.tiny(grid_size=4)
-    condition = torch.randn(2, test_llamagen.T, test_llamagen.C, generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(2, test_llamagen.T)
+    gpt = tiny_llamagen.tiny(grid_size=4)
+    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, tiny_llamagen.T)
     mask[0, :2] = 0
     gpt.layers = gpt.layers[:layers]
     gpt.register_to_config(n_layer=len(gpt.layers))
@@ -90,7 +90,7 @@ def unguided(cut: LlamaGenTarget) -> LlamaGenTarget:
 @pytest.mark.parametrize("guided", [False, True])
 def test_our_own(guided: bool) -> None:
     cut = llamagen(1)()
-    assert agree(llamagen()(), cut if guided else unguided(cut), guided, test_llamagen.V)
+    assert agree(llamagen()(), cut if guided else unguided(cut), guided, tiny_llamagen.V)
 
 
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
@@ -138,8 +138,8 @@ def test_transformers_greedy_is_plain_greedy(name: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["layer-skip:layers=1,window=3", "scd:window=3,start=model,layers=1,guidance=2"])
 def test_distribution(recipe: str) -> None:
-    gpt = test_llamagen.tiny(vocab_size=3, grid_size=2, spread=0.3)
-    condition = torch.randn(1, test_llamagen.T, test_llamagen.C, generator=torch.Generator().manual_seed(1))
+    gpt = tiny_llamagen.tiny(vocab_size=3, grid_size=2, spread=0.3)
+    condition = torch.randn(1, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
 
     def make(batch_size: int, window: int) -> Target:
         same = condition.expand(batch_size, -1, -1)
@@ -173,4 +173,4 @@ def test_a_part_that_wrote_the_wrong_rows_is_seen(monkeypatch: pytest.MonkeyPatc
         return forward(self, tokens, at if part is None else at + 1, part)
 
     monkeypatch.setattr(LlamaGenTarget, "forward", shifted)
-    assert not agree(llamagen()(), llamagen(1)(), True, test_llamagen.V)
+    assert not agree(llamagen()(), llamagen(1)(), True, tiny_llamagen.V)

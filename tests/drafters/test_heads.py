@@ -219,7 +219,7 @@ def test_a_published_drafter_comes_and_goes_as_it_is(chameleon: bool, tmp_path: 
     tensors = write_published(tmp_path / "lantern", chameleon)
     head = load_head(tmp_path / "lantern")
     assert isinstance(head, EagleHead) and head.prefix == (0 if chameleon else 119)
-    assert head.turns(torch.tensor([[0, 119 + 255]]))[0].shape == (1, 1, 2, 16)
+    assert head.rotary(torch.tensor([[0, 119 + 255]]))[0].shape == (1, 1, 2, 16)
     head.save_pretrained(tmp_path / "again")
     for found in (head, load_head(tmp_path / "again"), EagleHead.from_pretrained(tmp_path / "again")):
         state = found.state_dict()

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from tiny_codecs import filled
 from tiny_models import scatter
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     DiaConfig,
     DiaForConditionalGeneration,
@@ -18,10 +21,21 @@ from transformers import (
     MusicgenForConditionalGeneration,
     MusicgenMelodyConfig,
     MusicgenMelodyForConditionalGeneration,
+    PreTrainedTokenizerFast,
     T5Config,
 )
 from transformers.models.musicgen import MusicgenDecoderConfig
 from transformers.models.musicgen_melody import MusicgenMelodyDecoderConfig
+
+WORDS = ["<pad>", "slow", "quiet", "piano", "loud", "drums", "fast", "happy", "guitar"]
+FRAME = 0.008  # seconds of the tiny EnCodec
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Splits a text at blanks into `WORDS`, padded on the right."""
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    made.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<pad>", pad_token="<pad>", padding_side="right")
 
 
 def musicgen(
@@ -69,6 +83,13 @@ def musicgen(
         pad_token_id=codes, bos_token_id=codes, decoder_start_token_id=codes, do_sample=False, max_length=20
     )
     return model.eval()
+
+
+def long_musicgen(**kind: Any) -> Any:
+    """A MusicGen whose table of positions is longer than a piece of a few frames."""
+    model = musicgen(**kind)
+    model.decoder.config.max_position_embeddings = 100
+    return model
 
 
 def dia(

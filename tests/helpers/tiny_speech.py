@@ -9,6 +9,9 @@ import tiny_codecs
 import torch
 from numpy.typing import NDArray
 from tiny_models import scatter
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import CharDelimiterSplit
 from torch import Tensor
 from transformers import (
     BarkConfig,
@@ -20,6 +23,7 @@ from transformers import (
     LlamaForCausalLM,
     MoshiConfig,
     MoshiForConditionalGeneration,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -29,6 +33,14 @@ from mmspec.sampling.logits import Logits
 
 # Text in ids 1 to 9, then the end, then 2 slots of 5 codes of one codebook each.
 STREAM = Stream(codes=5, first=11, end=10, slots=(0, 1))
+WORDS = ["<pad>", "one", "two", "three", "[0]one", "[0]two", "[1]one", "six.", "seven.", "eight"]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Splits a text at blanks into `WORDS`."""
+    model = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    model.pre_tokenizer = CharDelimiterSplit(" ")
+    return PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<pad>", pad_token="<pad>")
 
 
 def flat(seed: int = 0, layers: int = 2, qwen: bool = False, spread: float = 0.3, vocab_size: int = 21) -> Any:

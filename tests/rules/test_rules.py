@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from relaxed_rules import CODEBOOK, RELAXED, SETTINGS, V, decode
 from torch import Tensor
 
 import mmspec.codebook
@@ -20,7 +21,6 @@ from mmspec.codebook import Codebook, nearest, similar
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import bind_features as look
-from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.recipes import parse
@@ -29,15 +29,6 @@ from mmspec.sampling.acceptance import FeatureRule
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio
 from mmspec.testing.exactness import FEATURES, ToyTarget, check
-
-V = 12
-CODEBOOK = Codebook(torch.randn(V, 3, generator=torch.Generator().manual_seed(0)))
-RELAXED = [name for name, rule in RULES.items() if not rule.exact and not rule.continuous]
-SETTINGS = {
-    "lantern": "delta=0.2,k=2", "lantern++": "factor=2,k=2", "gsd": "group=2,probability=0.5", "pcg": "size=2,theta=0",
-    "beta": "beta=0.1", "ensemble": "draft=0.2", "omega": "delta=1.5,decay=0.2", "typical": "epsilon=0.4",
-    "top-m": "m=1",
-}  # fmt: skip
 
 
 def probs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,18 +89,6 @@ def test_formula(name: str) -> None:
             for slot in range(3):
                 expected = by_hand(name, p[row, slot].tolist(), q[row, slot].tolist(), int(x[row, slot]), slot)
                 assert min(float(chance[row, slot]), 1.0) == pytest.approx(min(expected, 1.0), abs=1e-5)
-
-
-def decode(recipe: str, sampling: SamplingParams) -> tuple[Tensor, float, float]:
-    resources = DraftResources(
-        NGramTable(torch.arange(V).expand(V + 1, V)),
-        lambda: ToyTarget(3, V, 4, 6),
-        [SamplingParams()] * 3,
-        lambda: CODEBOOK,
-    )
-    target = ToyTarget(3, V, 4, 5, guided=sampling.guidance_scale != 1)
-    out = run(target, parse(recipe), Layout(length=4, width=2), [sampling] * 3, [5, 6, 7], resources)
-    return out.tokens, out.stats.tokens_per_call, out.stats.tv_bound
 
 
 @pytest.mark.parametrize("drafting", ["draft", "table", "sjd", "scd"])

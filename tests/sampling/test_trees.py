@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_llamagen
+import tiny_llamagen
 import torch
+from hf_image_cases import CASES, GUIDANCE, arguments, job_of, ours
 from numpy.typing import NDArray
-from test_models import CASES, GUIDANCE, arguments, job_of, ours
-from test_rules import RELAXED, SETTINGS
-from test_rules import decode as decode_by_rule
+from relaxed_rules import RELAXED, SETTINGS
+from relaxed_rules import decode as decode_by_rule
 from torch import Tensor
 
 import mmspec.drafters.tree.dyspec
@@ -384,9 +384,9 @@ def trees_agree(make: Callable[[], TreeTarget], size: int) -> bool:
 
 
 def llamagen(padded: bool) -> Callable[[], TreeTarget]:
-    gpt = test_llamagen.tiny(grid_size=4, qk_norm=padded, position_embedding=padded)
-    condition = torch.randn(2, test_llamagen.T, test_llamagen.C, generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(2, test_llamagen.T)
+    gpt = tiny_llamagen.tiny(grid_size=4, qk_norm=padded, position_embedding=padded)
+    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, tiny_llamagen.T)
     if padded:
         mask[0, :2], mask[1, :3] = 0, 0
     return lambda: LlamaGenTarget(gpt, condition, gpt.unconditional(2), mask, slack=8)
@@ -394,7 +394,7 @@ def llamagen(padded: bool) -> Callable[[], TreeTarget]:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_llamagen_reads_trees(padded: bool) -> None:
-    assert trees_agree(llamagen(padded), test_llamagen.V)
+    assert trees_agree(llamagen(padded), tiny_llamagen.V)
 
 
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
@@ -407,7 +407,7 @@ def test_models_of_transformers_read_trees(name: str, guided: bool) -> None:
 def test_a_forgotten_path_and_a_causal_mask_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(LlamaGenTarget, "settle", lambda self, at, path: None)
-        assert not trees_agree(llamagen(False), test_llamagen.V)
+        assert not trees_agree(llamagen(False), tiny_llamagen.V)
     bias = LlamaGenTarget._tree_bias
 
     def causal(self: LlamaGenTarget, root: Tensor, sees: Tensor, end: int) -> Tensor:
@@ -415,20 +415,20 @@ def test_a_forgotten_path_and_a_causal_mask_are_seen(monkeypatch: pytest.MonkeyP
         return bias(self, root, torch.ones_like(sees).tril(first), end)
 
     monkeypatch.setattr(LlamaGenTarget, "_tree_bias", causal)
-    assert not trees_agree(llamagen(False), test_llamagen.V)
+    assert not trees_agree(llamagen(False), tiny_llamagen.V)
 
 
 @pytest.mark.parametrize("recipe", ["tree:branch=2/2/1", "tree-table", "tree-dynamic:window=9,depth=4,top=3"])
 def test_llamagen_greedy_is_plain_greedy(recipe: str) -> None:
     layout, greedy = Layout(length=16, width=4), [SamplingParams(temperature=0, guidance_scale=2.0)] * 2
-    table = NGramTable(torch.randint(test_llamagen.V, (test_llamagen.V + 1, test_llamagen.V)))
-    condition = torch.randn(2, test_llamagen.T, test_llamagen.C, generator=torch.Generator().manual_seed(1))
+    table = NGramTable(torch.randint(tiny_llamagen.V, (tiny_llamagen.V + 1, tiny_llamagen.V)))
+    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
 
     def draft_model() -> TreeTarget:
-        return LlamaGenTarget(test_llamagen.tiny(spread=0.39, grid_size=4), condition, None, None, slack=16)
+        return LlamaGenTarget(tiny_llamagen.tiny(spread=0.39, grid_size=4), condition, None, None, slack=16)
 
     resources = DraftResources(table, draft_model, [SamplingParams()] * 2)
-    gpt = test_llamagen.tiny(grid_size=4)
+    gpt = tiny_llamagen.tiny(grid_size=4)
 
     def tokens(recipe: str) -> Any:
         target = LlamaGenTarget(gpt, condition, gpt.unconditional(2), None, slack=32)

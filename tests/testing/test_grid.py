@@ -78,17 +78,17 @@ def test_nothing_is_left_out() -> None:
     assert names == {name for name, info in RECIPES.items() if info.drafts and not info.continuous}
 
 
-@pytest.mark.parametrize(("recipe", "sampler"), ONE_EACH)
-def test_distribution(recipe: str, sampler: str) -> None:
-    verdict = check(recipe, SETTINGS[sampler], samples=20_000, layout=GRID, seed=1)
+@pytest.mark.parametrize(("recipe", "settings"), ONE_EACH)
+def test_distribution(recipe: str, settings: str) -> None:
+    verdict = check(recipe, SETTINGS[settings], samples=20_000, layout=GRID, seed=1)
     assert verdict.ok, verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", SETTINGS)
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("recipe", EXACT)
-def test_every_combination(recipe: str, sampler: str) -> None:
-    verdict = check(recipe, SETTINGS[sampler], samples=60_000, layout=GRID, seed=2)
+def test_every_combination(recipe: str, settings: str) -> None:
+    verdict = check(recipe, SETTINGS[settings], samples=60_000, layout=GRID, seed=2)
     assert verdict.ok, verdict
 
 

@@ -23,9 +23,8 @@ from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.loading import add_drafter
-from mmspec.training.losses import LOSSES
-from mmspec.training.objectives import read
-from mmspec.training.trainer import Settings, Trainer
+from mmspec.training.objectives import LOSSES, run_teacher
+from mmspec.training.trainer import Trainer, TrainingSettings
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
@@ -60,10 +59,10 @@ def tiny_pipe() -> LlamaGenPipeline:
     return pipe
 
 
-def settings(kind: str, **changes: Any) -> Settings:
+def settings(kind: str, **changes: Any) -> TrainingSettings:
     given: dict[str, Any] = {"loss": "kl", "prompts": PROMPTS[:3], "held_out": PROMPTS[3:], "sequences": 18, "steps": 6}
     given |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0}
-    return Settings(kind, **given | changes)
+    return TrainingSettings(kind, **given | changes)
 
 
 class Killed(Exception):
@@ -134,7 +133,7 @@ def test_features_kept_or_read_anew_are_the_same(tmp_path: Path) -> None:
     trainer = Trainer(pipe, settings("eagle"), tmp_path)
     own, picks = trainer.collect(), [0, 3, 4]
     ready = pipe.prepare([PROMPTS[i % 3] for i in picks], 1)
-    kept, anew = (read(ready, own.tokens[picks], found) for found in (own.features_of(picks), None))
+    kept, anew = (run_teacher(ready, own.tokens[picks], found) for found in (own.features_of(picks), None))
     assert torch.allclose(kept.features, anew.features, atol=1e-2) and torch.allclose(kept.p, anew.p, atol=1e-2)
 
 

@@ -481,17 +481,15 @@ def test_classes_without_an_adapter(tmp_path: Path) -> None:
         mmspec.load(tmp_path)
 
 
-def test_a_plug_in_brings_its_own_painter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_brings_its_own_image_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
-    monkeypatch.setattr("mmspec.vision.hf.image_adapter.family_of", lambda model: SimpleNamespace())
-    with pytest.raises(
-        ArgumentError, match="Linear has an adapter for model.generate.*, but none for prompts and pict"
-    ):
+    monkeypatch.setattr("mmspec.vision.hf.registry.adapter_of", lambda model: SimpleNamespace())
+    with pytest.raises(ArgumentError, match="Linear has an adapter for model.generate.*, but none for prompts and im"):
         mmspec.load(model)
     adapter = SimpleNamespace(sampling=SamplingParams(temperature=0.5))
     monkeypatch.setattr(
-        "mmspec.vision.hf.image_adapter.family_of",
-        lambda model: SimpleNamespace(adapter=lambda model, components: adapter),
+        "mmspec.vision.hf.registry.adapter_of",
+        lambda model: SimpleNamespace(image_adapter=lambda model, components: adapter),
     )
     assert mmspec.load(model).config.temperature == 0.5
 

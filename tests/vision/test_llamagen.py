@@ -12,33 +12,18 @@ import pytest
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from tiny_llamagen import GRID, C, N, T, V, tiny
 from torch import Tensor
 
 from mmspec.decoding.batch import Step
 from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.testing.exactness import noise_floor
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
-T, C, V, GRID = 5, 7, 12, 3
-N = GRID**2
 RECIPES = ["draft:window=4", "table:window=4", "sjd:window=5", "scd:window=4", "scd:window=12,coupling=gumbel"]
-
-
-def tiny(seed: int = 0, vocab_size: int = V, grid_size: int = GRID, spread: float = 0.4, **config: Any) -> LlamaGenGPT:
-    gpt = LlamaGenGPT(
-        **{"vocab_size": vocab_size, "dim": 32, "n_layer": 2, "n_head": 2, "ffn_dim": 64, "model_type": "t2i"}
-        | {"cls_token_num": T, "caption_dim": C, "grid_size": grid_size}
-        | config
-    ).eval()
-    generator = torch.Generator().manual_seed(seed)
-    for p in gpt.parameters():
-        if p.ndim > 1:
-            p.data = torch.randn(p.shape, generator=generator) * spread
-    return gpt
 
 
 class Codes(ModelMixin, ConfigMixin):

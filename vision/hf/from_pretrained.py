@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from safetensors import SafetensorError
 
-from mmspec.errors import ArgumentError, ModelError
-from mmspec.hf.adapters import GENERATE_ADAPTERS, unwrap
-from mmspec.hf.folder import architecture, read_json, read_processor
+from mmspec.errors import ArgumentError
+from mmspec.hf.adapters import GENERATE_ADAPTERS
+from mmspec.hf.folder import load_model, model_class, read_json, read_processor
+from mmspec.hf.request import unwrap
 from mmspec.vision.hf.pipeline import TransformersPipeline, home
 from mmspec.vision.hf.vqgan import load_vqgan
 
@@ -47,31 +46,20 @@ def from_folder(
     beside = folder
     if is_stage(folder):
         folder, beside = folder / STAGE, folder / STAGE_PROCESSOR
-    found = architecture(folder)
-    name, layout = ALIASES.get(found or "", (found, None))
-    if name is None:
-        raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
+    found = model_class(folder)
+    name, layout = ALIASES.get(found, (found, None))
     if name not in GENERATE_ADAPTERS:
         raise ArgumentError(
             f"model {str(folder)!r} is a {name}, for which mmspec has no adapter; "
             f"it has them for {', '.join(GENERATE_ADAPTERS)}; "
             'for a class of yours, see "Adding a model" in the README (docs/adding-a-model.md)'
         )
-    try:
-        model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(UNUSED))
-    if missing:
-        # transformers fills them with random numbers, and says so in its log only.
-        rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
+    model = load_model(folder, device, dtype, name, unused=(UNUSED,))
     if processor is None and any((beside / file).exists() for file in PROCESSOR_FILES):
         processor = beside
     if isinstance(processor, (str, Path)):
         processor = read_processor(processor, name)
-    return from_model(model.to(device), processor, tokenizer, {"layout": layout, **(config or {})})
+    return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
 
 
 def from_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,18 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.hf.adapters import adapter_of
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_request import ImageRequest
 
-# By class name, as `GENERATE_ADAPTERS` is.
-IMAGE_ADAPTERS = {
-    "JanusForConditionalGeneration": "mmspec.vision.hf.adapters.janus:JanusPainter",
-    "Emu3ForConditionalGeneration": "mmspec.vision.hf.adapters.emu3:Emu3Painter",
-    "ChameleonForConditionalGeneration": "mmspec.vision.hf.adapters.chameleon:ChameleonPainter",
-    "GlmImageForConditionalGeneration": "mmspec.vision.hf.adapters.glm:GlmPainter",
-    "ImageGPTForCausalImageModeling": "mmspec.vision.hf.adapters.imagegpt:ImageGPTPainter",
-}
 # What transformers takes when neither a call nor a checkpoint says anything.
 TOP_K = 50
 
@@ -133,30 +123,6 @@ class Pattern:
     def __call__(self, row: int, ids: Tensor) -> Sequence[int]:
         """The ids allowed after `ids` (int64 [n]), whatever the row."""
         return self._pattern[len(ids) - self._start]
-
-
-def image_adapter_of(model: Any, components: Components) -> ImageAdapter:
-    """The image adapter of a model's class, or of a class it derives from.
-
-    Raises:
-        ArgumentError: For a class without one, for an extra it has no use for and for one that is missing.
-    """
-    family = adapter_of(model)
-    where = next(
-        (IMAGE_ADAPTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in IMAGE_ADAPTERS), None
-    )
-    if where is None:
-        make = getattr(family, "painter", None)
-    else:
-        module, _, attribute = where.partition(":")
-        make = getattr(importlib.import_module(module), attribute)
-    if make is None:
-        raise ArgumentError(
-            f"{type(model).__name__} has an adapter for model.generate(custom_generate=mmspec.generate), but none for "
-            'prompts and images; see "Adding a model" in the README'
-        )
-    adapter: ImageAdapter = make(model, components)
-    return adapter
 
 
 def default_sampling(model: Any, guidance_scale: float = 1.0, top_k: int = TOP_K) -> SamplingParams:

@@ -22,9 +22,10 @@ from mmspec.hf.generate import Job, generate, prepare
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.training.prepared import Prepared
-from mmspec.vision.hf.image_adapter import Components, DecodingJob, image_adapter_of
+from mmspec.training.prepared import PreparedPrompts
+from mmspec.vision.hf.image_adapter import Components, DecodingJob
 from mmspec.vision.hf.image_request import ImageRequest
+from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
 
 
@@ -175,8 +176,8 @@ class TransformersPipeline(DiffusionPipeline):
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, codes, seeds, out.stats)
 
-    def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
-        """Prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.Pipe`.
+    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+        """Prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
 
         Raises:
             PromptError: When a prompt cannot be read by the model.
@@ -205,7 +206,9 @@ class TransformersPipeline(DiffusionPipeline):
             )
         (job,) = jobs
         resources = job.resources(self.draft_model, slack, list(self.heads.values()))
-        return Prepared(partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), resources)
+        return PreparedPrompts(
+            partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), resources
+        )
 
     def new_small(self) -> Any:
         """Refuses to make a smaller model.

@@ -15,58 +15,26 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate
 
 
-class KVCache:
-    """Preallocated keys and values, each [layers, rows, heads, capacity, head_dim].
-
-    Rows are rolled back by overwriting: whatever lies after the slot a call starts at is stale and masked.
-    """
-
-    def __init__(self, gpt: LlamaGenGPT, batch_size: int, capacity: int) -> None:
-        c = gpt.config
-        shape = (c.n_layer, batch_size, c.n_head, capacity, c.dim // c.n_head)
-        self.k = torch.zeros(shape, dtype=gpt.dtype, device=gpt.device)
-        self.v = torch.zeros_like(self.k)
-
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [rows'])."""
-        self.k, self.v = self.k.index_select(1, row_ids), self.v.index_select(1, row_ids)
-
-    def move(self, source: Tensor, goal: Tensor) -> None:
-        """Copies each row's slots `source` to its slots `goal`, int64 [rows, D] both, all at once."""
-        rows = torch.arange(len(source), device=source.device)[:, None]
-        for store in (self.k, self.v):
-            store[:, rows, :, goal] = store[:, rows, :, source]
-
-
 @dataclass
 class Span:
-    """The slots one forward call covers: rotary rows, the attention bias, and where keys and values go.
+    """The slots that one forward call reads.
 
-    `start` is the common first slot when all rows stand at the same one (the fast path); otherwise `slots` [B, W]
-    gives each row's own. `end` is one past the last slot any row touches.
+    Attributes:
+        cos: Rotary rows, [W, head_dim], or [R, 1, W, head_dim] where rows differ.
+        sin: As `cos`.
+        bias: Added to attention scores, broadcast over [R, heads, W, end]; None is causal.
+        window: Where keys and values are written; None without a cache.
     """
 
     cos: Tensor
     sin: Tensor
     bias: Tensor | None
-    end: int
-    start: int | None = None
-    slots: Tensor | None = None
-
-    def write(self, cache: Tensor, new: Tensor) -> Tensor:
-        """Puts `new` [B, H, W, D] into the first B rows of `cache` [., H, capacity, D]; returns their filled part."""
-        cache = cache[: len(new)]
-        if self.start is not None:
-            cache[:, :, self.start : self.end] = new
-        else:
-            assert self.slots is not None
-            rows = torch.arange(new.shape[0], device=new.device)[:, None]
-            cache[rows, :, self.slots] = new.transpose(1, 2)
-        return cache[:, :, : self.end]
+    window: WindowSlots | None = None
 
 
 class Attention(nn.Module):
@@ -86,8 +54,8 @@ class Attention(nn.Module):
             qk = F.rms_norm(qk, qk.shape[-1:], eps=self.q_norm.eps) * weight
         v = v[0]
         q, k = rotate(qk, span.cos, span.sin).to(v.dtype).unbind()  # turned in float32
-        if cache is not None:
-            k, v = span.write(cache[0], k), span.write(cache[1], v)
+        if cache is not None and span.window is not None:
+            k, v = span.window.write(cache[0], k), span.window.write(cache[1], v)
         causal = span.bias is None and q.shape[2] > 1
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=span.bias, is_causal=causal)
         return self.wo(out.transpose(1, 2).flatten(2))
@@ -253,7 +221,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
     def features(self, h: Tensor, span: Span, cache: KVCache | None, layers: int | None = None) -> Tensor:
         """The blocks, or the first few, over embedded slots: [B, W, dim] -> what the head reads, [B, W, dim]."""
         for i, block in enumerate(islice(self.layers, layers)):
-            h = block(h, span, None if cache is None else (cache.k[i], cache.v[i]))
+            h = block(h, span, None if cache is None else cache.layer(i))
         return self.norm(h)
 
     def forward(self, tokens: Tensor, condition: Tensor, condition_mask: Tensor | None = None) -> Tensor:
@@ -278,7 +246,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         if condition_mask is not None:
             causal = torch.full((length, length), -torch.inf, device=h.device, dtype=h.dtype).triu(1)
             bias = causal + padding_bias(condition_mask, length, h.dtype)
-        span = Span(cos[:length], sin[:length], bias, length)
+        span = Span(cos[:length], sin[:length], bias)
         return self.output(self.features(h, span, None)[:, slots - 1 :])
 
 

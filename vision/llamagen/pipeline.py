@@ -20,11 +20,11 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.heads.checkpoint import Head, load_head, load_heads, read_config, refuse_stranger, save_heads
+from mmspec.heads.checkpoint import Head, check_fits_model, load_head, load_heads, read_config, save_heads
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.training.prepared import Prepared
+from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.gpt import CaptionEmbedder, LlamaGenGPT
 from mmspec.vision.llamagen.graph_cache import new_target
@@ -186,8 +186,10 @@ class LlamaGenPipeline(DiffusionPipeline):
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, decoded.tokens, seeds, decoded.stats)
 
-    def prepare(self, prompts: Sequence[str], slack: int) -> Prepared:
-        """Prompts, or class labels as text, ready to be decoded with the defaults; see `mmspec.training.prepared.Pipe`.
+    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+        """Prompts, or class labels as text, ready to be decoded with the defaults.
+
+        See `mmspec.training.prepared.TrainablePipeline`.
 
         Raises:
             PromptError: For what the model cannot read.
@@ -228,12 +230,12 @@ class LlamaGenPipeline(DiffusionPipeline):
         folder = Path(folder)
         if read_config(folder).get("_class_name") == LlamaGenGPT.__name__:
             small = LlamaGenGPT.from_pretrained(folder, low_cpu_mem_usage=False)
-            refuse_stranger(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
+            check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
             self.register_modules(draft_transformer=small.to(self.transformer.device, self.transformer.dtype))
             return
         head = load_head(folder)
-        refuse_stranger(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
-        refuse_stranger(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
+        check_fits_model(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
+        check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
         self.heads[head.kind] = head
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
@@ -246,7 +248,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         pipe.heads = load_heads(Path(pretrained_model_name_or_path))
         return pipe
 
-    def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> Prepared:
+    def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> PreparedPrompts:
         """A batch of conditions that are all drawn in one way; windows may reach `slack` tokens past the end."""
         condition = condition.to(self.transformer.device)
         rows = len(condition.features)
@@ -273,7 +275,7 @@ class LlamaGenPipeline(DiffusionPipeline):
             adaptive_windows=adaptive_windows_of(gpt),
             heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
         )
-        return Prepared(
+        return PreparedPrompts(
             partial(target, gpt, sampling.guidance_scale != 1),
             Layout(length=grid**2, width=grid),
             [sampling] * rows,

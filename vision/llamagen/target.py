@@ -7,10 +7,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.attention_masks import additive_mask, tree_mask
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
-from mmspec.vision.llamagen.gpt import KVCache, LlamaGenGPT, Span, padding_bias
+from mmspec.vision.llamagen.gpt import LlamaGenGPT, Span, padding_bias
 
 
 class LlamaGenTarget:
@@ -45,7 +47,8 @@ class LlamaGenTarget:
         capacity = self._slots + length + slack
         sides = 1 + self._guided
         self._rows = condition.shape[0]
-        self._cache = KVCache(gpt, sides * self._rows, capacity)
+        table = torch.empty(0, dtype=gpt.dtype, device=self.device)
+        self._cache = KVCache(c.n_layer, sides * self._rows, c.n_head, capacity, c.dim // c.n_head, table)
         self._features: Tensor | None = None
         # Tables by slot; slots past the end repeat the last one, whose answers nobody reads.
         past = torch.arange(capacity, device=self.device).clamp(max=self._slots + length - 1)
@@ -107,13 +110,13 @@ class LlamaGenTarget:
     def tensors(self) -> list[Tensor]:
         """What `read` reads and writes besides the weights."""
         padding = [] if self._padding is None else [self._padding]
-        return [self._cache.k, self._cache.v, self._cos, self._sin, self._place, self._causal, *padding]
+        return [self._cache.keys, self._cache.values, self._cos, self._sin, self._place, self._causal, *padding]
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """Uses the `tensors` of an earlier target of the same shapes from now on, before anything has been read."""
         for own, other in zip(self.tensors(), tensors, strict=True):
             other.copy_(own)
-        self._cache.k, self._cache.v, self._cos, self._sin, self._place, self._causal, *padding = tensors
+        self._cache.keys, self._cache.values, self._cos, self._sin, self._place, self._causal, *padding = tensors
         self._padding = padding[0] if padding else None
 
     def forward_tree(
@@ -126,11 +129,10 @@ class LlamaGenTarget:
         h = self._gpt.embed(tokens.repeat(sides, 1)) + self._place[places]
         end = int(root.max()) + last
         bias = self._tree_bias(self._on(sides, root), tree.sees[:, first:last, 1:last], end)
-        span = Span(self._cos[places][:, None], self._sin[places][:, None], bias, end)
-        if (at == at[0]).all():
-            span.start = end - width
-        else:
-            span.slots = self._on(sides, root[:, None] + np.arange(first, last))
+        window = WindowSlots(end - width, end)
+        if (at != at[0]).any():
+            window.slots = self._on(sides, root[:, None] + np.arange(first, last))
+        span = Span(self._cos[places][:, None], self._sin[places][:, None], bias, window)
         return self._logits(h, span, width, part)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
@@ -177,7 +179,7 @@ class LlamaGenTarget:
             bias = self._causal[start:end, :end] + self._padding[:batch_size, :, start:end, :end]
         elif end - start > 1:
             bias = self._causal[start:end, :end]
-        return Span(self._cos[start:end], self._sin[start:end], bias, end, start=start)
+        return Span(self._cos[start:end], self._sin[start:end], bias, WindowSlots(start, end))
 
     def _ragged_span(self, slots: Tensor, end: int) -> Span:
         """Each row at its own slots [B, W]."""
@@ -185,16 +187,12 @@ class LlamaGenTarget:
         if self._padding is not None:
             # Window slots are never condition slots, so the padding is the same for all of them.
             bias = bias + self._padding[: len(slots), :, -1:, :end]
-        return Span(self._cos[slots][:, None], self._sin[slots][:, None], bias, end, slots=slots)
+        return Span(self._cos[slots][:, None], self._sin[slots][:, None], bias, WindowSlots(end=end, slots=slots))
 
     def _tree_bias(self, root: Tensor, sees: Tensor, end: int) -> Tensor:
         """What W entries may look at, [B, 1, W, end]: all before and at the root's slot, and what `sees` tells.
 
         `root` int64 [B]; `sees` bool [B or 1, W, n], of the n slots after the root.
         """
-        bias = self._causal[root, :end][:, None].repeat(1, sees.shape[1], 1)
-        behind = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=self.device))[:, None]
-        sees = sees.repeat(len(root) // len(sees), 1, 1)
-        bias.scatter_(2, behind.expand_as(sees), torch.where(sees, 0.0, -torch.inf).to(bias.dtype))
-        bias = bias[:, None]
+        bias = additive_mask(tree_mask(root, sees, end), self._causal.dtype, hidden=-torch.inf)
         return bias if self._padding is None else bias + self._padding[: len(root), :, -1:, :end]

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from mmspec.training.muon import MuonAdamW, update_average
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
 from mmspec.vision.shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
@@ -56,50 +57,11 @@ def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
     return gpt
 
 
-@dataclass
-class MatrixShare:
-    """Rows of a fused matrix as a parameter of its own: `view` shares the memory of rows `at` of `whole`."""
-
-    view: torch.nn.Parameter
-    whole: torch.nn.Parameter
-    at: slice
-
-    def take_gradient(self) -> None:
-        assert self.whole.grad is not None
-        self.view.grad = self.whole.grad[self.at]
-
-
-def hidden_matrices(gpt: LlamaGenGPT) -> list[MatrixShare]:
-    """The matrices that Muon trains: those of the blocks, and the one that ends the caption embedding.
-
-    Queries, keys and values go apart: orthogonalised together, the gradient of the values, which is larger, would leave
-    queries and keys almost still, and the transformer would hardly learn where to look.
-    """
-    parts = []
-    for name, p in gpt.named_parameters():
-        if p.ndim == 2 and name.startswith(("layers.", "cls_embedding.cap_proj.fc2")):
-            rows = len(p) // 3 if "wqkv" in name else len(p)
-            for first in range(0, len(p), rows):
-                at = slice(first, first + rows)
-                parts.append(MatrixShare(torch.nn.Parameter(p.data[at]), p, at))
-    return parts
-
-
-def optimisers(gpt: LlamaGenGPT, parts: list[MatrixShare], config: GPTTraining) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for the rest (embeddings, head, norms)."""
-    matrices = [part.view for part in parts]
-    hidden = {id(part.whole) for part in parts}
-    rest = [p for p in gpt.parameters() if id(p) not in hidden]
-    return [
-        torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=config.weight_decay),
-        torch.optim.AdamW(rest, lr=config.adamw_lr, betas=(0.9, 0.97), weight_decay=config.weight_decay),
-    ]
-
-
-def rate(step: int, done: float, config: GPTTraining) -> float:
-    """Share of the peak learning rate after `step` steps and a share `done` of the budget."""
-    decay = (1 - done) / (1 - config.decay_from)
-    return min((step + 1) / config.warmup, 1.0, config.final_lr + (1 - config.final_lr) * max(decay, 0.0))
+def muon_blocks(name: str) -> int:
+    """Row blocks of the matrices that Muon trains: those of the layers, and the last one of the caption embedding."""
+    if not name.startswith(("layers.", "cls_embedding.cap_proj.fc2")):
+        return 0
+    return 3 if "wqkv" in name else 1
 
 
 def share_gradients(gpt: LlamaGenGPT, done: float, world: int) -> float:
@@ -147,9 +109,7 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
     torch.manual_seed(0)
     gpt = build(config, tokenizer)
     average = copy.deepcopy(gpt)
-    parts = hidden_matrices(gpt)
-    updaters = optimisers(gpt, parts, config)
-    peaks = [config.muon_lr, config.adamw_lr]
+    optimizer = MuonAdamW(gpt, muon_blocks, config)
     generator = torch.Generator().manual_seed(1000 + rank)
     progress = Progress()
     checkpoint = out / f"{name}.pt"
@@ -157,8 +117,7 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
         state = torch.load(checkpoint)
         gpt.load_state_dict(state["gpt"])
         average.load_state_dict(state["average"])
-        for updater, saved in zip(updaters, state["optimisers"], strict=True):
-            updater.load_state_dict(saved)
+        optimizer.load_state_dict(state["optimisers"])
         progress = Progress(state["step"], state["seconds"])
         generator.manual_seed(1000 + rank + world * progress.step)
     if lead:
@@ -166,7 +125,7 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
 
     def save() -> None:
         state = {"gpt": gpt.state_dict(), "average": average.state_dict(), "step": progress.step}
-        state |= {"optimisers": [updater.state_dict() for updater in updaters], "seconds": progress.seconds}
+        state |= {"optimisers": optimizer.state_dict(), "seconds": progress.seconds}
         torch.save(state, checkpoint.with_suffix(".new"))
         checkpoint.with_suffix(".new").rename(checkpoint)
         export(average, weights / FOLDERS[name])
@@ -197,18 +156,8 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
         loss.backward()
         done = share_gradients(gpt, progress.seconds / (60 * minutes), world)
         torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
-        for part in parts:
-            part.take_gradient()
-        for updater, peak in zip(updaters, peaks, strict=True):
-            for group in updater.param_groups:
-                group["lr"] = peak * rate(progress.step, done, config)
-            updater.step()
-            updater.zero_grad()
-        gpt.zero_grad()
-        keep = min(config.ema, (progress.step + 1) / (progress.step + 10))
-        with torch.no_grad():
-            for mean, p in zip(average.parameters(), gpt.parameters(), strict=True):
-                mean.lerp_(p, 1 - keep)
+        optimizer.step(progress.step, done)
+        update_average(average, gpt, progress.step, config.ema)
         progress.step += 1
         now = time.monotonic()
         progress.seconds += now - last_time

@@ -7,7 +7,7 @@ autoregressive. The second makes a prompt of the last 630 tokens anew every 60 t
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,16 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import Backbone, Prompt
-from mmspec.hf.plan import Plan, Request, by_ids, counted, head_size, refuse_guidance, refuse_inputs
+from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
+from mmspec.hf.plan import (
+    Plan,
+    PlanRequest,
+    logits_size,
+    position_ids_of,
+    refuse_guidance,
+    refuse_inputs,
+    shared_vocabulary_plan,
+)
 
 
 class Semantic:
@@ -25,9 +34,9 @@ class Semantic:
     READS_EMBEDS = True
 
     def vocab_size(self, model: Any) -> int:
-        return head_size(model.lm_head)
+        return logits_size(model.lm_head)
 
-    def plan(self, model: Any, request: Request) -> Plan:
+    def plan(self, model: Any, request: PlanRequest) -> Plan:
         """How a request is decoded.
 
         Raises:
@@ -43,8 +52,8 @@ class Semantic:
                 "give it as coarse_draft_model"
             )
         return Plan(
-            Backbone(BarkDecoder(model), embed, model.lm_head, head_size(model.lm_head), prompt.device),
-            Prompt(prompt, request.mask, counted(request.mask)),
+            Backbone(BarkLayers(model), embed, model.lm_head, logits_size(model.lm_head), prompt.device),
+            Prompt(prompt, request.mask, position_ids_of(request.mask)),
             None,
             room(model, request),
             history=request.input_ids,
@@ -55,13 +64,13 @@ class Coarse:
     """The family of `BarkCoarseModel`."""
 
     def vocab_size(self, model: Any) -> int:
-        return head_size(model.lm_head)
+        return logits_size(model.lm_head)
 
-    def plan(self, model: Any, request: Request) -> Plan:
+    def plan(self, model: Any, request: PlanRequest) -> Plan:
         refuse_inputs(model, request)
         refuse_guidance(model, request)
         room(model, request)
-        made = by_ids(model, BarkDecoder(model), model.input_embeds_layer, model.lm_head, request)
+        made = shared_vocabulary_plan(model, BarkLayers(model), model.input_embeds_layer, model.lm_head, request)
         # One seed of the user's goes for all windows: each is told apart by what it begins with.
         salt = tuple(zlib.crc32(row.cpu().numpy().tobytes()) for row in request.input_ids)
         return replace(made, width=2, salt=salt)
@@ -70,7 +79,7 @@ class Coarse:
 SEMANTIC, COARSE = Semantic(), Coarse()
 
 
-def room(model: Any, request: Request) -> int:
+def room(model: Any, request: PlanRequest) -> int:
     """Tokens to be made.
 
     Raises:
@@ -85,33 +94,19 @@ def room(model: Any, request: Request) -> int:
     return request.length
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """What a decoder gives, under the name it has in transformers."""
-
-    last_hidden_state: Tensor
-
-
-class BarkDecoder:
-    """The layers of a Bark model with an attention mask given; its own attention has one causal order for all rows."""
+class BarkLayers(DecoderLayers):
+    """The layers of a Bark model, whose own attention has one causal order for all rows."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        super().__init__(model.layers, model.layernorm_final)
+        self._positions = model.position_embeds_layer
 
-    def __call__(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        past_key_values: Any,
-        use_cache: bool,
-    ) -> Hidden:
-        model = self._model
-        hidden = inputs_embeds + model.position_embeds_layer(position_ids)
-        for layer in model.layers:
-            hidden = hidden + attend(layer.attn, layer.layernorm_1(hidden), attention_mask, past_key_values)
-            hidden = hidden + layer.mlp(layer.layernorm_2(hidden))
-        return Hidden(model.layernorm_final(hidden))
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        def run(layer: Any, hidden: Tensor) -> Tensor:
+            hidden = hidden + attend(layer.attn, layer.layernorm_1(hidden), mask, cache)
+            return hidden + layer.mlp(layer.layernorm_2(hidden))
+
+        return embeds + self._positions(positions), run
 
 
 def attend(attention: Any, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:

@@ -19,13 +19,13 @@ from transformers.generation.logits_process import LogitsProcessorList
 from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames, decode_frames
 from mmspec.audio.depth.frame_windows import decode_ahead
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
+from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.hf.adapters import unwrap
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, as_bias
-from mmspec.hf.plan import counted
-from mmspec.hf.request import GenerateRequest
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.hf.plan import position_ids_of
+from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
@@ -52,7 +52,7 @@ class CsmFrames:
         self._length = np.zeros(len(embeds), dtype=np.int64)
         backbone = model.backbone_model
         parts = Backbone(backbone, backbone.embed_tokens, model.lm_head, model.lm_head.out_features, embeds.device)
-        self._target = CausalTarget(parts, Prompt(embeds, mask, counted(mask)), None, length, slack)
+        self._target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, slack)
 
     def start(self) -> Logits:
         return self._target.prefill()
@@ -135,7 +135,7 @@ class CsmDepth:
         end = int(slots.max()) + 1
         self._cache.at_slots(places, end)
         hidden = model.inputs_embeds_projector(embeds)
-        mask = as_bias(torch.arange(end, device=self.device) <= places[..., None], hidden.dtype)
+        mask = additive_mask(torch.arange(end, device=self.device) <= places[..., None], hidden.dtype)
         turn = model.rotary_emb(hidden, position_ids=places)
         for layer in model.layers:
             hidden = layer(

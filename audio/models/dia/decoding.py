@@ -25,7 +25,7 @@ from transformers.generation.logits_process import (
 )
 
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
-from mmspec.audio.multi_codebook.cross_attention import CrossAttention, Hidden
+from mmspec.audio.multi_codebook.cross_attention import CrossAttention
 from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.layout import Layout
@@ -33,7 +33,8 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
-from mmspec.hf.plan import counted
+from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
+from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
@@ -66,7 +67,7 @@ class Guidance:
 
 
 @dataclass(frozen=True)
-class Request:
+class DiaRequest:
     """What transformers prepared from the arguments of `generate`.
 
     Attributes:
@@ -101,7 +102,7 @@ def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
     return ids_of(request.prompt, decoded, ending(model), bool(call.config.return_dict_in_generate))
 
 
-def read(call: GenerateRequest) -> Request:
+def read(call: GenerateRequest) -> DiaRequest:
     """Reads the arguments of a call.
 
     Raises:
@@ -122,7 +123,7 @@ def read(call: GenerateRequest) -> Request:
     known = np.full((len(prompt), length, prompt.shape[2]), -1, dtype=np.int64)
     given = inputs["decoder_delay_mask"][:, prompt.shape[1] :][:, :length].cpu().numpy()
     known[:, : given.shape[1]] = np.where(given == pad, -1, given)
-    return Request(
+    return DiaRequest(
         prompt,
         inputs["decoder_attention_mask"][:, : prompt.shape[1]].bool(),
         known,
@@ -138,7 +139,7 @@ def ending(model: Any) -> Any:
     return lambda columns: columns[..., int(np.argmax(delays))] == end
 
 
-def plan(model: Any, request: Request) -> ColumnPlan:
+def plan(model: Any, request: DiaRequest) -> ColumnPlan:
     """How a request is decoded."""
     decoder, config = model.model.decoder, model.config.decoder_config
     rows, length, channels = request.known.shape
@@ -150,9 +151,9 @@ def plan(model: Any, request: Request) -> ColumnPlan:
         if not guided:
             states, mask = states[:rows], mask[:rows]
         cross_attention = CrossAttention(states, mask)
-        prompt = Prompt(decoder.embeddings(request.prompt), request.mask, counted(request.mask))
+        prompt = Prompt(decoder.embeddings(request.prompt), request.mask, position_ids_of(request.mask))
         inner = ColumnTarget(
-            Decoder(decoder, cross_attention, len(decoder.layers)),
+            DiaLayers(decoder, cross_attention),
             decoder.embeddings,
             lambda hidden: model.logits_dense(hidden).unflatten(-1, (channels, size)),
             channels,
@@ -237,40 +238,21 @@ def only(codes: Tensor, one: int) -> Tensor:
     return torch.zeros(len(codes), device=codes.device).masked_fill_(codes != one, -torch.inf)
 
 
-class Decoder:
-    """The first `count` layers of a `DiaDecoder`, around caches of our own."""
+class DiaLayers(DecoderLayers):
+    """The layers of a `DiaDecoder`, which attend to encoded text as well."""
 
-    def __init__(self, decoder: Any, cross_attention: CrossAttention, count: int) -> None:
-        self.count = count
-        self._decoder = decoder
+    def __init__(self, decoder: Any, cross_attention: CrossAttention) -> None:
+        super().__init__(decoder.layers, decoder.norm)
+        self._rotary = decoder.rotary_emb
         self._cross_attention = cross_attention
 
-    def first(self, count: int) -> Decoder:
-        """The same without the layers after the first `count`."""
-        return Decoder(self._decoder, self._cross_attention, count)
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        text, rows = self._cross_attention, len(embeds)
+        cache, states, bias = text.beside(cache, rows), text.states[:rows], text.bias[:rows]
+        rotary = self._rotary(embeds, position_ids=positions)
 
-    def __call__(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        past_key_values: Any,
-        use_cache: bool,
-    ) -> Hidden:
-        hidden, rows = inputs_embeds, len(inputs_embeds)
-        cache, states, bias = (
-            self._cross_attention.beside(past_key_values, rows),
-            self._cross_attention.states,
-            self._cross_attention.bias,
-        )
-        places = self._decoder.rotary_emb(hidden, position_ids=position_ids)
-        for layer in self._decoder.layers[: self.count]:
-            hidden = layer(
-                hidden,
-                places,
-                attention_mask,
-                states[:rows],
-                encoder_attention_mask=bias[:rows],
-                past_key_values=cache,
-            )
-        return Hidden(self._decoder.norm(hidden))
+        def run(layer: Any, hidden: Tensor) -> Tensor:
+            out: Tensor = layer(hidden, rotary, mask, states, encoder_attention_mask=bias, past_key_values=cache)
+            return out
+
+        return embeds, run

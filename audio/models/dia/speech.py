@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.models.dia.decoding import Guidance, Request, plan
+from mmspec.audio.models.dia.decoding import DiaRequest, Guidance, plan
 from mmspec.audio.models.flat.speech import pieces
 from mmspec.audio.multi_codebook.decoding import ColumnJob, same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
@@ -99,7 +99,7 @@ class DiaAdapter:
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
         return ColumnJob(model, plan(model, self._request(model, parts, s)), draft, self.codec.tables)
 
-    def _request(self, model: Any, parts: Sequence[str], sampling: SamplingParams) -> Request:
+    def _request(self, model: Any, parts: Sequence[str], sampling: SamplingParams) -> DiaRequest:
         """Texts to a request; with guidance, zeros stand for the text of the unconditional side."""
         config, delays = model.config.decoder_config, model.config.delay_pattern
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
@@ -118,7 +118,7 @@ class DiaAdapter:
         begin = columns[:, : heard.shape[1]].expand(len(parts), -1, -1)
         late = columns[0, heard.shape[1] :].cpu().numpy()
         known = np.pad(late, ((0, self.frames), (0, 0)), constant_values=-1)
-        return Request(
+        return DiaRequest(
             begin,
             torch.ones(begin.shape[:2], dtype=torch.bool, device=model.device),
             np.repeat(known[None], len(parts), axis=0),

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError, ModelError, unknown_name
-from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared_vocabulary_plan
 
 
 def vocab_size(model: Any) -> int:
     """Size of the vocabulary that logits are over."""
-    return head_size(model.lm_head)
+    return logits_size(model.lm_head)
 
 
-def plan(model: Any, request: Request) -> Plan:
+def plan(model: Any, request: PlanRequest) -> Plan:
     """`prefix_allowed_tokens_fn` gives the layout, see `Stream`; without one, text and sound mix freely."""
     refuse_inputs(model, request)
-    return by_ids(model, model.model, model.get_input_embeddings(), model.lm_head, request)
+    return shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
 
 
 @dataclass(frozen=True)

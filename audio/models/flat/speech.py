@@ -22,7 +22,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, columns, with_cuda_graphs
-from mmspec.hf.plan import counted
+from mmspec.hf.plan import position_ids_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits_processors import RepetitionPenalty
@@ -184,7 +184,7 @@ class FlatAdapter:
             self._high - self._low,
             model.device,
         )
-        prompt = Prompt(embed(ids), mask, counted(mask))
+        prompt = Prompt(embed(ids), mask, position_ids_of(mask))
         target = with_cuda_graphs(CausalTarget(backbone, prompt, None, self.style.tokens, window))
         if not self.style.rules:
             return target

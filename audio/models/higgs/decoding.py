@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
 
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
-from mmspec.audio.multi_codebook.cross_attention import Hidden
 from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.layout import Layout
@@ -28,7 +27,8 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
-from mmspec.hf.plan import counted
+from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
+from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
@@ -45,7 +45,7 @@ class Repetition:
 
 
 @dataclass(frozen=True)
-class Request:
+class HiggsRequest:
     """What transformers prepared from the arguments of `generate`.
 
     Attributes:
@@ -80,7 +80,7 @@ def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
     return ids_of(request.columns, decoded, ending(model), bool(call.config.return_dict_in_generate))
 
 
-def read(call: GenerateRequest) -> Request:
+def read(call: GenerateRequest) -> HiggsRequest:
     """Reads the arguments of a call.
 
     Raises:
@@ -101,7 +101,7 @@ def read(call: GenerateRequest) -> Request:
         there = torch.ones(columns.shape[:2], dtype=torch.bool, device=columns.device)
     mask = inputs.get("attention_mask")
     window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
-    return Request(
+    return HiggsRequest(
         call.input_ids,
         torch.ones_like(call.input_ids, dtype=torch.bool) if mask is None else mask.bool(),
         columns,
@@ -118,7 +118,7 @@ def ending(model: Any) -> Any:
     return lambda columns: (columns == end).all(-1)
 
 
-def beginning(model: Any, request: Request) -> NDArray[np.int64]:
+def beginning(model: Any, request: HiggsRequest) -> NDArray[np.int64]:
     """The cells in which sound has not begun, host int64 [B, N, K]; -1 elsewhere."""
     config, count = model.config, model.config.num_codebooks
     last = (request.ids[:, -count:] == config.audio_bos_token_id).cpu().numpy()
@@ -129,7 +129,7 @@ def beginning(model: Any, request: Request) -> NDArray[np.int64]:
     return np.where(waits, int(config.audio_stream_bos_id), -1)
 
 
-def plan(model: Any, request: Request) -> ColumnPlan:
+def plan(model: Any, request: HiggsRequest) -> ColumnPlan:
     """How a request is decoded."""
     config, core = model.config, model.model
     codebooks, size = int(config.num_codebooks), vocab_size(model)
@@ -143,12 +143,12 @@ def plan(model: Any, request: Request) -> ColumnPlan:
             sound = core.embed_audio_tokens(request.columns)[request.there]
             embeds = embeds.masked_scatter(marks[..., None], sound.to(embeds.dtype))
         inner = ColumnTarget(
-            Decoder(core, marks, len(core.layers)),
+            HiggsLayers(core, marks),
             core.embed_audio_tokens,
             lambda hidden: model.audio_lm_head(hidden).unflatten(-1, (codebooks, size)),
             codebooks,
             size,
-            Prompt(embeds, request.mask, counted(request.mask)),
+            Prompt(embeds, request.mask, position_ids_of(request.mask)),
             False,
             length,
             window,
@@ -235,40 +235,36 @@ class HiggsTarget:
         return zeros.scatter_add_(-1, latest.clamp(min=0), counts.long()) >= self._repetition.limit
 
 
-class Decoder:
-    """The layers of a Higgs Audio, which treat text and sound apart.
+class HiggsLayers(DecoderLayers):
+    """The layers of a Higgs Audio, which treat text and audio apart.
 
     Args:
-        marks: bool [B, T], where the prompt is sound; after it, everything is. None where the prompt was read.
-        count: How many of the layers.
+        marks: bool [B, T], where the prompt is audio; after the prompt, everything is.
     """
 
-    def __init__(self, core: Any, marks: Tensor | None, count: int) -> None:
-        self.count = count
-        self._core = core
-        self._marks = marks
+    def __init__(self, core: Any, marks: Tensor) -> None:
+        super().__init__(core.layers, core.norm)
+        self._rotary = core.rotary_emb
+        self._marks: Tensor | None = marks
 
-    def first(self, count: int) -> Decoder:
-        """The same without the layers after the first `count`, for what follows the prompt."""
-        return Decoder(self._core, None, count)
+    def first(self, count: int) -> HiggsLayers:
+        part = super().first(count)
+        part._marks = None  # early exits read windows only, which follow the prompt
+        return part
 
-    def __call__(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        past_key_values: Any,
-        use_cache: bool,
-    ) -> Hidden:
-        hidden, (marks, self._marks) = inputs_embeds, (self._marks, None)
-        places = self._core.rotary_emb(hidden, position_ids)
-        for layer in self._core.layers[: self.count]:
-            hidden = layer(
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        marks, self._marks = self._marks, None  # the first call reads the prompt
+        rotary = self._rotary(embeds, positions)
+
+        def run(layer: Any, hidden: Tensor) -> Tensor:
+            out: Tensor = layer(
                 hidden,
-                attention_mask=attention_mask,
+                attention_mask=mask,
                 audio_token_mask=marks,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                position_embeddings=places,
+                position_ids=positions,
+                past_key_values=cache,
+                position_embeddings=rotary,
             )
-        return Hidden(self._core.norm(hidden))
+            return out
+
+        return embeds, run

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.speech import pieces
-from mmspec.audio.models.higgs.decoding import Repetition, Request, plan
+from mmspec.audio.models.higgs.decoding import HiggsRequest, Repetition, plan
 from mmspec.audio.multi_codebook.decoding import ColumnJob, same_class
 from mmspec.audio.multi_codebook.delay_pattern import steps, undelay
 from mmspec.audio.pipeline import Reading
@@ -63,7 +63,7 @@ class HiggsAdapter:
             turns, add_generation_prompt=True, tokenize=True, return_dict=True, padding=True, return_tensors="pt"
         )
         ids, device = words["input_ids"].to(model.device), model.device
-        request = Request(
+        request = HiggsRequest(
             ids,
             words["attention_mask"].bool().to(device),
             torch.empty(len(parts), 0, config.num_codebooks, dtype=torch.int64, device=device),

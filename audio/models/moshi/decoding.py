@@ -16,10 +16,11 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.depth.depth_decoding import Frames, decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, as_bias
-from mmspec.hf.plan import counted
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -49,7 +50,7 @@ class MoshiFrames:
         self._length = np.zeros(len(embeds), dtype=np.int64)
         decoder = model.decoder
         parts = Backbone(decoder.model, self._embed, decoder.lm_head, decoder.lm_head.out_features, embeds.device)
-        self._target = CausalTarget(parts, Prompt(embeds, mask, counted(mask)), None, length, 0)
+        self._target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, 0)
 
     def start(self) -> Logits:
         return self._target.prefill()
@@ -124,7 +125,7 @@ class MoshiDepth:
         books = [embed(self._codes[:, j + 1]) for j, embed in enumerate(decoder.embed_tokens)]
         hidden = torch.stack([decoder.text_embed_tokens(self._first[:, 0]), *books], dim=1)
         hidden = hidden + decoder.input_projections(self._hidden[:, None].expand(-1, len(index), -1), index)
-        bias = as_bias((index <= index[:, None])[None], hidden.dtype)
+        bias = additive_mask((index <= index[:, None])[None], hidden.dtype)
         for layer in decoder.layers:
             hidden = layer(
                 hidden, attention_mask=bias, position_ids=index[None], past_key_values=None, codebook_idx=index

@@ -19,14 +19,15 @@ from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor
 from mmspec.audio.codec import Codec, CodecStream
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
-from mmspec.audio.multi_codebook.cross_attention import CrossAttention, Hidden
+from mmspec.audio.multi_codebook.cross_attention import CrossAttention
 from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, refuse_rules
 from mmspec.audio.multi_codebook.delay_pattern import delay, steps, triangles, undelay
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
-from mmspec.hf.plan import counted
+from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
+from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.params import SamplingParams
@@ -35,7 +36,7 @@ MELODY = "MusicgenMelodyForConditionalGeneration"
 
 
 @dataclass(frozen=True)
-class Request:
+class MusicgenRequest:
     """What transformers prepared from the arguments of `generate`.
 
     Attributes:
@@ -68,7 +69,7 @@ def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
     return sound
 
 
-def read(call: GenerateRequest) -> Request:
+def read(call: GenerateRequest) -> MusicgenRequest:
     """Reads the arguments of a call.
 
     Raises:
@@ -97,7 +98,7 @@ def read(call: GenerateRequest) -> Request:
             f"{codebooks} codebooks"
         )
     settings = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, scale)
-    return Request(codes, length, settings, inputs)
+    return MusicgenRequest(codes, length, settings, inputs)
 
 
 def encode(model: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -117,7 +118,7 @@ def delays_of(model: Any) -> list[int]:
     return steps(model.decoder.num_codebooks, model.decoder.config.audio_channels)
 
 
-def pattern(model: Any, request: Request) -> NDArray[np.int64]:
+def pattern(model: Any, request: MusicgenRequest) -> NDArray[np.int64]:
     """What is known of the columns, host int64 [B, columns, K]: padding at both ends, the prompt's codes; else -1."""
     delays, pad = delays_of(model), int(model.decoder.config.pad_token_id)
     known = triangles(request.columns, delays, pad, pad)[None].repeat(len(request.codes), axis=0)
@@ -127,13 +128,13 @@ def pattern(model: Any, request: Request) -> NDArray[np.int64]:
     return known
 
 
-def frames_of(model: Any, request: Request, tokens: Tensor) -> Tensor:
+def frames_of(model: Any, request: MusicgenRequest, tokens: Tensor) -> Tensor:
     """Frames int64 [B, F, K] of the columns decoded after the prompt's."""
     first = torch.from_numpy(pattern(model, request)[:, : request.codes.shape[1]]).to(tokens.device)
     return undelay(torch.cat([first, tokens], dim=1), delays_of(model))
 
 
-def plan(model: Any, request: Request) -> ColumnPlan:
+def plan(model: Any, request: MusicgenRequest) -> ColumnPlan:
     """How a request is decoded."""
     decoder, known, start = model.decoder, pattern(model, request), request.codes.shape[1]
     device, pad = request.codes.device, int(decoder.config.pad_token_id)
@@ -153,8 +154,8 @@ def plan(model: Any, request: Request) -> ColumnPlan:
         embeds, sides = embed(beginning), [None, None] if melody is None else list(melody.split(rows))
         prompts = [embeds if side is None else torch.cat([side, embeds], dim=1) for side in sides]
         mask = torch.ones(prompts[0].shape[:2], dtype=torch.bool, device=device)
-        cond, uncond = (Prompt(p, mask, counted(mask)) for p in (prompts[0], prompts[-1]))
-        layers = Decoder(decoder.model.decoder, cross_attention, len(decoder.model.decoder.layers))
+        cond, uncond = (Prompt(p, mask, position_ids_of(mask)) for p in (prompts[0], prompts[-1]))
+        layers = MusicgenLayers(decoder.model.decoder, cross_attention)
         return ColumnTarget(
             layers, embed, heads, codebooks, vocab_size(model), cond, guided, length, window, cross_attention, uncond
         )
@@ -193,45 +194,33 @@ def chroma(model: Any, inputs: Mapping[str, Any], states: Tensor, guided: bool) 
     return features.repeat(1, -(-wanted // features.shape[1]), 1)[:, :wanted]
 
 
-class Decoder:
+class MusicgenLayers(DecoderLayers):
     """The layers of a MusicGen decoder, whose own forward gives all rows the same positions.
 
     Args:
         decoder: A `MusicgenDecoder` or `MusicgenMelodyDecoder`.
         cross_attention: The text, for the former.
-        count: How many of its layers.
     """
 
-    def __init__(self, decoder: Any, cross_attention: CrossAttention | None, count: int) -> None:
-        self.count = count
-        self._decoder = decoder
+    def __init__(self, decoder: Any, cross_attention: CrossAttention | None) -> None:
+        super().__init__(decoder.layers, decoder.layer_norm)
+        self._positions = decoder.embed_positions
         self._cross_attention = cross_attention
 
-    def first(self, count: int) -> Decoder:
-        """The same without the layers after the first `count`."""
-        return Decoder(self._decoder, self._cross_attention, count)
-
-    def __call__(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        past_key_values: Any,
-        use_cache: bool,
-    ) -> Hidden:
-        places, needed = self._decoder.embed_positions, int(position_ids.max()) + 1
-        if needed > len(places.weights):
-            places.make_weights(needed, places.embedding_dim)
-        hidden = inputs_embeds + places.weights[position_ids].to(inputs_embeds.device)
-        cache, text = past_key_values, {}
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        table, needed, rows = self._positions, int(positions.max()) + 1, len(embeds)
+        if needed > len(table.weights):
+            table.make_weights(needed, table.embedding_dim)
+        text = {}
         if self._cross_attention is not None:
-            rows = len(hidden)
-            cache, bias = self._cross_attention.beside(past_key_values, rows), self._cross_attention.bias[:rows]
+            cache, bias = self._cross_attention.beside(cache, rows), self._cross_attention.bias[:rows]
             text = {"encoder_hidden_states": self._cross_attention.states[:rows], "encoder_attention_mask": bias}
-        for layer in self._decoder.layers[: self.count]:
-            out = layer(hidden, attention_mask, **text, past_key_values=cache, use_cache=use_cache)
-            hidden = out[0] if isinstance(out, tuple) else out
-        return Hidden(self._decoder.layer_norm(hidden))
+
+        def run(layer: Any, hidden: Tensor) -> Tensor:
+            out = layer(hidden, mask, **text, past_key_values=cache, use_cache=True)
+            return out[0] if isinstance(out, tuple) else out
+
+        return embeds + table.weights[positions].to(embeds.device), run
 
 
 def audio_of(model: Any) -> Codec:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.models.musicgen.decoding import MELODY, Request, audio_of, delays_of, plan
+from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, audio_of, delays_of, plan
 from mmspec.audio.multi_codebook.decoding import ColumnJob, same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.pipeline import Reading
@@ -96,7 +96,7 @@ class MusicgenAdapter:
         if self.melody is not None:
             inputs["input_features"] = self.melody.to(device).expand(len(parts), -1, -1)
         frames = round(self.seconds * self.codec.sampling_rate / self.codec.hop)
-        request = Request(
+        request = MusicgenRequest(
             torch.empty(len(parts), 0, model.decoder.num_codebooks, dtype=torch.int64, device=device),
             max(frames, 1) + max(delays_of(model)),
             samplings[0],

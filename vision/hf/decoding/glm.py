@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from mmspec.errors import ArgumentError
-from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_guidance, refuse_inputs
+from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_guidance, refuse_inputs, shared_vocabulary_plan
 
 
 def vocab_size(model: Any) -> int:
     """Size of the vocabulary that logits are over; it holds codes only, while prompts are in a larger one."""
-    return head_size(model.lm_head)
+    return logits_size(model.lm_head)
 
 
-def plan(model: Any, request: Request) -> Plan:
+def plan(model: Any, request: PlanRequest) -> Plan:
     """The model's own table gives the positions of prompt and grids, from `image_grid_thw` and `images_per_sample`."""
     refuse_inputs(model, request, "image_grid_thw", "images_per_sample")
     refuse_guidance(model, request)
@@ -22,7 +22,9 @@ def plan(model: Any, request: Request) -> Plan:
     if (request.config.num_return_sequences or 1) > 1 and grids is not None:
         # transformers repeats grids one by one, which mixes those of different samples.
         raise ArgumentError("num_return_sequences is not supported for GLM-Image; give the prompt several times")
-    made = by_ids(model, model.model.language_model, model.get_input_embeddings(), model.lm_head, request)
+    made = shared_vocabulary_plan(
+        model, model.model.language_model, model.get_input_embeddings(), model.lm_head, request
+    )
     if grids is None:
         return made
     core = model.model

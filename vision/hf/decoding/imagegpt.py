@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.hf.plan import Plan, Request, by_ids, head_size, refuse_inputs
+from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
+from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared_vocabulary_plan
 
 
 def vocab_size(model: Any) -> int:
     """Size of the vocabulary that logits are over."""
-    return head_size(model.lm_head)
+    return logits_size(model.lm_head)
 
 
-def plan(model: Any, request: Request) -> Plan:
+def plan(model: Any, request: PlanRequest) -> Plan:
     """The prompt is the start token, or the beginning of an image after it."""
     refuse_inputs(model, request)
     longest = model.config.n_positions + 1
@@ -29,51 +29,28 @@ def plan(model: Any, request: Request) -> Plan:
             f"{model.config.n_positions} positions, so that at most {longest} tokens, prompt included, can be had"
         )
     core = model.transformer
-    made = by_ids(model, Decoder(core, len(core.h)), core.wte, model.lm_head, request)
+    made = shared_vocabulary_plan(model, ImageGPTLayers(core), core.wte, model.lm_head, request)
     side = math.isqrt(model.config.n_positions)
     return replace(made, width=side) if side**2 == model.config.n_positions else made
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """What a decoder gives, under the name it has in transformers."""
-
-    last_hidden_state: Tensor
-
-
-class Decoder:
-    """The layers of an ImageGPT with an attention mask given.
+class ImageGPTLayers(DecoderLayers):
+    """The layers of an ImageGPT.
 
     The model's own forward flattens a mask to two axes, and its attention cuts a causal table to the number of keys,
-    which fits neither rows at different places nor a window that reaches past the last position.
-
-    Args:
-        model: The transformer.
-        count: How many of its layers, from the first.
+    which fits neither rows at different positions nor a window that reaches past the last position.
     """
 
-    def __init__(self, model: Any, count: int) -> None:
-        self._model = model
-        self.count = count
+    def __init__(self, model: Any) -> None:
+        super().__init__(model.h, model.ln_f)
+        self._positions = model.wpe
 
-    def first(self, count: int) -> Decoder:
-        """Its first layers alone."""
-        return Decoder(self._model, count)
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        def run(block: Any, hidden: Tensor) -> Tensor:
+            hidden = hidden + attend(block.attn, block.ln_1(hidden), mask, cache)
+            return hidden + block.mlp(block.ln_2(hidden))
 
-    def __call__(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        past_key_values: Any,
-        use_cache: bool,
-    ) -> Hidden:
-        model = self._model
-        hidden = inputs_embeds + model.wpe(position_ids)
-        for block in islice(model.h, self.count):
-            hidden = hidden + attend(block.attn, block.ln_1(hidden), attention_mask, past_key_values)
-            hidden = hidden + block.mlp(block.ln_2(hidden))
-        return Hidden(model.ln_f(hidden))
+        return embeds + self._positions(positions), run
 
 
 def attend(attention: Any, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError
 from mmspec.hf.causal_target import Backbone, Prompt
-from mmspec.hf.plan import Plan, Request, counted, refuse_inputs
+from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_inputs
 
 DEFAULT_SCALE = 5.0
 
@@ -19,7 +19,7 @@ def vocab_size(model: Any) -> int:
     return int(model.model.vqmodel.config.num_embeddings)
 
 
-def plan(model: Any, request: Request) -> Plan:
+def plan(model: Any, request: PlanRequest) -> Plan:
     """Image mode: as many tokens as an image has, whatever length was asked for, and nothing else in the result.
 
     The unconditional side is the prompt with everything but its begin tokens turned into padding that is looked at.
@@ -32,7 +32,7 @@ def plan(model: Any, request: Request) -> Plan:
     core = model.model
     text = model.get_input_embeddings()
     scale = DEFAULT_SCALE if request.guidance_scale is None else float(request.guidance_scale)
-    positions = counted(request.mask)
+    positions = position_ids_of(request.mask)
     ids = request.input_ids
     uncond = Prompt(text(unconditional(ids, request.config)), request.mask, positions) if scale != 1 else None
     length = int(core.vision_model.config.num_image_tokens)

@@ -134,7 +134,7 @@ def compiled_decoder(folder: Path) -> Any:
 # On a CPU there is only one device to spread over; what is offloaded goes through the same hooks as what is elsewhere.
 PARTS = {f"model.text_model.{part}": "cpu" for part in ("embed_tokens", "layers.0", "norm", "rotary_emb")}
 PARTS |= {"model.vqmodel": "cpu", "model.text_model.layers.1": "disk", "lm_head": "disk"}
-PROCESSORS: dict[str, Callable[[Path], Any]] = {
+SETUPS: dict[str, Callable[[Path], Any]] = {
     "device_map": lambda folder: loaded(folder, device_map="cpu"),
     "parts on disk": lambda folder: loaded(folder, device_map=PARTS, offload_folder=folder / "offloaded"),
     "offloaded whole": offloaded,
@@ -148,10 +148,10 @@ PROCESSORS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("habit", PROCESSORS)
-def test_greedy_equals_the_models_own_generate(processor: str, tmp_path: Path) -> None:
-    model, draft = PROCESSORS[processor](tmp_path), tiny_models.emu3(5)
-    compiled = processor.startswith("compiled")  # takes a second for each new shape
+@pytest.mark.parametrize("setup", SETUPS)
+def test_greedy_equals_the_models_own_generate(setup: str, tmp_path: Path) -> None:
+    model, draft = SETUPS[setup](tmp_path), tiny_models.emu3(5)
+    compiled = setup.startswith("compiled")  # takes a second for each new shape
     call = UNGUIDED | {"max_new_tokens": 4} if compiled else CALL
     expected = (small() if compiled else model).generate(**call)
     for recipe in RECIPES[2:3] if compiled else RECIPES:
@@ -162,10 +162,10 @@ def test_greedy_equals_the_models_own_generate(processor: str, tmp_path: Path) -
 def test_a_wrapped_draft_model_drafts(tmp_path: Path) -> None:
     model = tiny_models.emu3()
     expected = model.generate(**CALL)
-    for processor in ("compiled model", "offloaded whole", "quantised weights"):
-        draft = PROCESSORS[processor](tmp_path)
+    for setup in ("compiled model", "offloaded whole", "quantised weights"):
+        draft = SETUPS[setup](tmp_path)
         ours = model.generate(**CALL, custom_generate=generate, recipe="draft:window=3", draft_model=draft)
-        assert torch.equal(ours, expected), processor
+        assert torch.equal(ours, expected), setup
 
 
 def test_a_compiled_janus() -> None:

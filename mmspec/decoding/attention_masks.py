@@ -1,0 +1,37 @@
+"""Attention masks of windows that are read on a KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tree_mask(root: Tensor, sees: Tensor, end: int) -> Tensor:
+    """The cache slots that W entries of a tree attend to, bool [R, W, end].
+
+    Entry i of the tree is in slot `root + i`. An entry attends to every slot up to that of the root, and to those of
+    its ancestors and itself.
+
+    Args:
+        root: int64 [R], the slot of each row's root.
+        sees: bool [R', W, n], the ancestors and the entry itself among the n entries after the root; see
+            `mmspec.sampling.tree.Tree.sees`. R' divides R; row r of the cache takes row r % R' of `sees`, so that with
+            guidance the unconditional rows read the same tree.
+        end: The number of slots that are read, at least max(root) + n + 1.
+    """
+    key = torch.arange(end, device=root.device)
+    mask = (key <= root[:, None, None]).repeat(1, sees.shape[1], 1)
+    sees = sees.repeat(len(root) // len(sees), 1, 1)
+    slots = (root[:, None] + torch.arange(1, 1 + sees.shape[2], device=root.device))[:, None]
+    return mask.scatter_(2, slots.expand_as(sees), sees)
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype, hidden: float | None = None) -> Tensor:
+    """Values to add to attention scores, [R, 1, W, end], for a bool mask [R, W, end].
+
+    A visible slot gets 0 and a hidden one `hidden`, by default the lowest finite value of `dtype`. The models of
+    transformers get numbers because their eager attention adds the mask whatever its type, and finite ones because a
+    row without a visible slot would otherwise be NaN.
+    """
+    value = torch.finfo(dtype).min if hidden is None else hidden
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, value)[:, None]

@@ -1,0 +1,90 @@
+"""KV caches whose rows are rolled back, each on its own, by writing again from an earlier slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class WindowSlots:
+    """The cache slots of a window.
+
+    Attributes:
+        start: The slot of the window's first token, if it is the same in all rows.
+        end: One past the last slot that any row writes; attention reads the slots before it.
+        slots: int64 [R, W], the slot of every token, if rows differ; it takes precedence over `start`.
+    """
+
+    start: int = 0
+    end: int = 0
+    slots: Tensor | None = None
+
+    def write(self, store: Tensor, states: Tensor) -> Tensor:
+        """Writes the keys or values of the window into a cache.
+
+        Args:
+            store: [R', heads, capacity, head_dim] with R' >= R; the first R rows are written.
+            states: [R, heads, W, head_dim].
+
+        Returns:
+            What the window attends to, a view [R, heads, end, head_dim]. Slots after a row's window hold what an
+            earlier, longer window wrote there; the attention mask hides them.
+        """
+        store = store[: len(states)]
+        if self.slots is None:
+            store[:, :, self.start : self.end] = states
+        else:
+            slots = self.slots.to(store.device)
+            rows = torch.arange(len(slots), device=store.device)[:, None]
+            store[rows, :, slots] = states.transpose(1, 2)
+        return store[:, :, : self.end]
+
+
+def move_slots(store: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copies each row's slots `source` to its slots `target`, int64 [R, D] both, all at once.
+
+    Args:
+        store: [..., R, heads, capacity, head_dim], keys or values, of one layer or of several.
+    """
+    source, target = source.to(store.device), target.to(store.device)
+    rows = torch.arange(len(source), device=store.device)[:, None]
+    store[..., rows, :, target, :] = store[..., rows, :, source, :]
+
+
+class KVCache:
+    """Preallocated keys and values of all layers.
+
+    Args:
+        layers: L.
+        batch_size: R, the unconditional rows included.
+        heads: Heads of keys and values.
+        capacity: Slots per row.
+        head_dim: Width of a head.
+        like: A tensor with the dtype and the device of the cache.
+
+    Attributes:
+        keys: [L, R, heads, capacity, head_dim]. Zeros at first, because a hidden slot still counts with weight 0, and 0
+            times uninitialised memory may be NaN.
+        values: As `keys`.
+    """
+
+    def __init__(self, layers: int, batch_size: int, heads: int, capacity: int, head_dim: int, like: Tensor) -> None:
+        shape = (layers, batch_size, heads, capacity, head_dim)
+        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, views [R, heads, capacity, head_dim]."""
+        return self.keys[index], self.values[index]
+
+    def select_rows(self, row_ids: Tensor) -> None:
+        """Drops all rows but these (int64 [R'])."""
+        self.keys, self.values = self.keys.index_select(1, row_ids), self.values.index_select(1, row_ids)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies each row's slots `source` to its slots `target` in all layers, int64 [R, D] both, all at once."""
+        for store in (self.keys, self.values):
+            move_slots(store, source, target)

@@ -1,0 +1,98 @@
+"""The first layers of transformers decoders, and decoders whose layers are called one by one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+# A layer and hidden states [R, W, D] to hidden states [R, W, D].
+RunLayer = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderOutput:
+    """The output of a decoder, with the field name of transformers.
+
+    Attributes:
+        last_hidden_state: [R, W, D], after the final norm.
+    """
+
+    last_hidden_state: Tensor
+
+
+class DecoderLayers(ABC):
+    """A decoder whose layers are called one by one; it is called as a transformers decoder is.
+
+    For models whose `forward` does not take an attention mask [R, 1, W, end], or gives all rows the same positions.
+
+    Args:
+        layers: The layers, in order.
+        norm: The final norm.
+
+    Attributes:
+        count: How many layers a call runs, from the first one on.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], norm: Callable[[Tensor], Tensor]) -> None:
+        self._layers = list(layers)
+        self._norm = norm
+        self.count = len(self._layers)
+
+    @abstractmethod
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        """The hidden states [R, W, D] that enter the first layer, and a function that runs a layer on them.
+
+        Args:
+            embeds: [R, W, D].
+            mask: [R or 1, 1, W, end], added to attention scores.
+            positions: int64 [R, W].
+            cache: The KV cache, with the interface of transformers.
+        """
+
+    def first(self, count: int) -> Self:
+        """A decoder of the first `count` layers, with the same weights."""
+        part = copy(self)
+        part.count = count
+        return part
+
+    def __call__(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any,
+        use_cache: bool,
+    ) -> DecoderOutput:
+        hidden, run = self.enter(inputs_embeds, attention_mask, position_ids, past_key_values)
+        for layer in islice(self._layers, self.count):
+            hidden = run(layer, hidden)
+        return DecoderOutput(self._norm(hidden))
+
+
+def count_layers(decoder: Any) -> int:
+    """The number of a decoder's layers; 0 if its first layers cannot be run alone.
+
+    They can for a `DecoderLayers` and for a module whose `layers` run one after the other. A module whose `forward`
+    accelerate has replaced runs all its layers in any case.
+    """
+    if isinstance(decoder, DecoderLayers):
+        return decoder.count
+    hooked = "forward" in getattr(decoder, "__dict__", {})
+    layers = getattr(decoder, "layers", None)
+    return len(layers) if isinstance(layers, nn.ModuleList) and not hooked else 0
+
+
+def first_layers(decoder: Any, count: int) -> Callable[..., Any]:
+    """The decoder without the layers after the first `count`; it shares the weights."""
+    if isinstance(decoder, DecoderLayers):
+        return decoder.first(count)
+    part: Any = copy(decoder)
+    part._modules = {**decoder._modules, "layers": nn.ModuleList(list(decoder.layers)[:count])}
+    part._compiled_call_impl = None  # the compiled call runs all layers
+    return part

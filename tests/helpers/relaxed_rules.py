@@ -1,0 +1,38 @@
+"""Every relaxed rule with settings under which it relaxes, and decoding a toy model under a rule."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmspec.codebook import Codebook
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.drafters.ngram import NGramTable
+from mmspec.engine import run
+from mmspec.recipes import parse
+from mmspec.rules import RULES
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.exactness import ToyTarget
+
+V = 12
+CODEBOOK = Codebook(torch.randn(V, 3, generator=torch.Generator().manual_seed(0)))
+RELAXED = [name for name, rule in RULES.items() if not rule.exact and not rule.continuous]
+SETTINGS = {
+    "lantern": "delta=0.2,k=2", "lantern++": "factor=2,k=2", "gsd": "group=2,probability=0.5", "pcg": "size=2,theta=0",
+    "beta": "beta=0.1", "ensemble": "draft=0.2", "omega": "delta=1.5,decay=0.2", "typical": "epsilon=0.4",
+    "top-m": "m=1",
+}  # fmt: skip
+
+
+def decode(recipe: str, sampling: SamplingParams) -> tuple[Tensor, float, float]:
+    """Tokens [3, 4] of a toy target, tokens per call, and the bound on the total variation distance."""
+    resources = DraftResources(
+        NGramTable(torch.arange(V).expand(V + 1, V)),
+        lambda: ToyTarget(3, V, 4, 6),
+        [SamplingParams()] * 3,
+        lambda: CODEBOOK,
+    )
+    target = ToyTarget(3, V, 4, 5, guided=sampling.guidance_scale != 1)
+    out = run(target, parse(recipe), Layout(length=4, width=2), [sampling] * 3, [5, 6, 7], resources)
+    return out.tokens, out.stats.tokens_per_call, out.stats.tv_bound

@@ -1,0 +1,185 @@
+"""Modules import each other without circles, and rooms only what lies below them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from module_graph import (
+    FOLDERS,
+    Module,
+    circles,
+    graph_of,
+    inside,
+    modules_of,
+    resolves,
+    shortest_circle,
+    strings_of,
+    upward,
+)
+
+import mmspec
+
+# From the lowest; a room imports rooms of lower layers only.
+LAYERS = (
+    ("mmspec.errors",),
+    ("mmspec.knobs", "mmspec.files", "mmspec.hub"),
+    ("mmspec.kernels",),
+    ("mmspec.sampling",),
+    ("mmspec.codebook",),
+    ("mmspec.rules",),
+    ("mmspec.decoding",),
+    ("mmspec.heads",),
+    ("mmspec.drafters", "mmspec.continuous"),
+    ("mmspec.recipes", "mmspec.registry"),
+    ("mmspec.engine",),
+    ("mmspec.hf", "mmspec.training", "mmspec.testing"),
+    ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
+    ("mmspec.loading", "mmspec.cli", "mmspec.__main__"),
+)
+# Arrows between rooms of one layer, or up, and why they may be.
+ALLOWED = (
+    # A recipe names its rule, which the registry finds, plug-ins included.
+    ("mmspec.recipes", "mmspec.registry"),
+    # Metrics and benchmarks use the models that ship with mmspec, and one benchmark a LlamaGen transformer.
+    ("mmspec.metrics", "mmspec.vision.shapes"),
+    ("mmspec.metrics", "mmspec.audio.spoken"),
+    ("mmspec.metrics.bench.steps", "mmspec.vision.llamagen"),
+    # Generated images are saved with their prompt and seed, as `mmspec image` saves them.
+    ("mmspec.metrics", "mmspec.vision.png"),
+    # Scripts, imported by nothing, that train and measure the embedded recognizer and voice.
+    ("mmspec.audio.spoken.train_recogniser", "mmspec.metrics"),
+    ("mmspec.audio.spoken.evaluate", "mmspec.metrics"),
+    ("mmspec.audio.spoken.evaluate", "mmspec.loading"),
+    # The outermost layer: commands load models, and `python -m mmspec` is the command.
+    ("mmspec.cli", "mmspec.loading"),
+    ("mmspec.__main__", "mmspec.cli"),
+)
+# Groups of entry points, which have the names of modules.
+GROUPS = ("mmspec.models", "mmspec.adapters", "mmspec.drafters", "mmspec.recipes", "mmspec.rules", "mmspec.metrics")
+NAMED = re.compile(r"`(mmspec(?:\.\w+)+(?::\w+)?)`")
+
+
+@pytest.fixture(scope="module")
+def modules(root: Path) -> dict[str, Module]:
+    return modules_of(root)
+
+
+@pytest.fixture(scope="module")
+def graph(modules: dict[str, Module]) -> dict[str, set[str]]:
+    return graph_of(modules, groups=GROUPS, doors=mmspec._HOMES)
+
+
+def made_up(**sources: str) -> dict[str, Module]:
+    """Modules of a package by the text of each; `__` in a name is a dot, and `mmspec.a` is a package."""
+    found = {f"mmspec.{name.replace('__', '.')}": Module(ast.parse(text)) for name, text in sources.items()}
+    return {"mmspec": Module(ast.parse("")), **found}
+
+
+def test_no_module_imports_itself_through_others(graph: dict[str, set[str]]) -> None:
+    found = circles(graph)
+    assert not found, "\n".join(f"{len(group)}: {' -> '.join(shortest_circle(graph, group))}" for group in found)
+
+
+def test_rooms_import_rooms_below(modules: dict[str, Module]) -> None:
+    graph = graph_of(modules, strings=False, doors=mmspec._HOMES)
+    found = upward(graph, LAYERS, ALLOWED)
+    assert not found, "\n".join(f"{module} -> {target}" for module, target in found)
+
+
+@pytest.mark.parametrize("exception", ALLOWED, ids=" to ".join)
+def test_every_exception_is_needed(exception: tuple[str, str], modules: dict[str, Module]) -> None:
+    graph = graph_of(modules, strings=False, doors=mmspec._HOMES)
+    assert any(inside(a, exception[0]) and inside(b, exception[1]) for a, targets in graph.items() for b in targets)
+
+
+def test_every_name_in_a_string_exists(modules: dict[str, Module]) -> None:
+    named = {text for module in modules.values() for text in strings_of(module.tree)} - set(GROUPS)
+    assert len(named) > 20
+    missing = [text for text in sorted(named) if not resolves(text)]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_name_in_the_documentation_exists(root: Path) -> None:
+    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("examples/**/*.md")]
+    texts += [path for folder in FOLDERS for path in (root / folder).rglob("*.py")]
+    named = {(path.relative_to(root), name) for path in texts for name in NAMED.findall(path.read_text("utf-8"))}
+    assert len(named) > 20
+    missing = {name for _, name in named if name not in GROUPS and not resolves(name)}
+    assert not missing, "\n".join(f"{path}: {name}" for path, name in sorted(named) if name in missing)
+
+
+# --- The graph itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "import mmspec.a",
+        "import mmspec.a.x as x",
+        "from mmspec import a",
+        "from mmspec.a.x import name",
+        "def f():\n    from mmspec.a import x",
+        "TABLE = {'x': 'mmspec.a.x:make'}",
+        "import mmspec\ndef f():\n    return mmspec.load()",
+        "from mmspec import load",
+    ],
+)
+def test_a_circle_is_found(closing: str) -> None:
+    modules = made_up(a="", a__x="from mmspec.b import y", b="import mmspec.c", c=closing, d="from mmspec.a.x import z")
+    modules["mmspec.a"] = Module(ast.parse("from mmspec.a.x import name"))
+    graph = graph_of(modules, doors={"load": "mmspec.a.x"})
+    (found,) = circles(graph)
+    assert {"mmspec.a.x", "mmspec.b", "mmspec.c"} <= set(found) <= set(modules) - {"mmspec", "mmspec.d"}
+    way = shortest_circle(graph, found)
+    assert way[0] == way[-1] and len(way) == len(set(way)) + 1
+    assert all(b in graph[a] for a, b in zip(way, way[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mmspec.a import x",
+        "TEXT = 'see mmspec.a.x'",
+        "GROUP = 'mmspec.a'",
+        "from mmspec import __version__",
+        "import mmspec",
+    ],
+)
+def test_what_is_no_import_closes_no_circle(harmless: str) -> None:
+    modules = made_up(a="from mmspec.b import y", b=harmless)
+    assert not circles(graph_of(modules, groups=["mmspec.a"], doors={"load": "mmspec.a"}))
+
+
+def test_a_package_that_gathers_its_modules_is_a_circle_only_when_they_import_it() -> None:
+    gathering = made_up(a="from mmspec.a.x import y\nZ = 1", a__x="y = 1", b="import mmspec.a.x")
+    assert not circles(graph_of(gathering))
+    assert graph_of(gathering)["mmspec.b"] == {"mmspec.a", "mmspec.a.x"}
+    back = made_up(a="from mmspec.a.x import y\nZ = 1", a__x="from mmspec.a import Z")
+    assert circles(graph_of(back)) == [["mmspec.a", "mmspec.a.x"]]
+
+
+def test_arrows_that_do_not_lead_down_are_found() -> None:
+    modules = made_up(
+        low="from mmspec.high import x",
+        mid__x="import mmspec.side",
+        mid__y="import mmspec.mid.x, mmspec.low",
+        side="",
+        high="import mmspec.mid.y",
+        mid="",
+    )
+    graph = graph_of(modules)
+    layers = [["mmspec.low"], ["mmspec.mid", "mmspec.side"], ["mmspec.high"]]
+    assert upward(graph, layers) == [("mmspec.low", "mmspec.high"), ("mmspec.mid.x", "mmspec.side")]
+    assert upward(graph, layers, [("mmspec.mid", "mmspec.side")]) == [("mmspec.low", "mmspec.high")]
+    with pytest.raises(AssertionError, match="mmspec.high lies in no room"):
+        upward(graph, layers[:2])
+
+
+def test_names_resolve_to_what_can_be_imported() -> None:
+    for name in ("mmspec.rules", "mmspec.rules:Rule", "mmspec.rules.Rule.build", "mmspec.rules:Rule.summary"):
+        assert resolves(name), name
+    for name in ("mmspec.rulez", "mmspec.rules:Rules", "mmspec.rules.Rule.bild"):
+        assert not resolves(name), name

@@ -1,0 +1,46 @@
+"""The image adapter of each transformers class."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mmspec.errors import ArgumentError
+from mmspec.hf.adapters import adapter_of
+from mmspec.vision.hf.image_adapter import Components, ImageAdapter
+
+# By class name, as `mmspec.hf.adapters.GENERATE_ADAPTERS`.
+IMAGE_ADAPTERS = {
+    "JanusForConditionalGeneration": "mmspec.vision.hf.adapters.janus:JanusAdapter",
+    "Emu3ForConditionalGeneration": "mmspec.vision.hf.adapters.emu3:Emu3Adapter",
+    "ChameleonForConditionalGeneration": "mmspec.vision.hf.adapters.chameleon:ChameleonAdapter",
+    "GlmImageForConditionalGeneration": "mmspec.vision.hf.adapters.glm:GlmAdapter",
+    "ImageGPTForCausalImageModeling": "mmspec.vision.hf.adapters.imagegpt:ImageGPTAdapter",
+}
+
+
+def image_adapter_of(model: Any, components: Components) -> ImageAdapter:
+    """The image adapter of a model's class, or of a class it derives from.
+
+    For a class that is not in `IMAGE_ADAPTERS`, it is what `image_adapter(model, components)` of the class's generate
+    adapter returns, if there is such a function.
+
+    Raises:
+        ArgumentError: If the class has no image adapter, or a component is missing or not used by the class.
+    """
+    generate_adapter = adapter_of(model)
+    where = next(
+        (IMAGE_ADAPTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in IMAGE_ADAPTERS), None
+    )
+    if where is None:
+        make = getattr(generate_adapter, "image_adapter", None)
+    else:
+        module, _, attribute = where.partition(":")
+        make = getattr(importlib.import_module(module), attribute)
+    if make is None:
+        raise ArgumentError(
+            f"{type(model).__name__} has an adapter for model.generate(custom_generate=mmspec.generate), but none for "
+            'prompts and images; see "Adding a model" in the README'
+        )
+    adapter: ImageAdapter = make(model, components)
+    return adapter
