@@ -60,6 +60,7 @@ class ProcessedTarget:
         self._before = prompt.shape[1]
         self._tokens = F.pad(prompt.to(self.device, torch.int64), (0, room), value=-1)
         self._entries = self._tokens[:, :0]  # the tokens of a tree, its root at 0
+        self._as_chain = True  # whether the entries read so far were read as a window
 
     def prefill(self) -> Logits:
         return self._apply(self._target.prefill(), self._tokens[:, None, : self._before], certain=1)
@@ -67,6 +68,7 @@ class ProcessedTarget:
     def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
         slots = self._before + at[:, None] + np.arange(tokens.shape[1])
         self._tokens.scatter_(1, self._index(slots), tokens)
+        self._as_chain = True
         longest = int(slots.max()) + 1
         # The slot after a token has it, and everything before, in its prefix.
         wanted = slots[..., None] + np.arange(1 - longest, 1)
@@ -81,7 +83,12 @@ class ProcessedTarget:
         if first == 0:
             self._tokens.scatter_(1, self._index(root[:, None]), tokens[:, :1])
         known = self._tokens.gather(1, self._index(root[:, None]))
-        self._entries = torch.cat([known, self._entries[:, 1:first], tokens[:, int(first == 0) :]], dim=1)
+        # A tree that has grown as a chain so far was read as a window, whose tokens follow the root's.
+        before = self._entries[:, 1:first]
+        if self._as_chain:
+            before = self._tokens.gather(1, self._index(root[:, None] + np.arange(1, max(first, 1))))
+        self._entries = torch.cat([known, before, tokens[:, int(first == 0) :]], dim=1)
+        self._as_chain = False
         # From the right: the path up to the root, then what was committed before it.
         path = ancestors(tree, last)[:, first:]
         depth = tree.depth[:, first:last]
