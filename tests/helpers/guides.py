@@ -1,0 +1,39 @@
+"""Packages that the guides in docs/ describe, laid out as pip leaves them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def install(guide: str, site: Path) -> None:
+    """Writes the module and the entry point of a guide into the folder `site`.
+
+    Args:
+        guide: A file name in docs/ with one Python block, whose first line names the module, and one TOML block.
+        site: A folder for the import path.
+    """
+    text = (ROOT / "docs" / guide).read_text()
+    (module,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ((section, line),) = re.findall(r'\[project.entry-points."(.*?)"\]\n(.*?)\n```', text, re.DOTALL)
+    (name,) = re.findall(r"\A# (\w+)\.py\n", module)
+    (site / f"{name}.py").write_text(module)
+    installed = site / f"{name}-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[{section}]\n{line.replace(chr(34), '')}\n")
+
+
+def run_mmspec(site: Path, *words: str) -> str:
+    """The standard output of a command, with `site` on the import path."""
+    paths = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "mmspec", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
