@@ -1,8 +1,10 @@
-"""Which of the two runs: the Triton kernel, or the torch code beside it.
+"""The choice between a Triton kernel and its torch reference.
 
-`MMSPEC_KERNELS=triton|torch` says so for every device; without it, tensors on a CUDA device get the kernels and all
-others torch. On a CPU the kernels run in Triton's interpreter, which `TRITON_INTERPRET=1` must turn on before Python
-starts; it is there to test them, not for speed.
+`MMSPEC_KERNELS=triton|torch` sets it for all devices; without it, tensors on a CUDA device use the kernels and all
+others use torch. On a CPU the kernels run in Triton's interpreter, which must be enabled by `TRITON_INTERPRET=1` before
+Python starts; it serves to test them, not for speed.
+
+This module does not import Triton.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ CHOICES = ("triton", "torch")
 
 
 def chosen(tensor: Tensor) -> str:
-    """ "triton" or "torch", for tensors that lie where this one does."""
+    """The backend for tensors on the device of this one: "triton" or "torch"."""
     return choose(tensor.device.type)
 
 
 def choose(device: str) -> str:
-    """ "triton" or "torch", for tensors on a device of that type.
+    """The backend for tensors on a device of this type: "triton" or "torch".
 
     Raises:
-        ArgumentError: When the variable asks for what there is not.
+        ArgumentError: If `MMSPEC_KERNELS` has another value, or names a backend that cannot run.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", *CHOICES):
@@ -51,12 +53,12 @@ def choose(device: str) -> str:
 
 
 def launchable(tensor: Tensor) -> AbstractContextManager[object]:
-    """Inside it, Triton launches on the tensor's device."""
+    """A context in which Triton launches on the tensor's device."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def warps(block: int) -> int:
-    """Warps of a program that holds `block` numbers: about 16 numbers in each thread's registers."""
+    """The number of warps of a program that holds `block` numbers: about 16 numbers in the registers of each thread."""
     return max(1, min(32, block // 512))
 
 

@@ -1,7 +1,8 @@
-"""A draw by inverting the CDF of unnormalised weights: the first token whose running sum exceeds u * total.
+"""Sampling by inverting the CDF of unnormalized weights: the first token whose running sum exceeds u * total.
 
-Sums over groups of 128 neighbours are float32, sums of those float64. A running float32 sum over 16384 tokens is off by
-up to 1e-6 of the total, and two ways to add it up would disagree about one draw in 200; this one about one in 10**5.
+Sums over groups of 128 adjacent tokens are float32, sums of those float64. A running float32 sum over 16384 tokens is
+off by up to 1e-6 of the total, and two orders of summation would disagree on one sample in 200; with groups, on one in
+10**5.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from torch import Tensor
 GROUP = 128
 
 
-def draw_reference(weights: Tensor, u: Tensor) -> Tensor:
-    """The reference, int64 [...]: of weights [..., V] at u [...] in [0, 1]; -1 where there is no mass, or no number."""
+def sample_reference(weights: Tensor, u: Tensor) -> Tensor:
+    """The reference: samples from weights [..., V] at u [...] in [0, 1].
+
+    Returns:
+        int64 [...]; -1 for weights without mass or with NaN.
+    """
     cdf = weights.double().cumsum(-1)
     total = cdf[..., -1:]
     token = (cdf <= u[..., None].double().clamp(max=1 - 2.0**-24) * total).sum(-1)
@@ -23,8 +28,8 @@ def draw_reference(weights: Tensor, u: Tensor) -> Tensor:
 
 
 @triton.jit
-def aim(u, total):
-    """Where in a total mass (float64) the draw at u lies, short of its end even for a u of 1."""
+def cdf_goal(u, total):
+    """The running sum (float64) that a sample at u must exceed; below the total even for u = 1."""
     return tl.minimum(u.to(tl.float64), 1 - 5.9604644775390625e-08) * total
 
 
@@ -36,7 +41,7 @@ def mass(weights, BLOCK: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def seek(weights, goal, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The place in a tile of the first token whose running sum exceeds `goal` (float64); BLOCK when none does."""
+    """The index in a tile of the first token whose running sum exceeds `goal` (float64); BLOCK if there is none."""
     GROUPS: tl.constexpr = BLOCK // GROUP
     goal = tl.maximum(goal, 0.0)
     table = tl.reshape(weights, (GROUPS, GROUP))
@@ -47,6 +52,6 @@ def seek(weights, goal, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     inner = tl.sum(tl.where(ids[:, None] == group, table, 0.0), 0)
     running = base + tl.cumsum(inner.to(tl.float64), 0)
     lane = tl.sum((running <= goal).to(tl.int32), 0)
-    # Rounding may leave the group's own sum a little short of what the sum over the table said.
+    # Rounding may leave the running sum within the group slightly below the sum over the table.
     lane = tl.where(lane < GROUP, lane, tl.max(tl.where(inner > 0, lanes, 0), 0))
     return tl.where(group < GROUPS, group * GROUP + lane, BLOCK)

@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al. 2011) on a device: the numbers of `mmspec.sampling.rng`, bit for bit.
 
 A block of four 32-bit words belongs to the key `seed` (two words) and the counter (position, iteration, block, index).
-Block 0 gives a window's uniform numbers, one word per stream; block 1 gives Gumbel noise, word `v % 4` of index
+Block 0 holds the uniform numbers of a window, one word per stream; block 1 holds Gumbel noise, word `v % 4` of index
 `v // 4` belonging to token `v`.
 """
 
@@ -25,13 +25,13 @@ def block(seeds: Tensor, counter: tuple[Tensor | int, ...]) -> list[Tensor]:
     """The reference: the four words of every block, int64 below 2**32, in the broadcast shape of the arguments.
 
     Args:
-        seeds: int64; negative ones stand for themselves modulo 2**64.
+        seeds: int64, taken modulo 2**64.
         counter: Four words, integers below 2**32.
     """
     words = [torch.as_tensor(word, device=seeds.device) + torch.zeros_like(seeds) for word in counter]
     keys = [seeds & _LOW, (seeds >> 32) & _LOW]
     for _ in range(10):
-        # The product of two words wraps in int64, which leaves all its 64 bits as they should be.
+        # The product of two words wraps in int64, which keeps all of its 64 bits.
         first, second = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
         words = [
             ((second >> 32) & _LOW) ^ words[1] ^ keys[0],
@@ -43,15 +43,15 @@ def block(seeds: Tensor, counter: tuple[Tensor | int, ...]) -> list[Tensor]:
     return words
 
 
-def uniforms_reference(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
-    """What `uniforms` gives, in torch."""
+def uniforms_reference(seeds: Tensor, positions: Tensor, iterations: Tensor, indices: Tensor) -> Tensor:
+    """`uniforms` in torch."""
     shape = torch.broadcast_shapes(seeds.shape, positions.shape)
-    words = block(seeds.expand(shape), (positions, iterations, UNIFORMS, places))
+    words = block(seeds.expand(shape), (positions, iterations, UNIFORMS, indices))
     return torch.stack([(word >> 8).float() * 2.0**-24 for word in words])
 
 
 def gumbel_reference(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise float32 [..., vocab_size] of seeds and positions int64 [...]."""
+    """Standard Gumbel noise float32 [..., vocab_size] for seeds and positions int64 [...]."""
     index = torch.arange(-(-vocab_size // 4), device=seeds.device)
     shape = (*torch.broadcast_shapes(seeds.shape, positions.shape), len(index))
     words = block(seeds[..., None].expand(shape), (positions[..., None], 0, GUMBELS, index))
@@ -61,7 +61,7 @@ def gumbel_reference(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tenso
 
 @triton.jit
 def words(seed, position, iteration, kind, index):
-    """The four words of a block, as `block` has them, uint32."""
+    """The four words of a block, as in `block`, uint32."""
     zero, one = position.to(tl.uint32), iteration.to(tl.uint32)
     two, three = kind.to(tl.uint32), index.to(tl.uint32)
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -71,8 +71,8 @@ def words(seed, position, iteration, kind, index):
 @triton.jit
 def gumbels(seed, position, columns):
     """Standard Gumbel noise of the tokens `columns`."""
-    nothing = columns * 0
-    zero, one, two, three = words(seed + nothing, position + nothing, nothing, nothing + 1, columns // 4)
+    zeros = columns * 0
+    zero, one, two, three = words(seed + zeros, position + zeros, zeros, zeros + 1, columns // 4)
     which = columns % 4
     bits = tl.where(which < 2, tl.where(which == 0, zero, one), tl.where(which == 2, two, three))
     uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
@@ -80,14 +80,14 @@ def gumbels(seed, position, columns):
 
 
 @triton.jit
-def _uniforms(out, seeds, positions, iterations, places, count, BLOCK: tl.constexpr):
+def _uniforms(out, seeds, positions, iterations, indices, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     seed = tl.load(seeds + at, mask=inside, other=0)
     position = tl.load(positions + at, mask=inside, other=0)
     iteration = tl.load(iterations + at, mask=inside, other=0)
-    place = tl.load(places + at, mask=inside, other=0)
-    zero, one, two, three = words(seed, position, iteration, place * 0, place)
+    index = tl.load(indices + at, mask=inside, other=0)
+    zero, one, two, three = words(seed, position, iteration, index * 0, index)
     tl.store(out + at, (zero >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
     tl.store(out + count + at, (one >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
     tl.store(out + 2 * count + at, (two >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
@@ -95,21 +95,23 @@ def _uniforms(out, seeds, positions, iterations, places, count, BLOCK: tl.conste
 
 
 @torch.library.custom_op("mmspec::uniforms", mutates_args=())
-def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
-    """Numbers in [0, 1), multiples of 2**-24, float32 [4, ...]: a row per stream of `mmspec.sampling.rng`.
-
-    Arguments are all int64 [...] of shapes that broadcast against that of `positions`.
+def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, indices: Tensor) -> Tensor:
+    """Uniform random numbers in [0, 1), multiples of 2**-24, one slice per stream of `mmspec.sampling.rng`.
 
     Args:
-        seeds: Of each row.
-        positions: What the numbers belong to, from 0 to 2**32 - 1.
-        iterations: What the numbers belong to, from 0 to 2**32 - 1.
-        places: What the numbers belong to, from 0 to 2**32 - 1.
+        seeds: int64, the seed of each row. The shape broadcasts to that of `positions`, as those of `iterations` and
+            `indices` do.
+        positions: int64 [...], from 0 to 2**32 - 1.
+        iterations: int64, from 0 to 2**32 - 1.
+        indices: int64, from 0 to 2**32 - 1, distinguishes the numbers of one position.
+
+    Returns:
+        float32 [4, ...].
     """
     if chosen(positions) == "torch":
-        return uniforms_reference(seeds, positions, iterations, places)
+        return uniforms_reference(seeds, positions, iterations, indices)
     shape, count = positions.shape, positions.numel()
-    flat = [t.expand(shape).contiguous() for t in (seeds, positions, iterations, places)]
+    flat = [t.expand(shape).contiguous() for t in (seeds, positions, iterations, indices)]
     out = torch.empty((4, *shape), dtype=torch.float32, device=positions.device)
     with launchable(out):
         _uniforms[(triton.cdiv(count, 256),)](out, *flat, count, BLOCK=256)
@@ -117,5 +119,5 @@ def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tenso
 
 
 @uniforms.register_fake
-def _(seeds: Tensor, positions: Tensor, iterations: Tensor, places: Tensor) -> Tensor:
+def _(seeds: Tensor, positions: Tensor, iterations: Tensor, indices: Tensor) -> Tensor:
     return torch.empty((4, *positions.shape), dtype=torch.float32, device=positions.device)

@@ -1,13 +1,13 @@
-"""Distributions that nobody writes out: a few numbers per slot from which, with the logits, any probability follows.
+"""Softmax statistics: a few numbers per slot from which, with the logits, every probability follows.
 
-A slot is one position of one row's window. Its distribution is that of `mmspec.sampling.sampler.TokenSampler`: guidance, forbidden tokens,
-temperature, top-k, top-p, softmax. Once `mmspec.kernels.fused_sampler` has looked through a slot's logits, the probability of
-token v is
+A slot is one position of one row's window. Its distribution is that of `mmspec.sampling.sampler.TokenSampler`:
+guidance, forbidden tokens, temperature, top-k, top-p, softmax. After `mmspec.kernels.fused_sampler` has read the logits
+of a slot, the probability of token v is
 
-    z(v) = lerp(uncond(v), cond(v), scale) / heat               -inf where v is forbidden
+    z(v) = lerp(uncond(v), cond(v), scale) / temperature        -inf where v is forbidden
     p(v) = exp(z(v) - peak) / total                             if z(v) > floor, or z(v) = floor and v <= last; else 0
 
-or, where `point` is not -1, 1 for that token and 0 for all others: greedy rows, and drafts that were not drawn at all.
+or, if `point` is not -1, 1 for that token and 0 for all others: greedy rows, and drafts that were not sampled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable
 
-SCALE, HEAT, FLOOR, PEAK, TOTAL = range(5)
+SCALE, TEMPERATURE, FLOOR, PEAK, TOTAL = range(5)
 LINE, KIND, LAST, POINT, BEST = range(5)
 
 
@@ -32,11 +32,11 @@ class SoftmaxStats:
 
     Attributes:
         cond: [R, S, V], logits of any float type and any strides.
-        uncond: The same, or None without guidance.
-        allowed: bool [kinds, V], or None where every token is allowed.
+        uncond: [R, S, V], the unconditional logits, or None without guidance.
+        allowed: bool [kinds, V], or None if every token is allowed.
         floats: float32 [B, W, 5], of each slot: guidance scale, temperature, floor, peak and total.
-        ints: int32 [B, W, 5]: the line `r * S + s` of its logits, its kind, the last token at the floor, the point, and
-            the likeliest token.
+        ints: int32 [B, W, 5], of each slot: the line `r * S + s` of its logits [r, s], its kind, the last token at the
+            floor, the point, and the most likely token.
     """
 
     cond: Tensor
@@ -55,11 +55,11 @@ class SoftmaxStats:
         return self.cond.device
 
     def __getitem__(self, index: Any) -> SoftmaxStats:
-        """The distributions of some of the slots; `index` is of the axes B and W."""
+        """The distributions of some of the slots, by an index of the axes B and W."""
         return replace(self, floats=self.floats[index], ints=self.ints[index])
 
     def view(self, *shape: int) -> SoftmaxStats:
-        """The same slots, under other axes than B and W."""
+        """The same slots with other axes in place of B and W."""
         return replace(self, floats=self.floats.reshape(*shape, 5), ints=self.ints.reshape(*shape, 5))
 
     def lse(self) -> Tensor:
@@ -70,9 +70,9 @@ class SoftmaxStats:
         """The reference: all probabilities, [B, W, V] of a float type."""
         line = self.ints[..., LINE].long()
         row, slot = line // self.cond.shape[1], line % self.cond.shape[1]
-        scale, heat, floor, peak, total = self.floats[..., None].unbind(-2)
+        scale, temperature, floor, peak, total = self.floats[..., None].unbind(-2)
         uncond = None if self.uncond is None else self.uncond[row, slot]
-        z = mix(self.cond[row, slot], uncond, self.allowed, scale, heat, self.ints[..., KIND])
+        z = mix(self.cond[row, slot], uncond, self.allowed, scale, temperature, self.ints[..., KIND])
         columns = torch.arange(z.shape[-1], device=z.device)
         kept = (z > floor) | ((z == floor) & (columns <= self.ints[..., LAST, None]))
         p = torch.where(kept, (z.to(dtype) - peak).exp() / total, 0.0)
@@ -80,7 +80,7 @@ class SoftmaxStats:
         return torch.where(point >= 0, (columns == point).to(dtype), p)
 
     def source(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
-        """As kernels take it: both sides with the same strides, the rest contiguous."""
+        """The tensors as kernels take them: `cond` and `uncond` with the same strides, the others contiguous."""
         cond, uncond = self.cond, self.uncond
         if uncond is not None and uncond.stride() != cond.stride():
             cond, uncond = cond.contiguous(), uncond.contiguous()
@@ -89,15 +89,15 @@ class SoftmaxStats:
 
 
 def point_mass_stats(like: SoftmaxStats, tokens: Tensor) -> SoftmaxStats:
-    """The distributions of tokens int64 [B, W] that were not drawn: all mass on them."""
+    """The distributions of tokens int64 [B, W] that were not sampled: all mass on the token."""
     floats = torch.ones(*tokens.shape, 5, device=tokens.device)
     ints = torch.zeros(*tokens.shape, 5, dtype=torch.int32, device=tokens.device)
     ints[..., POINT] = tokens
     return replace(like, floats=floats, ints=ints)
 
 
-def written(p: Tensor) -> SoftmaxStats:
-    """Distributions that are written out already, float [B, W, V], as such slots."""
+def stats_of_probs(p: Tensor) -> SoftmaxStats:
+    """The statistics of probabilities float [B, W, V]: their logits are log(p)."""
     batch, width, _ = p.shape
     floats = torch.tensor([1.0, 1.0, -torch.inf, 0.0, 1.0], device=p.device).repeat(batch, width, 1)
     ints = torch.zeros(batch, width, 5, dtype=torch.int32, device=p.device)
@@ -107,29 +107,29 @@ def written(p: Tensor) -> SoftmaxStats:
 
 
 def mix(
-    cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, scale: Tensor, heat: Tensor, kind: Tensor
+    cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, scale: Tensor, temperature: Tensor, kind: Tensor
 ) -> Tensor:
-    """z, float32 [B, W, V]; `scale` and `heat` [B, W, 1], `kind` [B, W]."""
+    """The logits z, float32 [B, W, V]; `scale` and `temperature` are [B, W, 1], `kind` is [B, W]."""
     z = cond.float()
     if uncond is not None:
         z = torch.lerp(uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
     if allowed is not None:
         z = z.masked_fill(~allowed[kind.long()], -torch.inf)
-    return z / heat
+    return z / temperature
 
 
 @triton.jit
 def logits(
-    source, line, kind, scale, heat, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr
+    source, line, kind, scale, temperature, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
-    """z of the tokens `columns` of one line, as `mix` has it; -inf for columns outside.
+    """The logits z of the tokens `columns` of one line, as in `mix`; -inf for columns outside the vocabulary.
 
-    A `source` is (cond, uncond, allowed, reals, wholes, slots, vocab, strides of row, slot and token).
+    A `source` is (cond, uncond, allowed, floats, ints, S, V, strides of row, slot and token) of a `SoftmaxStats`.
     """
-    cond, uncond, allowed, _, _, stats, vocab, stride_row, stride_slot, stride_column = source
+    cond, uncond, allowed, _, _, slots, vocab, stride_row, stride_slot, stride_column = source
     inside = (columns >= 0) & (columns < vocab)
-    base = (line // stats).to(tl.int64) * stride_row + (line % stats).to(tl.int64) * stride_slot
-    # A whole row's offsets in int64 would take as many registers again as its logits.
+    base = (line // slots).to(tl.int64) * stride_row + (line % slots).to(tl.int64) * stride_slot
+    # For a whole row, offsets in int64 would take at least as many registers again as the logits.
     at = columns if UNIT else columns.to(tl.int64) * stride_column
     z = tl.load(cond + base + at, mask=inside, other=float("-inf")).to(tl.float32)
     if GUIDED:
@@ -137,44 +137,44 @@ def logits(
         # Where the model itself forbids a token both sides are -inf, and their difference would be NaN.
         never = z == float("-inf")
         gap = tl.where(never, 0.0, z) - tl.where(never, 0.0, free)
-        # Fused explicitly: every kernel must come to the same bits, or a threshold found by one would miss in another.
+        # Fused explicitly: all kernels must compute the same bits, or a threshold found by one would fail in another.
         scale += tl.zeros_like(gap)
         mixed = tl.where(tl.abs(scale) < 0.5, tl.fma(scale, gap, free), tl.fma(scale - 1, gap, z))
         z = tl.where(never, z, mixed)
     if MASKED:
         ok = tl.load(allowed + kind.to(tl.int64) * vocab + columns, mask=inside, other=0)
         z = tl.where(ok != 0, z, float("-inf"))
-    return tl.div_rn(z, heat + tl.zeros_like(z))
+    return tl.div_rn(z, temperature + tl.zeros_like(z))
 
 
 @triton.jit
 def weights(z, columns, floor, last, peak):
-    """Unnormalised probabilities of logits z."""
+    """Unnormalized probabilities of logits z."""
     kept = (z > floor) | ((z == floor) & (columns <= last))
     return tl.where(kept, tl.exp(z - peak), 0.0)
 
 
 @triton.jit
 def probabilities(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr):
-    """p of the tokens `columns` of the flat slot `slot`, float32."""
+    """The probabilities of the tokens `columns` of slot `slot` (flat index), float32."""
     _, _, _, floats, ints, _, vocab, _, _, _ = source
-    scale, heat = tl.load(floats + slot * 5), tl.load(floats + slot * 5 + 1)
+    scale, temperature = tl.load(floats + slot * 5), tl.load(floats + slot * 5 + 1)
     floor, peak, total = tl.load(floats + slot * 5 + 2), tl.load(floats + slot * 5 + 3), tl.load(floats + slot * 5 + 4)
     line, kind = tl.load(ints + slot * 5), tl.load(ints + slot * 5 + 1)
     last, point = tl.load(ints + slot * 5 + 2), tl.load(ints + slot * 5 + 3)
-    # A point needs no logits; its line may be another's.
-    asked = tl.where((point < 0) & (columns < vocab), columns, -1)
-    z = logits(source, line, kind, scale, heat, asked, GUIDED, MASKED, UNIT)
-    drawn = tl.div_rn(weights(z, columns, floor, last, peak), total + tl.zeros_like(z))
-    return tl.where(point < 0, drawn, tl.where(columns == point, 1.0, 0.0))
+    # A point mass needs no logits; its line may be that of another slot.
+    needed = tl.where((point < 0) & (columns < vocab), columns, -1)
+    z = logits(source, line, kind, scale, temperature, needed, GUIDED, MASKED, UNIT)
+    p = tl.div_rn(weights(z, columns, floor, last, peak), total + tl.zeros_like(z))
+    return tl.where(point < 0, p, tl.where(columns == point, 1.0, 0.0))
 
 
 @triton.jit
 def _at(
-    cond, uncond, allowed, floats, ints, tokens, out, stats, vocab, stride_row, stride_slot, stride_column,
+    cond, uncond, allowed, floats, ints, tokens, out, slots, vocab, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    source = (cond, uncond, allowed, floats, ints, stats, vocab, stride_row, stride_slot, stride_column)
+    source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
     slot = tl.program_id(0).to(tl.int64)
     token = tl.load(tokens + slot) + tl.zeros((1,), tl.int64)
     tl.store(out + slot, tl.sum(probabilities(source, slot, token, GUIDED, MASKED, UNIT), 0))
@@ -184,7 +184,7 @@ def _at(
 def at(
     cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, floats: Tensor, ints: Tensor, tokens: Tensor
 ) -> Tensor:
-    """The probability float32 [B, W] of one token int64 [B, W] of each slot; the first five are the slots."""
+    """The probability float32 [B, W] of one token int64 [B, W] of each slot of `SoftmaxStats.source`."""
     stats = SoftmaxStats(cond, uncond, allowed, floats, ints)
     if chosen(cond) == "torch":
         return stats.dense(torch.float64).gather(-1, tokens[..., None])[..., 0].float()

@@ -22,8 +22,7 @@ from mmspec.heads.medusa import MedusaHeads
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe, ways_to_draft
 from mmspec.registry import resolve
-from mmspec.rules.per_codebook import PerCodebook
-from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
 

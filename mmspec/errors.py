@@ -1,6 +1,6 @@
-"""The one family of errors a user of mmspec meets.
+"""The exceptions of mmspec.
 
-A message is one line that names the argument, the value it got and what is allowed.
+A message is one line that names the argument, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from collections.abc import Iterable
 
 
 class MMSpecError(Exception):
-    """Base of every error mmspec raises on purpose."""
+    """Base class of all exceptions that mmspec raises."""
 
 
 class ArgumentError(MMSpecError, ValueError):
-    """An argument has a value that is not allowed."""
+    """The value of an argument is not allowed."""
 
 
 class PromptError(MMSpecError, ValueError):
-    """A prompt cannot be read by the model."""
+    """The model does not accept a prompt."""
 
 
 class UnknownNameError(MMSpecError, LookupError):
-    """A model, recipe, rule or drafter of that name does not exist."""
+    """No model, recipe, rule or drafter has this name."""
 
 
 class ModelError(MMSpecError, RuntimeError):
-    """A model, or a checkpoint, is not what it claims to be or computed something impossible."""
+    """A model or checkpoint is invalid, or the model computed invalid values."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'circle'?)"` for the closest known word, or an empty string when nothing is close.
+    """`" (did you mean 'circle'?)"` for the closest known word, or an empty string if no word is close.
 
     Args:
-        word: What the user wrote.
-        known: The words that exist.
+        word: The word that the user gave.
+        known: The valid words.
     """
     close = difflib.get_close_matches(word.lower(), [k.lower() for k in known], cutoff=0.5)
-    # Among equally close words, the one with the same letters: swapped letters are the commonest slip.
+    # Among equally close words, prefer the one with the same letters: swapped letters are the most common typo.
     close.sort(key=lambda k: -sum((Counter(word.lower()) & Counter(k)).values()))
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not in `known`, with the closest one and the whole list."""
+    """The exception for a name that is not in `known`, with the closest name and the whole list."""
     names = sorted(known)
     return UnknownNameError(f"unknown {kind} {name!r}{did_you_mean(name, names)}; known: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Files that are either written whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mmspec.errors import ArgumentError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path in the same folder to write to; it becomes `path` when the block ends well, else it is deleted.
+    """Yields a temporary path in the same folder; it is renamed to `path` if the block succeeds, else deleted.
 
-    The folder is made when it is missing, its parents are not.
+    The folder is created if it is missing, its parents are not.
 
     Raises:
-        ArgumentError: When the system refuses (disk full, no permission).
+        ArgumentError: If the file cannot be written (disk full, no permission).
     """
     partial = path.with_name(f".mmspec-{os.getpid()}-{threading.get_ident()}.part")
     try:
@@ -33,14 +33,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path, argument: str) -> None:
-    """Find out, before any work and leaving no trace, whether `replacing(path)` can succeed.
+    """Checks, before any work and without leaving a trace, that `replacing(path)` can succeed.
 
     Args:
         path: The file to be written; its folder must exist.
-        argument: What the user calls this path, for the message.
+        argument: The name of the argument, for the message.
 
     Raises:
-        ArgumentError: When it cannot.
+        ArgumentError: If the file cannot be written.
     """
     folder = path.parent
     try:
@@ -49,7 +49,7 @@ def check_writable(path: Path, argument: str) -> None:
             raise ArgumentError(f"{argument}: cannot write '{path}': the folder '{folder}' {state}")
         if path.is_dir():
             raise ArgumentError(f"{argument}: cannot write '{path}': it is a folder")
-        # Asking the permission bits says nothing about read-only mounts or about root; a nameless file does.
+        # The permission bits do not cover read-only mounts and root; creating a temporary file does.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face Hub as local paths."""
+"""Local copies of files of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mmspec.errors import ModelError
 
 
 def fetch(name: str) -> Path | None:
-    """The local copy of `owner/repository` (a folder) or `owner/repository/file`; None when `name` has another form.
+    """The local copy of `owner/repository` (a folder) or `owner/repository/file`; None if `name` has another form.
 
-    Offline (`HF_HUB_OFFLINE=1`) only what is already cached is found.
+    Offline (`HF_HUB_OFFLINE=1`) only cached files are found.
 
     Raises:
-        ModelError: When the Hub does not give it.
+        ModelError: If the download fails.
     """
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:/(.+))?", name)
     if match is None or name.startswith("."):
@@ -27,4 +27,4 @@ def fetch(name: str) -> Path | None:
         return Path(hf_hub_download(repository, file) if file else snapshot_download(repository))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"model {name!r} is no local path, and the Hub does not give it: {reason}") from None
+        raise ModelError(f"model {name!r} is not a local path, and its download failed: {reason}") from None

@@ -16,7 +16,15 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting: a number within bounds, or one of some words; where it has both, either."""
+    """One setting: a number within bounds, or one of several words; if it has both, either.
+
+    Attributes:
+        default: The default value, whose type is that of all numbers.
+        summary: One line.
+        low: The least number; None if only words are allowed.
+        high: The largest number.
+        choices: The allowed words.
+    """
 
     default: Value
     summary: str
@@ -25,10 +33,14 @@ class Knob:
     choices: tuple[str, ...] = ()
 
     def read(self, where: str, value: Value) -> Value:
-        """Checks a value, or reads it from a string.
+        """Checks a value, or parses it from a string.
+
+        Args:
+            where: The name of the knob, for the message.
+            value: The value.
 
         Raises:
-            ArgumentError: Naming `where`, value and range.
+            ArgumentError: If the value is not allowed.
         """
         words = f"one of {', '.join(self.choices)}" if self.choices else ""
         numbers = "" if self.low is None else f"a number from {self.low} to {self.high}"
@@ -52,7 +64,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Branching(Knob):
-    """The shape of a tree: how many children an entry of each depth has, as in `4/2/1`; at most `high` nodes in all."""
+    """The shape of a tree: the number of children of an entry by depth, as in `4/2/1`; at most `high` nodes in all."""
 
     def read(self, where: str, value: Value) -> Value:
         try:
@@ -68,14 +80,14 @@ class Branching(Knob):
 
 
 def branches(text: str) -> list[int]:
-    """The children per depth that a text such as `4/2/1` names.
+    """Parses the number of children per depth from a text such as `4/2/1`.
 
     Raises:
-        ValueError: When it names none.
+        ValueError: If a number is not an integer.
     """
     return [int(count) for count in text.split("/")]
 
 
 def nodes(counts: Sequence[int]) -> int:
-    """How many nodes a tree has whose entries have so many children by depth."""
+    """The number of nodes of a tree, from the number of children of an entry by depth."""
     return sum(prod(counts[: depth + 1]) for depth in range(len(counts)))

@@ -22,7 +22,7 @@ from mmspec.recipes import RECIPES
     [
         ({"model": "shape"}, UnknownNameError, "unknown model 'shape' (did you mean 'shapes'?); known: shapes"),
         ({"model": "./no/such/folder"}, UnknownNameError, "unknown model './no/such/folder'"),
-        ({"model": "no/such"}, ModelError, "model 'no/such' is no local path, and the Hub does not give it"),
+        ({"model": "no/such"}, ModelError, "model 'no/such' is not a local path, and its download failed"),
         ({"device": "meta"}, ArgumentError, "device='meta' cannot be used"),
         ({"model": None}, UnknownNameError, "unknown model 'None'"),
         ({"device": "gpuu"}, ArgumentError, "device='gpuu' cannot be used"),

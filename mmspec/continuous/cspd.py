@@ -74,7 +74,7 @@ class CSpD(LatentRule):
 
         proposals = self.draw(wide(p), fresh)
         keep = 1 - (-self.log_ratio(wide(p), wide(q), proposals, 1.0, self.sign)).exp()
-        hit = draws.places(RESAMPLE, 4096, TRIES)[:, :count] < keep
+        hit = draws.uniforms(RESAMPLE, 4096, TRIES)[:, :count] < keep
         hit[..., -1] = True
         index = hit.int().argmax(-1)[..., None, None].expand(-1, -1, 1, dim)
         return proposals.gather(2, index)[:, :, 0]

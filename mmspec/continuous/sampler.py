@@ -135,7 +135,7 @@ def normals(draws: WindowRNG, stream: int, count: int) -> Tensor:
     """Standard normal numbers of a window, float32 [B, W, count], that change with the iteration."""
     half = -(-count // 2)
     # Number 0 of a stream is the one that coins take.
-    u = draws.places(stream, 1, 2 * half).add(2.0**-25)
+    u = draws.uniforms(stream, 1, 2 * half).add(2.0**-25)
     radius, angle = u[..., :half].log().mul(-2).sqrt(), u[..., half:] * (2 * torch.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :count]
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.sampling.constraints import Constraint, ForcedCells
-from mmspec.sampling.multi_codebook import ColumnSampler
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.sampler import Sampler, TokenSampler
+from mmspec.sampling.sampler import ColumnSampler, Sampler, TokenSampler
 
 TokenKind = Literal["tokens", "columns", "latents"]
 

@@ -83,7 +83,7 @@ def decode_tree(
     logits = target.forward_tree(torch.cat([state.last(), draft.tokens], dim=1), at, tree)
     meter.clock.lap("target")
     p = sampler(logits, state.length[:, None] + tree.depth)
-    accept_u = tree.uniforms(state, meter.nfe)[ACCEPT]
+    accept_u = tree.uniforms(state.rng, state.length, meter.nfe)[ACCEPT]
     resample_u = state.rng.uniforms(state.positions(tree.height + 1), meter.nfe)[RESAMPLE]
     verdict = drafter.verify(p, draft, bind_features(rule, target, len(state.ids)), accept_u, resample_u)
     meter.clock.lap("rule")

@@ -1,10 +1,10 @@
-"""The acceptance rules by name. A rule lives in one file beside this one, under the name of the paper's idea.
+"""The table of acceptance rules. Each rule is one file of this folder, named after the idea of its paper.
 
-An acceptance function takes p, q float32 [B, m, V] and the drafts x int64 [B, m] (slot i of the window holds draft i)
-and returns the probability float32 [B, m] with which each draft is kept; values above 1 count as 1. Whatever it is, a
-draft that is not kept is drawn again from the plain residual norm((p - q)+).
+An acceptance function takes p, q float32 [B, m, V] and the draft tokens x int64 [B, m] (slot i of the window holds
+draft i) and returns the probability float32 [B, m] with which each draft is accepted; values above 1 count as 1.
+Whatever it returns, a rejected draft is resampled from the plain residual norm((p - q)+).
 
-This module imports nothing heavy, so that a command line can check a recipe before it loads a model.
+This module does not import torch, so that the command line can check a recipe before it loads a model.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Rule:
 
     Attributes:
         summary: One line.
-        make: Where the function stands that makes it, `module:function`. It is called with the knobs by name and, when
-            `takes_codebook`, with `codebook=`, None where the model has none; it returns an acceptance function.
+        make: The factory of the acceptance function, as `module:function`. It is called with the knobs by name and, if
+            `takes_codebook`, with `codebook=`, which is None for a model without a codebook.
         exact: Whether the outcome follows the target distribution.
-        knobs: Its settings; the value 0 of the first one gives the exact rule.
-        takes_codebook: Whether it asks which tokens are alike.
-        takes_features: Whether it looks at the target's features; its acceptance function then has a fourth argument,
-            float [B, m, D], what the target has where it has read each draft (`mmspec.rules.feature_rules`).
-        continuous: Whether it is for tokens that are vectors; what `make` names then makes a
+        knobs: The settings; the value 0 of the first one gives the exact rule.
+        takes_codebook: Whether the rule depends on the similarity of tokens.
+        takes_features: Whether the rule reads the target's features; its acceptance function then has a fourth
+            argument, float [B, m, D], the target's feature at each draft (`mmspec.sampling.acceptance.FeatureAccept`).
+        continuous: Whether the rule is for continuous tokens; `make` then returns a
             `mmspec.continuous.sampler.LatentRule`.
     """
 
@@ -50,7 +50,7 @@ class Rule:
     continuous: bool = False
 
     def build(self, knobs: Mapping[str, Value], codebook: Codebook | None) -> Accept:
-        """The acceptance function for these knobs (others than its own are left alone)."""
+        """The acceptance function for these knobs; knobs of other parts of the recipe are ignored."""
         module, _, name = self.make.partition(":")
         make: Callable[..., Callable[..., Tensor]] = getattr(import_module(module), name)
         own = {knob: knobs[knob] for knob in self.knobs}
@@ -63,7 +63,7 @@ class Rule:
 
 
 def _nearest(default: int) -> Knob:
-    return Knob(default, "how many nearest tokens count as neighbours", low=1, high=1_000_000)
+    return Knob(default, "number of nearest tokens that count as neighbors", low=1, high=1_000_000)
 
 
 _FACTORS = ("paper", "code", "none")
@@ -72,7 +72,7 @@ _SCHEDULES = ("published", "corrected")
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "exact": Rule(
-            "min(1, p/q) with the residual resample; keeps the target distribution",
+            "min(1, p/q) and resampling from the residual; keeps the target distribution",
             "mmspec.sampling.rejection:exact",
             exact=True,
         ),
@@ -80,7 +80,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "the draft's nearest tokens lend it their probability, up to delta in all",
             "mmspec.rules.lantern:additive",
             knobs={
-                "delta": Knob(0.1, "most probability that neighbours lend", low=0.0, high=1.0),
+                "delta": Knob(0.1, "largest probability that neighbors lend", low=0.0, high=1.0),
                 "k": _nearest(1000),
             },
             takes_codebook=True,
@@ -89,7 +89,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "the draft's nearest tokens lend it their probability, up to lambda times its own in all",
             "mmspec.rules.lantern:multiplicative",
             knobs={
-                "factor": Knob(3.0, "lambda: p(x) counts as this many times itself at most", low=0.0, high=1e6),
+                "factor": Knob(3.0, "lambda: p(x) counts at most this many times", low=0.0, high=1e6),
                 "k": _nearest(10),
             },
             takes_codebook=True,
@@ -98,9 +98,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "the draft and the tokens next to it in rank are accepted as a group",
             "mmspec.rules.gsd:grouped",
             knobs={
-                "group": Knob(14, "tokens of next rank in the group, half above and half below", low=0, high=100_000),
+                "group": Knob(14, "tokens next in rank in the group, half above and half below", low=0, high=100_000),
                 "probability": Knob(0.15, "members differ by less than this in probability", low=0.0, high=1.0),
-                "distance": Knob(0.0, "members lie nearer than this, squared, in the codebook; 0 is off", 0.0, 1e9),
+                "distance": Knob(0.0, "members' squared distance in the codebook is below this; 0 is off", 0.0, 1e9),
             },
             takes_codebook=True,
         ),
@@ -108,7 +108,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "overlapping groups of similar tokens are accepted as groups",
             "mmspec.rules.pcg:overlapping",
             knobs={
-                "size": Knob(16, "most tokens in a group", low=0, high=1024),
+                "size": Knob(16, "largest number of tokens in a group", low=0, high=1024),
                 "theta": Knob(0.45, "cosine above which tokens are similar", low=-1.0, high=1.0),
             },
             takes_codebook=True,
@@ -119,55 +119,53 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             knobs={"beta": Knob(0.2, "added to p/q", low=0.0, high=1.0)},
         ),
         "ensemble": Rule(
-            "the draft is tested against a mixture of the target's and its own distribution",
+            "the draft is tested against a mixture of target and draft distribution",
             "mmspec.rules.ensemble:Ensemble",
-            knobs={"draft": Knob(0.2, "share of the draft's distribution, 1 - w", low=0.0, high=1.0)},
+            knobs={"draft": Knob(0.2, "share of the draft distribution, 1 - w", low=0.0, high=1.0)},
         ),
         "omega": Rule(
             "p/q is multiplied by a factor that decays along the window",
             "mmspec.rules.omega:Omega",
             knobs={
-                "delta": Knob(2.0, "the factor of the first draft; below 1 it is none", low=0.0, high=1e6),
-                "decay": Knob(0.7, "by which its logarithm falls per slot", low=0.0, high=100.0),
+                "delta": Knob(2.0, "factor of the first draft; 1 and below is exact", low=0.0, high=1e6),
+                "decay": Knob(0.7, "decrease of its logarithm per slot", low=0.0, high=100.0),
             },
         ),
         "typical": Rule(
-            "what the target finds typical is accepted",
+            "drafts that are typical under the target are accepted",
             "mmspec.rules.typical:typical",
             knobs={
-                "epsilon": Knob(0.09, "highest threshold on p(x), stricter when larger; 0 is off", low=0.0, high=1.0),
+                "epsilon": Knob(0.09, "largest threshold on p(x), stricter if larger; 0 is off", low=0.0, high=1.0),
                 "alpha": Knob(0.3, "threshold on p(x) over exp(-entropy)", low=0.0, high=1.0),
             },
         ),
         "top-m": Rule(
-            "the target's m likeliest tokens are accepted",
+            "the target's m most likely tokens are accepted",
             "mmspec.rules.top_m:top_m",
-            knobs={"m": Knob(3, "how many", low=0, high=1_000_000)},
+            knobs={"m": Knob(3, "number of tokens", low=0, high=1_000_000)},
         ),
         "smoothed": Rule(
-            "vectors: noise of deviation sigma after the head's last step, and reflection coupling under it",
+            "latents: noise of deviation sigma after the head's last step, and reflection coupling",
             "mmspec.continuous.smoothed:Smoothed",
             exact=True,
-            knobs={"sigma": Knob(0.1, "the deviation, in units of the latents", low=1e-6, high=1e6)},
+            knobs={"sigma": Knob(0.1, "standard deviation, in units of the latents", low=1e-6, high=1e6)},
             continuous=True,
         ),
         "tolerance": Rule(
-            "vectors: a draft near the target's own latent of the same noise is accepted",
+            "latents: a draft near the target's own latent of the same noise is accepted",
             "mmspec.continuous.tolerance:Tolerance",
-            knobs={
-                "distance": Knob(0.1, "how near, root mean square over the coordinates; 0: equal", low=0.0, high=1e6)
-            },
+            knobs={"distance": Knob(0.1, "largest root mean square difference; 0: equal", low=0.0, high=1e6)},
             continuous=True,
         ),
         "cspd": Rule(
-            "vectors: the published rule of Continuous Speculative Decoding, which is biased",
+            "latents: the published rule of Continuous Speculative Decoding, which is biased",
             "mmspec.continuous.cspd:CSpD",
             knobs={
-                "flatten": Knob(42.0, "by which deviations are multiplied in the test; 1 in the paper", 1.0, 1e6),
+                "flatten": Knob(42.0, "factor of the deviations in the test; 1 in the paper", 1.0, 1e6),
                 "factor": Knob("paper", "the variances' ratio: the paper's, the code's, none", choices=_FACTORS),
                 "schedule": Knob("published", "published keeps drafts after a rejected one", choices=_SCHEDULES),
-                "sigma": Knob(0.0064, "deviation of the last step where the head has none", low=1e-6, high=1e6),
-                "prefill": Knob(0.05, "share of the tokens that the target draws alone at first", low=0.0, high=1.0),
+                "sigma": Knob(0.0064, "deviation of the last step if the head has none", low=1e-6, high=1e6),
+                "prefill": Knob(0.05, "share of the tokens that the target first generates alone", low=0.0, high=1.0),
             },
             continuous=True,
         ),

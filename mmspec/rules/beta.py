@@ -1,11 +1,13 @@
-"""Additive relaxation."""
+"""Beta: a constant added to the acceptance probability."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from mmspec.kernels.rule import KernelRule
 from mmspec.sampling.rejection import ratio
 
 
@@ -17,3 +19,6 @@ class Beta:
 
     def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
         return ratio(p, q, x) + self.beta
+
+    def kernel_rule(self, device: torch.device) -> KernelRule:
+        return KernelRule("beta", self.beta)

@@ -1,4 +1,4 @@
-"""Top-m acceptance."""
+"""Top-m acceptance, as in the decoders of speech models (arXiv 2508.06262)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmspec.sampling.rejection import ratio
 
 
 def top_m(m: int) -> Accept:
-    """Top-m acceptance (as in the speech models' decoders): x among the m likeliest of p is accepted; 0 is exact."""
+    """A draft among the m most likely tokens of p is accepted, others as by the exact rule; m = 0 is exact."""
 
     def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
         p_x = p.gather(-1, x[..., None])

@@ -1,4 +1,4 @@
-"""Typical acceptance."""
+"""Typical acceptance (Medusa, Cai et al. 2024, arXiv 2401.10774)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mmspec.sampling.rejection import ratio
 
 
 def typical(epsilon: float, alpha: float) -> Accept:
-    """Typical acceptance (Medusa, arXiv 2401.10774): p(x) >= min(epsilon, alpha exp(-H(p))) is accepted.
+    """A draft with p(x) >= min(epsilon, alpha exp(-H(p))) is accepted, others as by the exact rule.
 
-    `epsilon` 0 is exact; the threshold counts only where it is above 0.
+    The threshold applies only if it is above 0; epsilon = 0 is exact.
     """
 
     def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Distributions, random numbers, and the rejection of drafts."""
+"""Target distributions, random numbers, and rejection sampling of draft tokens."""

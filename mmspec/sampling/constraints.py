@@ -13,8 +13,8 @@ from torch import Tensor
 from mmspec.errors import ArgumentError
 
 
-class Forced:
-    """The tokens that positions are forced to, in all rows alike or in each row its own; -1 where nothing is forced.
+class ForcedTokens:
+    """The tokens that positions are forced to, the same in all rows or separate for each row; -1 where a token is free.
 
     Args:
         tokens: Host int64 [N], or [B, N].
@@ -27,16 +27,19 @@ class Forced:
         return self.tokens.shape[-1]
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of one position per row, host int64 [B]."""
+        """The forced tokens at one position per row, host int64 [B]."""
         return self.tokens[positions] if self.tokens.ndim == 1 else self.tokens[np.arange(len(positions)), positions]
 
 
 class Constraint:
-    """Which tokens each position allows, in all rows alike or in each row its own.
+    """The tokens that each position allows, the same in all rows or separate for each row.
 
     Args:
         kind: int64 [N], the kind of each position; or [B, N], of each position of each row.
-        allowed: bool [kinds, V], the tokens each kind allows; a kind that allows one token forces it.
+        allowed: bool [kinds, V], the tokens that each kind allows; a kind that allows one token forces it.
+
+    Raises:
+        ArgumentError: If a kind allows no token.
     """
 
     def __init__(self, kind: Tensor, allowed: Tensor) -> None:
@@ -47,23 +50,23 @@ class Constraint:
         self._only = torch.where(allowed.sum(-1) == 1, allowed.int().argmax(-1), -1).cpu().numpy()
 
     @cached_property
-    def forced(self) -> Forced:
-        """The token of each position that allows but one."""
-        return Forced(self._only[self.kind.cpu().numpy()])
+    def forced(self) -> ForcedTokens:
+        """The token of each position that allows only one."""
+        return ForcedTokens(self._only[self.kind.cpu().numpy()])
 
     @property
-    def rows(self) -> int | None:
-        """B, where each row has its own; else None."""
+    def batch_size(self) -> int | None:
+        """B if rows are constrained separately, else None."""
         return len(self.kind) if self.kind.ndim == 2 else None
 
     def select_rows(self, row_ids: Tensor | list[int]) -> Constraint:
-        """The same without all rows but these."""
-        if self.rows is None:
+        """The constraint of these rows."""
+        if self.batch_size is None:
             return self
-        kept = copy(self)
-        kept.kind = self.kind[row_ids]
-        kept.__dict__.pop("forced", None)
-        return kept
+        selected = copy(self)
+        selected.kind = self.kind[row_ids]
+        selected.__dict__.pop("forced", None)
+        return selected
 
     def mask(self, positions: NDArray[np.int64]) -> Tensor:
         """Bool [B, W, V]: True where a token is forbidden. Positions (int64 [B, W]) past the end count as the last."""
@@ -72,11 +75,11 @@ class Constraint:
     def kinds(self, positions: NDArray[np.int64]) -> Tensor:
         """The kind of each position, int64 [B, W]."""
         inside = torch.from_numpy(positions.clip(max=self.kind.shape[-1] - 1)).to(self.kind.device, non_blocking=True)
-        return self.kind[inside] if self.rows is None else self.kind.gather(1, inside)
+        return self.kind[inside] if self.batch_size is None else self.kind.gather(1, inside)
 
 
 class ForcedCells:
-    """The cells that positions are forced to, in all rows alike or in each row its own; -1 where a cell is free.
+    """The cells that positions are forced to, the same in all rows or separate for each row; -1 where a cell is free.
 
     Args:
         tokens: Host int64 [N, K], or [B, N, K].
@@ -86,27 +89,30 @@ class ForcedCells:
         self.tokens = tokens
 
     @property
-    def rows(self) -> int | None:
-        """B, where each row has its own; else None."""
+    def batch_size(self) -> int | None:
+        """B if rows have separate forced cells, else None."""
         return len(self.tokens) if self.tokens.ndim == 3 else None
 
     def select_rows(self, row_ids: Tensor | list[int]) -> ForcedCells:
-        """The same without all rows but these."""
-        if self.rows is None:
+        """The forced cells of these rows."""
+        if self.batch_size is None:
             return self
-        kept = copy(self)
-        kept.tokens = self.tokens[row_ids.cpu().numpy() if isinstance(row_ids, Tensor) else row_ids]
-        return kept
+        selected = copy(self)
+        selected.tokens = self.tokens[row_ids.cpu().numpy() if isinstance(row_ids, Tensor) else row_ids]
+        return selected
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Those of positions int64 [B, W], host int64 [B, W, K]; past the end the last one's. None: all are free."""
+        """The forced cells at positions int64 [B, W], host int64 [B, W, K]; None if all of them are free.
+
+        Positions past the end count as the last.
+        """
         inside = positions.clip(max=self.tokens.shape[-2] - 1)
-        found = self.tokens[inside] if self.rows is None else self.tokens[np.arange(len(inside))[:, None], inside]
-        return found if (found >= 0).any() else None
+        cells = self.tokens[inside] if self.batch_size is None else self.tokens[np.arange(len(inside))[:, None], inside]
+        return cells if (cells >= 0).any() else None
 
     def put(self, tokens: Tensor, positions: NDArray[np.int64]) -> Tensor:
         """Columns int64 [B, W, K] with the forced cells of their positions in place."""
-        if (found := self.at(positions)) is None:
+        if (cells := self.at(positions)) is None:
             return tokens
-        forced = torch.from_numpy(found).to(tokens.device)
+        forced = torch.from_numpy(cells).to(tokens.device)
         return torch.where(forced >= 0, forced, tokens)

@@ -1,9 +1,12 @@
-"""Probabilities that are not written out: what `mmspec.sampling.sampler.TokenSampler` gives where the Triton kernels run.
+"""Lazy probabilities: target distributions that are not written out, where the Triton kernels run.
 
-The loop, the drafters and the rules are written for tensors [B, W, V]. On a device such tensors are what verification
-costs: each is written once and read several times, while the kernels need the logits once. So here the distribution is a tensor
-without memory. The few functions that make up drawing and testing know it and launch kernels; whatever else touches it
-gets the probabilities themselves, computed then and there.
+The decoding loop, the drafters and the rules are written for probability tensors [B, W, V]. On a GPU these tensors are
+the cost of verification: each is written once and read several times, while the kernels read the logits once. Here a
+distribution is therefore a tensor without memory. The few functions that sampling and verification consist of launch
+kernels for it, through torch's override protocol (`__torch_function__`); every other function gets the probabilities
+themselves, computed when it is called.
+
+`mmspec.sampling.sampler.TokenSampler` makes these tensors, and imports this module only then.
 """
 
 from __future__ import annotations
@@ -20,20 +23,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mmspec.errors import ModelError
-from mmspec.kernels.accept import Test, committed
-from mmspec.kernels.columns import columns
+from mmspec.kernels import columns as columns_kernel
+from mmspec.kernels.accept import count_accepted
 from mmspec.kernels.fused_sampler import Settings, fused_sample
-from mmspec.kernels.residual import resample as redraw
-from mmspec.kernels.softmax_stats import TOTAL, SoftmaxStats, at, point_mass_stats, written
-from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, walk
-from mmspec.rules.beta import Beta
-from mmspec.rules.ensemble import Ensemble
-from mmspec.rules.gsd import Grouped
-from mmspec.rules.lantern import Additive, Multiplicative
-from mmspec.rules.omega import Omega
-from mmspec.sampling.acceptance import Accept
+from mmspec.kernels.residual import resample
+from mmspec.kernels.rule import KernelRule
+from mmspec.kernels.softmax_stats import TOTAL, SoftmaxStats, at, point_mass_stats, stats_of_probs
+from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, walk_tree
+from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.multi_codebook import MOST_DRAWS, behind, entries, verify_columns
+from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, verify
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Independent, TreeDraft, WithoutReplacement
@@ -43,39 +42,47 @@ _INVALID = "the model gave logits that are not numbers (NaN), or forbade every t
 
 
 class LazyProbs(Tensor):
-    """Distributions float32 [B, W, V], or [B, W, K, V] of cells, that are known by their logits and settings."""
+    """Distributions float32 [B, W, V], or [B, W, K, V] of cells, represented by logits and sampling parameters.
+
+    A kernel reads the logits when the first token is sampled, or the first probability needed. From then on the
+    distributions are represented by their `SoftmaxStats`.
+    """
 
     _logits: Logits | None  # [B, W * K, V]
     _settings: Settings | None
     _stats: SoftmaxStats | None
     _u: Tensor | None
-    _drawn: Tensor | None
+    _samples: Tensor | None  # the tokens at `_u`
     _dense: Tensor | None
-    _sound: bool  # whether all are known to be distributions, so that nobody need ask again and wait for the device
+    _valid: bool  # whether all are known to be distributions, so that no check needs to wait for the device
 
     @staticmethod
     def of(logits: Logits, settings: Settings) -> LazyProbs:
-        """The distributions of a window that nobody has looked at yet."""
-        probs = _shell(logits.cond.shape, logits.cond.device)
+        """The distributions of a window whose logits no kernel has read yet."""
+        probs = _empty(logits.cond.shape, logits.cond.device)
         probs._logits, probs._settings = logits, settings
         return probs
 
     @staticmethod
     def known(stats: SoftmaxStats) -> LazyProbs:
-        """The distributions of slots a kernel has looked through."""
-        probs = _shell(stats.shape, stats.device)
+        """The distributions of slots that a kernel has read."""
+        probs = _empty(stats.shape, stats.device)
         probs._stats = stats
         return probs
 
     def fused_sample(self, u: Tensor, drafts: Tensor | None = None) -> Tensor | None:
-        """Looks through the logits unless that was done, and draws at `u` meanwhile; the drafts' probabilities."""
+        """Reads the logits unless a kernel has done so, and samples tokens at `u` in the same launch.
+
+        Returns:
+            The probabilities of the drafts, or None if the logits had been read before.
+        """
         if self._stats is not None:
             return None
         assert self._logits is not None and self._settings is not None
-        found = fused_sample(self._logits.cond, self._logits.uncond, self._settings, u.flatten(1), drafts)
-        self._stats, self._u, self._drawn = found.stats.view(*u.shape), u, found.tokens.view(u.shape)
+        fused = fused_sample(self._logits.cond, self._logits.uncond, self._settings, u.flatten(1), drafts)
+        self._stats, self._u, self._samples = fused.stats.view(*u.shape), u, fused.tokens.view(u.shape)
         self._logits = self._settings = None
-        return found.chance
+        return fused.chance
 
     @property
     def stats(self) -> SoftmaxStats:
@@ -86,13 +93,14 @@ class LazyProbs(Tensor):
         assert self._stats is not None
         return self._stats
 
-    def draw(self, u: Tensor) -> Tensor:
-        """A token of each slot at `u` [B, W, ...], int64; -1 where it is not a distribution."""
+    def sample(self, u: Tensor) -> Tensor:
+        """A token of each slot at `u` [B, W, ...], int64; -1 where the distribution is invalid."""
         self.fused_sample(u)
-        if self._drawn is not None and self._u is u:
-            return self._drawn
+        if self._samples is not None and self._u is u:
+            return self._samples
+        # The residual of p and a point mass outside the vocabulary is p.
         nothing = point_mass_stats(self.stats, torch.full(u.shape, self.stats.shape[-1], device=u.device))
-        return redraw(self.stats, nothing, torch.ones_like(u, dtype=torch.bool), u)
+        return resample(self.stats, nothing, torch.ones_like(u, dtype=torch.bool), u)
 
     def dense(self) -> Tensor:
         """The probabilities themselves."""
@@ -105,9 +113,9 @@ class LazyProbs(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        known = _FUNCTIONS.get(func)
-        if known is not None:
-            return known(*args, **(kwargs or {}))
+        lazy = _FUNCTIONS.get(func)
+        if lazy is not None:
+            return lazy(*args, **(kwargs or {}))
         if func in _SHAPES:
             return super().__torch_function__(func, types, args, kwargs or {})
         return cls.__torch_dispatch__(func, types, args, kwargs)
@@ -117,13 +125,13 @@ class LazyProbs(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Anything else is done to the probabilities themselves."""
+        """Applies any other function to the probabilities themselves."""
         plain = tree_map_only(LazyProbs, LazyProbs.dense, (args, dict(kwargs or {})))
         return func(*plain[0], **plain[1])
 
 
-class _Left:
-    """(p - q)+ of a distribution that is not written out, and another."""
+class _LazyResidual:
+    """(p - q)+ of a lazy distribution p and a distribution q."""
 
     def __init__(self, p: LazyProbs, q: SoftmaxStats) -> None:
         self.p, self.q = p, q
@@ -136,32 +144,34 @@ class _Left:
         return _FUNCTIONS[func](*args, **(kwargs or {}))
 
 
-def _shell(shape: Sequence[int], device: torch.device) -> LazyProbs:
+def _empty(shape: Sequence[int], device: torch.device) -> LazyProbs:
     probs = Tensor._make_wrapper_subclass(LazyProbs, tuple(shape), dtype=torch.float32, device=device)
-    probs._logits = probs._settings = probs._stats = probs._u = probs._drawn = probs._dense = None
-    probs._sound = False
+    probs._logits = probs._settings = probs._stats = probs._u = probs._samples = probs._dense = None
+    probs._valid = False
     return probs
 
 
-def _plain(probs: Tensor) -> Tensor:
-    """The probabilities themselves, whichever way they are known."""
+def _dense(probs: Tensor) -> Tensor:
+    """The probabilities themselves, of lazy or plain distributions."""
     return probs.dense() if isinstance(probs, LazyProbs) else probs
 
 
 def _stats_of(probs: Tensor) -> SoftmaxStats:
-    """The slots of distributions [B, m, ..., V], whichever way they are known."""
-    return probs.stats if isinstance(probs, LazyProbs) else written(probs.flatten(1, -2)).view(*probs.shape[:-1])
+    """The statistics of lazy or plain distributions [B, m, ..., V]."""
+    if isinstance(probs, LazyProbs):
+        return probs.stats
+    return stats_of_probs(probs.flatten(1, -2)).view(*probs.shape[:-1])
 
 
-def _sample(weights: LazyProbs | _Left, u: Tensor, fallback: Tensor | None = None) -> Tensor:
+def _sample(weights: LazyProbs | _LazyResidual, u: Tensor, fallback: Tensor | None = None) -> Tensor:
     """`mmspec.sampling.rejection.sample`."""
-    if isinstance(weights, _Left):
-        sound = weights.p._sound
-        tokens = redraw(weights.p.stats, weights.q, torch.ones_like(u, dtype=torch.bool), u)
+    if isinstance(weights, _LazyResidual):
+        valid = weights.p._valid
+        tokens = resample(weights.p.stats, weights.q, torch.ones_like(u, dtype=torch.bool), u)
     else:
-        sound = weights._sound
-        tokens = weights.draw(u)
-    if not sound and bool((tokens < 0).any()):
+        valid = weights._valid
+        tokens = weights.sample(u)
+    if not valid and bool((tokens < 0).any()):
         raise ModelError(_INVALID)
     return tokens
 
@@ -171,8 +181,8 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
     m = accept_u.shape[1] - 1
     if m == 0:
         return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
-    test = _test(rule, p.device)
-    if test is None:
+    kernel_rule = _kernel_rule(rule, p.device)
+    if kernel_rule is None:
         verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
         verdict.p = p
         return verdict
@@ -180,38 +190,25 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
     chance = p.fused_sample(resample_u, F.pad(x, (0, 1), value=-1))
     tested = p.stats[:, :m]
     chance = at(*tested.source(), x) if chance is None else chance[:, :m]
-    first, excess = committed(tested, q, x, chance, accept_u[:, :m], test)
+    first, excess = count_accepted(tested, q, x, chance, accept_u[:, :m], kernel_rule)
     slot = torch.arange(m + 1, device=x.device)
-    todo = slot == first[:, None]
-    resampled = redraw(tested, q, todo[:, :m], resample_u[:, :m])
-    replaced = torch.cat([resampled, p.draw(resample_u)[:, m:]], dim=1)
-    tokens = torch.where(todo, replaced, F.pad(x, (0, 1)))
-    wrong = p.stats.floats[..., TOTAL].isnan().any(1)
-    told = torch.stack([first, (todo & (tokens < 0)).any(1).long(), wrong.long()]).cpu().numpy()
-    if told[1].any():
+    active = slot == first[:, None]
+    resampled = resample(tested, q, active[:, :m], resample_u[:, :m])
+    replaced = torch.cat([resampled, p.sample(resample_u)[:, m:]], dim=1)
+    tokens = torch.where(active, replaced, F.pad(x, (0, 1)))
+    invalid = p.stats.floats[..., TOTAL].isnan().any(1)
+    host = torch.stack([first, (active & (tokens < 0)).any(1).long(), invalid.long()]).cpu().numpy()
+    if host[1].any():
         raise ModelError(_INVALID)
-    p._sound = not told[2].any()
-    return Verdict(tokens, told[0], p, draft, None if rule is ratio else excess)
+    p._valid = not host[2].any()
+    return Verdict(tokens, host[0], p, draft, None if rule is ratio else excess)
 
 
-def _test(rule: Accept, device: torch.device) -> Test | None:
-    """What kernels call a rule of the core; None for one that they do not know."""
-    match rule:
-        case Beta():
-            return Test("beta", rule.beta)
-        case Ensemble():
-            return Test("ensemble", rule.draft)
-        case Omega():
-            return Test("omega", rule.delta, rule.decay)
-        case Additive():
-            return Test("lantern", rule.delta, near=rule.near.to(device))
-        case Multiplicative():
-            return Test("lantern++", rule.factor, near=rule.near.to(device))
-        case Grouped():
-            book = rule.codebook if rule.distance else None
-            vectors, known = (None, None) if book is None else (book.vectors.to(device), book.known.to(device))
-            return Test("gsd", rule.probability, rule.distance, rule.group, vectors=vectors, known=known)
-    return Test() if rule is ratio else None
+def _kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
+    """A rule as the kernel takes it; None if the kernel does not support it."""
+    if rule is ratio:
+        return KernelRule()
+    return rule.kernel_rule(device) if isinstance(rule, SupportsKernels) else None
 
 
 def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
@@ -219,63 +216,65 @@ def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor,
     branches = _branches(draft)
     if rule is not ratio or branches is None:
         return verify_tree(p.dense(), draft, rule, accept_u, resample_u)
-    tokens, accepted, tested, path = walk(p.stats, branches, accept_u, resample_u)
-    wrong = tokens.gather(1, accepted[:, None]) < 0
-    told = torch.cat([accepted[:, None], tested[:, None], wrong.long(), path], dim=1).cpu().numpy()
-    if told[:, 2].any():
+    tokens, accepted, tested, path = walk_tree(p.stats, branches, accept_u, resample_u)
+    invalid = tokens.gather(1, accepted[:, None]) < 0
+    host = torch.cat([accepted[:, None], tested[:, None], invalid.long(), path], dim=1).cpu().numpy()
+    if host[:, 2].any():
         raise ModelError(_INVALID)
     steps = torch.arange(branches.height + 1, device=path.device)
     entry = F.pad(path, (1, 0)).gather(1, steps.minimum(accepted[:, None]))
     row = torch.arange(len(path), device=path.device)[:, None]
-    return TreeVerdict(tokens, told[:, 0], told[:, 1], told[:, 3:], p[row, entry])
+    return TreeVerdict(tokens, host[:, 0], host[:, 1], host[:, 3:], p[row, entry])
 
 
 def _branches(draft: TreeDraft) -> Branches | None:
-    """A draft as the walk takes it; None where siblings were drawn in a way that it does not know."""
+    """A tree draft as the kernel takes it; None if the kernel does not support its siblings."""
     tree, siblings = draft.tree, draft.siblings
     shape = draft.tokens, tree.children, tree.height
     match siblings:
         case WithoutReplacement():
-            return Branches(*shape, WITHOUT_REPLACEMENT, _plain(siblings.probs))
+            return Branches(*shape, WITHOUT_REPLACEMENT, _dense(siblings.probs))
         case Independent():
-            return Branches(*shape, INDEPENDENT, _plain(siblings.probs))
+            return Branches(*shape, INDEPENDENT, _dense(siblings.probs))
         case Chosen():
             return Branches(*shape, CHOSEN, None)
     return None
 
 
-def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, draws: WindowRNG, free: Tensor | None) -> Verdict:
+def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
     """`mmspec.sampling.multi_codebook.verify_columns`, in two launches and one wait for the device."""
     if rule is not ratio:
-        verdict = verify_columns(p.dense(), Draft(draft.tokens, _plain(draft.q)), rule, draws, free)
+        verdict = verify_columns(p.dense(), Draft(draft.tokens, _dense(draft.q)), rule, rng, free)
         return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
     device, (batch, width, cells) = p.device, p.shape[:3]
     free = torch.ones(batch, width, cells, dtype=torch.bool, device=device) if free is None else free
     seeds, positions, iteration = (
         torch.from_numpy(n).to(device, non_blocking=True)
-        for n in (draws.rng.seeds, draws.positions, draws.iteration.copy())
+        for n in (rng.source.seeds, rng.positions, rng.iteration.copy())
     )
-    probs, own = p.stats.view(batch, width * cells), _stats_of(draft.q).view(batch, (width - 1) * cells)
+    p_stats, q_stats = p.stats.view(batch, width * cells), _stats_of(draft.q).view(batch, (width - 1) * cells)
     x = entries(draft.tokens, p.shape[-1])
-    first, resampled = columns(probs, own, x, free, seeds, positions, iteration, MOST_DRAWS)
-    told = torch.stack([first, (resampled < 0).any(1).long()]).cpu().numpy()
-    if told[1].any():
+    first, resampled = columns_kernel.verify_columns(
+        p_stats, q_stats, x, free, seeds, positions, iteration, MAX_SAMPLES
+    )
+    host = torch.stack([first, (resampled < 0).any(1).long()]).cpu().numpy()
+    if host[1].any():
         raise ModelError(_INVALID)
-    return Verdict(behind(draft.tokens, first, resampled), told[0], p, draft)
+    return Verdict(with_resampled(draft.tokens, first, resampled), host[0], p, draft)
 
 
 def _ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """`mmspec.sampling.rejection.ratio`."""
-    of_p, of_q = (
+    p_x, q_x = (
         at(*probs.stats.source(), x) if isinstance(probs, LazyProbs) else probs.gather(-1, x[..., None])[..., 0]
         for probs in (p, q)
     )
-    return of_p / of_q
+    return p_x / q_x
 
 
 def _residual(p: Tensor, q: Tensor) -> Any:
     """`mmspec.sampling.rejection.residual`."""
-    return _Left(p, _stats_of(q)) if isinstance(p, LazyProbs) else residual(p, _plain(q))
+    return _LazyResidual(p, _stats_of(q)) if isinstance(p, LazyProbs) else residual(p, _dense(q))
 
 
 def _point_mass(q: LazyProbs, tokens: Tensor, first: int, new: NDArray[np.bool_]) -> LazyProbs:
@@ -291,15 +290,15 @@ def _index(probs: LazyProbs, index: Any) -> Any:
     axes = index if isinstance(index, tuple) else (index,)
     if len(axes) > 2 or any(isinstance(axis, int) or axis is None or axis is Ellipsis for axis in axes):
         return probs.dense()[index]
-    found = LazyProbs.known(probs.stats[index])
-    found._sound = probs._sound
-    return found
+    slots = LazyProbs.known(probs.stats[index])
+    slots._valid = probs._valid
+    return slots
 
 
 def _unflatten(probs: LazyProbs, dim: int, sizes: Sequence[int]) -> LazyProbs:
-    """Distributions [B, W, K, V] of distributions [B, W * K, V] that nobody has looked at yet."""
+    """Distributions [B, W, K, V] from distributions [B, W * K, V] whose logits no kernel has read yet."""
     assert dim == 1 and probs._stats is None
-    cells = _shell((probs.shape[0], *sizes, probs.shape[-1]), probs.device)
+    cells = _empty((probs.shape[0], *sizes, probs.shape[-1]), probs.device)
     cells._logits, cells._settings = probs._logits, probs._settings
     return cells
 

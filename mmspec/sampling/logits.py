@@ -1,4 +1,4 @@
-"""Logits of a window, with and without guidance."""
+"""Logits of a window, with and without classifier-free guidance (CFG)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from torch import Tensor
 
 
 class Logits(NamedTuple):
-    """What a target says about a window: `cond` [B, W, V], and `uncond` of the same shape when guidance is on."""
+    """Raw logits of one window: `cond` [B, W, V], and `uncond` of the same shape with guidance, else None."""
 
     cond: Tensor
     uncond: Tensor | None
 
 
 def cfg_rows(row_ids: list[int], count: int, guided: bool, device: torch.device) -> Tensor:
-    """Where a doubled batch keeps `row_ids` of its `count` rows: int64, the conditional ones, then their unconditional."""
+    """Indices of `row_ids` in a batch of `count` rows that guidance doubles.
+
+    Returns:
+        int64: the conditional rows, then, if `guided`, their unconditional rows.
+    """
     index = torch.tensor(row_ids, device=device)
     return torch.cat([index, index + count]) if guided else index
 
 
 def split_cfg(logits: Tensor, guided: bool) -> Logits:
-    """The two halves of a doubled batch's logits [2 * B, W, V], or those of a plain one [B, W, V]."""
+    """Splits the logits of a doubled batch [2 * B, W, V] into halves; without guidance they are [B, W, V]."""
     if not guided:
         return Logits(logits, None)
     cond, uncond = logits.chunk(2)

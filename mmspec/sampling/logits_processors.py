@@ -1,4 +1,8 @@
-"""Prefix rules: what decoding habits of language models are as functions of the prefix."""
+"""Logits processors of language models, as functions of the prefix and the logits.
+
+Each maps prefixes int64 [n, L] (the latest token at the right end, -1 where there is none) and logits float32 [n, V] to
+logits; see `mmspec.decoding.processed_target.LogitsProcessor`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from torch import Tensor
 from mmspec.errors import ArgumentError
 from mmspec.sampling.sampler import keep_top_p
 
-FORBIDDEN = 1e4  # less by this, a logit has probability 0 as long as any other token is allowed
+FORBIDDEN = 1e4  # a logit reduced by this has probability 0 as long as another token is allowed
 NEVER = 1e-30
 
 
 def counts(tokens: Tensor, vocab_size: int) -> Tensor:
-    """How often each token occurs, int64 [n, V], in `tokens` int64 [n, L]; what is no token counts for none."""
+    """The number of occurrences of each token, int64 [n, V], in `tokens` int64 [n, L]; other ids are ignored."""
     known = torch.where((tokens >= 0) & (tokens < vocab_size), tokens, vocab_size)
     zeros = tokens.new_zeros(len(tokens), vocab_size + 1)
     return zeros.scatter_add_(1, known, torch.ones_like(known))[:, :vocab_size]
@@ -25,15 +29,16 @@ def counts(tokens: Tensor, vocab_size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Tokens of the prefix get less likely: positive logits are divided by `penalty`, others multiplied (Keskar et al.
-    2019, arXiv 1909.05858).
+    """Divides the positive logits of tokens in the prefix by `penalty` and multiplies the negative ones by it.
+
+    From Keskar et al. 2019, arXiv 1909.05858.
 
     Args:
         penalty: Above 0; 1 is off.
-        skip: How many tokens at the beginning do not count.
+        skip: The number of tokens at the beginning that do not count.
 
     Raises:
-        ArgumentError: For a penalty that is not above 0.
+        ArgumentError: If the penalty is not above 0.
     """
 
     penalty: float
@@ -44,18 +49,22 @@ class RepetitionPenalty:
             raise ArgumentError(f"repetition_penalty={self.penalty!r} is not allowed; it must be above 0 (1 is off)")
 
     def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
-        penalised = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        penalized = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
         if self.skip:
-            place = (prefix != -1).long().cumsum(-1)
-            prefix = prefix.masked_fill(place <= self.skip, -1)
-        return torch.where(counts(prefix, logits.shape[-1]) > 0, penalised, logits)
+            index = (prefix != -1).long().cumsum(-1)
+            prefix = prefix.masked_fill(index <= self.skip, -1)
+        return torch.where(counts(prefix, logits.shape[-1]) > 0, penalized, logits)
 
 
 @dataclass(frozen=True)
 class MinP:
-    """Forbids tokens less likely than `least` times the likeliest one, measured at a temperature.
+    """Forbids tokens less likely than `least` times the most likely one, measured at a temperature (min-p).
 
-    Where a constraint forbids all that are left, the others may come up again.
+    If a constraint forbids all remaining tokens, the others become possible again.
+
+    Args:
+        least: Above 0.
+        temperature: The temperature at which probabilities are compared.
     """
 
     least: float
@@ -68,7 +77,7 @@ class MinP:
 
 @dataclass(frozen=True)
 class EndFirst:
-    """Once the token `end` is likelier than `least`, nothing else may come (Bark's early stop)."""
+    """Forbids all tokens except `end` once its probability exceeds `least` (Bark's early stop)."""
 
     end: int
     least: float
@@ -81,20 +90,20 @@ class EndFirst:
 
 @dataclass(frozen=True)
 class RepetitionAware:
-    """Repetition-aware sampling (VALL-E 2, arXiv 2406.05370): a token drawn from the nucleus that has come up often of
-    late is drawn again, once, from the whole distribution.
+    """Repetition-aware sampling (RAS; VALL-E 2, arXiv 2406.05370).
 
-    Drawing twice is a distribution like any other, p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x), and this gives
-    its logarithm: rows that use it have temperature 1, no top-k and no top-p of their own. Of a sequence that is
-    decoded greedily nothing is drawn, and the rule has no place there. Where a constraint forbids all it leaves, the
-    whole distribution decides.
+    A token sampled from the nucleus that occurs often among the latest tokens is replaced, once, by a sample from the
+    whole distribution. The two samples together follow the distribution
+    p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x), whose logarithm this processor returns: the
+    `SamplingParams` of its rows have temperature 1, no top-k and no top-p. It does not apply to greedy decoding, which
+    samples nothing. If a constraint forbids all tokens that p' allows, the whole distribution decides.
 
     Args:
-        top_p: Of the nucleus: likeliest tokens until `top_p` of the mass or `top_k` tokens are together.
-        top_k: As for `top_p`.
-        window: How many of the latest tokens count.
-        limit: How often a token must be among them.
-        temperature: Of both distributions.
+        top_p: The nucleus is the most likely tokens up to `top_p` of the mass, at most `top_k` tokens.
+        top_k: Largest number of tokens in the nucleus.
+        window: The number of latest tokens that count.
+        limit: The number of occurrences among them from which on a token is repetitive.
+        temperature: The temperature of both distributions.
     """
 
     top_p: float = 0.8
@@ -107,16 +116,24 @@ class RepetitionAware:
         raw = (logits / self.temperature).softmax(-1)
         nucleus = keep_top_p(raw, torch.full_like(raw[:, :1], self.top_p))
         if self.top_k < logits.shape[-1]:
-            # In order of the nucleus itself, so that of equals the same ones stay.
+            # Sorted by the nucleus itself, so that ties are broken in the same way.
             order = nucleus.sort(dim=-1, descending=True, stable=True).indices
             nucleus = nucleus.scatter(1, order[:, self.top_k :], 0.0)
             nucleus = nucleus / nucleus.sum(-1, keepdim=True)
-        return (resampled(nucleus, raw, prefix[:, -self.window :], self.limit) + NEVER * raw).log()
+        return (repetition_aware(nucleus, raw, prefix[:, -self.window :], self.limit) + NEVER * raw).log()
 
 
-def resampled(p: Tensor, raw: Tensor, latest: Tensor, limit: float) -> Tensor:
-    """The distribution [n, V] of a token drawn from `p` and, if it is `limit` times or more among `latest` (int64 [n, L]), drawn
-    again from `raw`.
+def repetition_aware(p: Tensor, raw: Tensor, latest: Tensor, limit: float) -> Tensor:
+    """The distribution of a token sampled from `p` and, if it is repetitive, sampled again from `raw`.
+
+    Args:
+        p: float32 [n, V].
+        raw: float32 [n, V].
+        latest: int64 [n, L], the latest tokens.
+        limit: A token that occurs at least `limit` times among them is repetitive.
+
+    Returns:
+        float32 [n, V].
     """
     repetitive = counts(latest, p.shape[-1]) >= limit
     again = (p * repetitive).sum(-1, keepdim=True)
@@ -124,18 +141,18 @@ def resampled(p: Tensor, raw: Tensor, latest: Tensor, limit: float) -> Tensor:
 
 
 def one_by_one(processor: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A processor of transformers without a state as a prefix rule: it is asked about each slot alone.
+    """Adapts a stateless logits processor of transformers, which is called for each slot separately.
 
-    It must be called with all ids of the model.
+    The prefixes and logits must be those of all ids of the model.
     """
 
-    def rule(prefix: Tensor, logits: Tensor) -> Tensor:
+    def process(prefix: Tensor, logits: Tensor) -> Tensor:
         out = []
         for tokens, z in zip(prefix, logits, strict=True):
-            # Prefixes are shorter at the left end only.
-            missing = int((tokens == -1).long().cumprod(0).sum())
-            ids = torch.where(tokens < -1, -2 - tokens, tokens)[None, missing:]
+            # Prefixes are padded at the left end only.
+            padding = int((tokens == -1).long().cumprod(0).sum())
+            ids = torch.where(tokens < -1, -2 - tokens, tokens)[None, padding:]
             out.append(processor(ids, z[None].clone()))
         return torch.cat(out)
 
-    return rule
+    return process

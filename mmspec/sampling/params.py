@@ -13,14 +13,17 @@ from mmspec.errors import ArgumentError
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one row wants its tokens drawn.
+    """How the tokens of one row are sampled.
 
     Args:
         temperature: 0 takes the most likely token; otherwise at least 0.0001.
         top_k: Keep the k most likely tokens (ties with the k-th stay); 0 keeps all.
         top_p: In (0, 1]; keep the smallest set of most likely tokens with at least this mass.
         guidance_scale: Classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off.
-        guidance_end: The first position that is not guided any more; None guides all.
+        guidance_end: The first position without guidance; None guides all positions.
+
+    Raises:
+        ArgumentError: If a value is out of range.
     """
 
     temperature: float = 1.0

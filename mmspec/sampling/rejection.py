@@ -1,9 +1,13 @@
-"""Draft and verify: the acceptance test, and the resample that keeps the target distribution.
+"""Rejection sampling of draft tokens, which keeps the target distribution.
 
-Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a draft x ~ q is kept with probability
-min(1, p(x) / q(x)), otherwise replaced by a draw from the residual norm((p - q)+); the outcome follows p.
+A draft token x, sampled from q, is *accepted* with probability min(1, p(x) / q(x)); p is the target distribution at its
+position. Tests run from left to right. The first rejected draft token is *resampled* from the residual norm((p - q)+);
+vLLM calls the token that replaces it the recovered token. If all drafts are accepted, a *bonus token* is sampled from p
+at the free slot after them. Every token up to and including the resampled or bonus token follows p (Leviathan et al.
+2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318).
 
-The functions here are those that `mmspec.sampling.lazy_probs` has kernels for: torch's override protocol hands its distributions over.
+`mmspec.sampling.lazy_probs` implements the functions of this module with Triton kernels; torch's override protocol
+(`__torch_function__`) dispatches to them.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ _GROUP, _SMALL = 128, 4096  # tokens
 
 @dataclass
 class Draft:
-    """Proposed tokens and where they came from.
+    """Draft tokens and the distributions they were sampled from.
 
     Attributes:
-        tokens: int64 [B, m], the draft of the next m positions of each row.
-        q: float32 [B, m, V], the distribution each token was really drawn from; one-hot when it was not drawn at all.
+        tokens: int64 [B, m], the draft tokens of the next m positions of each row.
+        q: float32 [B, m, V], the distribution that each token was really sampled from; one-hot if it was not sampled.
     """
 
     tokens: Tensor
@@ -38,14 +42,15 @@ class Draft:
 
 @dataclass
 class Verdict:
-    """What one target call decided.
+    """The result of verifying one window.
 
     Attributes:
-        tokens: int64 [B, m + 1]: accepted drafts, then the resampled token, then leftovers nobody vouches for.
-        accepted: Host int64 [B], how many drafts were accepted; `tokens[b, accepted[b]]` is the resampled one.
+        tokens: int64 [B, m + 1]: accepted tokens, then the resampled or bonus token, then unverified tokens.
+        accepted: Host int64 [B], the number of accepted tokens; `tokens[b, accepted[b]]` is the resampled or bonus
+            token.
         p: float32 [B, m + 1, V], the target distribution at each slot.
-        draft: What was tested.
-        excess: float32 [B, m], how far each slot's acceptance probability lies from the exact one; None where the rule
+        draft: The draft that was tested.
+        excess: float32 [B, m], the distance of each slot's acceptance probability from the exact one; None if the rule
             is exact.
     """
 
@@ -57,12 +62,12 @@ class Verdict:
 
     @property
     def tested(self) -> NDArray[np.int64]:
-        """How many drafts were tested, host int64 [B]: up to the first that failed."""
+        """The number of tested drafts, host int64 [B]: all up to and including the first rejected one."""
         return np.minimum(self.accepted + 1, self.p.shape[1] - 1)
 
     @property
     def path(self) -> NDArray[np.int64]:
-        """The accepted path as of a tree, host int64 [B, m]: the entries of a window follow one another."""
+        """The entries of the accepted path, host int64 [B, m], as for a tree: those of a window follow one another."""
         return np.broadcast_to(np.arange(1, self.p.shape[1]), (len(self.p), self.p.shape[1] - 1))
 
 
@@ -75,42 +80,49 @@ def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
 
 
 def exact() -> Accept:
-    """The exact rule: speculative sampling's own test."""
+    """The exact rule, min(1, p / q), as an acceptance function."""
     return ratio
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """The unnormalised residual (p - q)+, of the shape of `p`."""
+    """The unnormalized residual (p - q)+, of the shape of `p`."""
     if has_torch_function((p, q)):
         return handle_torch_function(residual, (p, q), p, q)
     return (p - q).clamp_(min=0)
 
 
 def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_]) -> Tensor:
-    """Distributions `q` [B, m, V] with all mass on the tokens that were not drawn from them.
+    """Distributions `q` with one-hot distributions in the slots whose tokens were not sampled from them.
 
-    Where a token has several cells, all have one more axis: q [B, m, K, V], tokens and `new` [B, m, K].
+    With columns all arguments have one more axis: `q` [B, m, K, V], `tokens` and `new` [B, m, K].
 
     Args:
+        q: float32 [B, m, V].
         tokens: int64 [B, m].
-        first: The first slot that `new` tells of.
-        new: Which those are, host bool [B, m - first] of the slots from `first` on.
+        first: The slot of the first entry of `new`; earlier slots stay as they are.
+        new: Host bool [B, m - first], whether the token of a slot was not sampled from its distribution.
     """
     if has_torch_function((q,)):
         return handle_torch_function(point_mass, (q,), q, tokens, first, new)
-    guessed = torch.zeros_like(q[:, first:]).scatter_(-1, tokens[:, first:, ..., None], 1.0)
+    one_hot = torch.zeros_like(q[:, first:]).scatter_(-1, tokens[:, first:, ..., None], 1.0)
     if not new.all():
-        guessed = torch.where(torch.from_numpy(new).to(q.device)[..., None], guessed, q[:, first:])
-    return torch.cat([q[:, :first], guessed], dim=1)
+        one_hot = torch.where(torch.from_numpy(new).to(q.device)[..., None], one_hot, q[:, first:])
+    return torch.cat([q[:, :first], one_hot], dim=1)
 
 
 def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
-    """Draws from unnormalised `weights` [..., V] by inverting their CDF at `u` [...] in [0, 1).
+    """Samples from unnormalized `weights` by inverting their CDF at uniform random numbers.
 
-    A row without any mass is drawn from `fallback` instead: a residual can only vanish by rounding, when p = q.
+    Args:
+        weights: float32 [..., V].
+        u: float32 [...] in [0, 1).
+        fallback: float32 [..., V], the weights of rows without mass: a residual vanishes only by rounding, if p = q.
+
+    Returns:
+        int64 [...].
 
     Raises:
-        ModelError: When a row has no mass or is not a number.
+        ModelError: If a row has no mass or contains NaN.
     """
     if has_torch_function((weights,)):
         return handle_torch_function(sample, (weights,), weights, u, fallback)
@@ -118,7 +130,7 @@ def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor
 
 
 def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
-    """n draws from each of the `weights` [..., V], at `u` [..., n]; see `sample`."""
+    """n samples, int64 [..., n], from each of the `weights` [..., V] at `u` [..., n]; see `sample`."""
     cdf = _by_groups(weights)
     total = cdf[..., -1:]
     if fallback is not None:
@@ -129,7 +141,7 @@ def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> T
             total = cdf[..., -1:]
     if not bool((total > 0).all()):
         raise ModelError("the model gave logits that are not numbers (NaN), or forbade every token of a position")
-    # Strictly below the total, so that the token found always has mass.
+    # Strictly below the total, so that the sampled token always has mass.
     goal = torch.minimum(u * total, total.nextafter(torch.zeros_like(total)))
     group = torch.searchsorted(cdf, goal, right=True)
     if cdf.shape == weights.shape:
@@ -140,15 +152,16 @@ def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> T
     inside = weights.gather(-1, index.clamp(max=weights.shape[-1] - 1).flatten(-2)).view(index.shape)
     inside = inside.masked_fill_(index >= weights.shape[-1], 0.0)
     lane = (below[..., None] + inside.cumsum(-1, dtype=torch.float64) <= goal[..., None]).sum(-1)
-    # Rounding may leave a group's running sum a little short of its sum.
+    # Rounding may leave the running sum within a group slightly below the group's sum.
     lane = torch.minimum(lane, ((inside > 0) * lanes).amax(-1))
     return group * _GROUP + lane
 
 
 def _by_groups(weights: Tensor) -> Tensor:
-    """The running sum of `weights` [..., V] at the end of every group of neighbours, float64 [..., groups].
+    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, float64 [..., groups].
 
-    In a small vocabulary each token is a group. In a large one a running sum over all tokens is what a draw costs.
+    In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
+    of a sample.
     """
     if weights.shape[-1] <= _SMALL:
         return weights.cumsum(-1, dtype=torch.float64)
@@ -160,14 +173,15 @@ def _by_groups(weights: Tensor) -> Tensor:
 
 
 def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
-    """Tests the drafts from left to right and resamples the first one that fails, or the free slot after the last.
+    """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus token.
 
     Args:
         p: float32 [B, m + 1, V], the target distribution at every slot.
-        draft: Of m tokens (m may be 0).
+        draft: m draft tokens (m may be 0).
         rule: The acceptance rule.
-        accept_u: float32 [B, m + 1] in [0, 1), independent of each other and of the draft.
-        resample_u: float32 [B, m + 1] in [0, 1), independent of each other and of the draft.
+        accept_u: float32 [B, m + 1] in [0, 1), the uniform random numbers of the tests.
+        resample_u: float32 [B, m + 1] in [0, 1), those of the resampled tokens. All numbers are independent of each
+            other and of the draft.
     """
     if has_torch_function((p,)):
         return handle_torch_function(verify, (p,), p, draft, rule, accept_u, resample_u)
@@ -181,7 +195,7 @@ def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: 
     accept = accept_u[:, :m] < chance
     first = accept.long().cumprod(-1).sum(-1)
     tested = first.clamp(max=m - 1)
-    # Where everything was accepted there is no draft to take away: the free slot is drawn from p itself.
+    # Where all drafts were accepted nothing is subtracted: the bonus token is sampled from p itself.
     q = draft.q[rows, tested].masked_fill_((first == m)[:, None], 0.0)
     p_first = p[rows, first]
     resampled = sample(residual(p_first, q), resample_u[rows, first], fallback=p_first)

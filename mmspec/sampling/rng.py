@@ -1,8 +1,8 @@
-"""Counter-based randomness: Philox4x32-10 (Salmon et al. 2011) keyed by row seed, position, stream and iteration.
+"""Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011) keyed by row seed, position, stream and iteration.
 
-Nothing is drawn from a running generator, so a row's numbers depend neither on the batch it sits in nor on the order
-in which rows are served. The integer arithmetic is NumPy's: a window needs a few dozen numbers, and small arrays are
-where it is quickest.
+No number comes from the state of a running generator, so a row's numbers depend neither on its batch nor on the order
+in which rows are processed. The integer arithmetic is NumPy's: a window needs a few dozen numbers, and NumPy is fastest
+on small arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Streams: which word of which block a draw uses. Two kinds of draw never share a number.
+# Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
 _GUMBEL_BLOCK, _LATENT_BLOCK, _LAST_STEP_BLOCK = 1, 2, 3
 
@@ -42,7 +42,7 @@ def philox(even: Words, odd: Words, keys: Words) -> tuple[Words, Words]:
     Args:
         even: Counter words 0 and 2, uint64 [2, rows, ...] of values below 2**32.
         odd: Counter words 1 and 3, likewise.
-        keys: Of `round_keys`, with trailing axes to broadcast.
+        keys: The result of `round_keys`, with trailing axes to broadcast.
 
     Returns:
         Words 0 and 2, and words 1 and 3, of the blocks, each [2, rows, ...].
@@ -50,7 +50,7 @@ def philox(even: Words, odd: Words, keys: Words) -> tuple[Words, Words]:
     multipliers = _MULTIPLIERS.reshape(2, *(1,) * (even.ndim - 1))
     for key in keys:
         product = even * multipliers
-        # The words of one half go into the other: that is the permutation of the round.
+        # The words of one half go into the other: this is the permutation of a round.
         even, odd = (product >> _HALF)[::-1] ^ odd ^ key, (product & _LOW)[::-1]
     return even, odd
 
@@ -60,16 +60,16 @@ class CounterRNG:
 
     Args:
         seeds: One integer per row, taken modulo 2**64.
-        device: Where the numbers are wanted.
+        device: The device of the tensors of random numbers.
     """
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self._keys = round_keys(seeds)
         self._device = device
 
-    def select_rows(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
-        """Drops all rows but these."""
-        self._keys = self._keys[:, :, rows]
+    def select_rows(self, row_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """Drops all rows except these."""
+        self._keys = self._keys[:, :, row_ids]
 
     @property
     def seeds(self) -> NDArray[np.int64]:
@@ -78,21 +78,24 @@ class CounterRNG:
         return (low | (high << _HALF)).view(np.int64)
 
     def uniforms(
-        self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int, place: NDArray[np.int64] | int = 0
+        self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int, index: NDArray[np.int64] | int = 0
     ) -> list[Tensor]:
-        """Float32 numbers in [0, 1), multiples of 2**-24, one [B, W] tensor per stream: ACCEPT, RESAMPLE, DRAFT, START.
+        """Uniform random numbers in [0, 1), multiples of 2**-24, by stream: ACCEPT, RESAMPLE, DRAFT, INIT.
 
         Args:
-            positions: int64 [B, W], the position each number belongs to.
-            iteration: How often the loop has come round; draws of different iterations are independent.
-            place: int64 [B or 1, W], tells apart the numbers of one position, where several tokens stand for it.
+            positions: int64 [B, W], the position of each number.
+            iteration: The iteration of the decoding loop; numbers of different iterations are independent.
+            index: int64 [B or 1, W], distinguishes the numbers of one position if it needs several.
+
+        Returns:
+            One float32 [B, W] tensor per stream.
         """
-        (zero, two), (one, three) = self._blocks(positions, iteration, 0, place)
+        (zero, two), (one, three) = self._blocks(positions, iteration, 0, index)
         scaled = ((np.stack([zero, one, two, three]) >> _EXTRA) * 2.0**-24).astype(np.float32)
         return list(torch.from_numpy(scaled).to(self._device, non_blocking=True))
 
     def gumbel(self, positions: NDArray[np.int64], vocab_size: int) -> Tensor:
-        """Standard Gumbel noise float32 [B, W, vocab_size], fixed per row and position whatever the iteration."""
+        """Standard Gumbel noise float32 [B, W, vocab_size], fixed per row and position, the same in all iterations."""
         groups = np.arange(-(-vocab_size // 4))
         (zero, two), (one, three) = self._blocks(positions[..., None], 0, _GUMBEL_BLOCK, groups)
         bits = np.stack([zero, one, two, three], axis=-1).reshape(*positions.shape, -1)[..., :vocab_size]
@@ -101,9 +104,13 @@ class CounterRNG:
         return uniform.to(self._device).log_().neg_().log_().neg_()
 
     def normals(self, positions: NDArray[np.int64], count: int, last: bool = False) -> Tensor:
-        """Standard normal noise float32 [B, W, count], fixed per row and position whatever the iteration.
+        """Standard normal noise float32 [B, W, count], fixed per row and position, the same in all iterations.
 
-        It is what a latent of the position is made of; with `last`, numbers independent of those.
+        Args:
+            positions: int64 [B, W].
+            count: Numbers per position.
+            last: False for the noise that a latent is generated from, True for the independent noise of the head's
+                last step.
         """
         block = _LAST_STEP_BLOCK if last else _LATENT_BLOCK
         (zero, two), (one, three) = self._blocks(positions[..., None], 0, block, np.arange(-(-count // 4)))
@@ -114,7 +121,7 @@ class CounterRNG:
         return pairs.flatten(2)[..., :count]
 
     def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> WindowRNG:
-        """All numbers of a window at int64 [B, W] positions; see `uniforms`."""
+        """The random numbers of a window at positions int64 [B, W]; see `uniforms`."""
         return WindowRNG(self, positions, iteration)
 
     def _blocks(
@@ -132,13 +139,18 @@ class CounterRNG:
 
 
 class WindowRNG:
-    """The numbers of a window: `draws[STREAM]` is float32 [B, W] in [0, 1), one number for each position.
+    """The random numbers of a window: `rng[STREAM]` is float32 [B, W] in [0, 1), one number for each position.
 
-    A token of several parts takes its numbers from `places`.
+    A token of several codebooks takes its numbers from `uniforms`.
+
+    Args:
+        source: The random numbers of the rows.
+        positions: Host int64 [B, W].
+        iteration: Host int64 [B, W], or one for all positions.
     """
 
-    def __init__(self, rng: CounterRNG, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> None:
-        self.rng = rng
+    def __init__(self, source: CounterRNG, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> None:
+        self.source = source
         self.positions = positions
         self.iteration = np.broadcast_to(iteration, positions.shape)
         self._streams: list[Tensor] | None = None
@@ -148,28 +160,28 @@ class WindowRNG:
 
     def _all(self) -> list[Tensor]:
         if self._streams is None:
-            self._streams = self.rng.uniforms(self.positions, self.iteration)
+            self._streams = self.source.uniforms(self.positions, self.iteration)
         return self._streams
 
-    def places(self, stream: int, first: int, count: int) -> Tensor:
-        """Numbers `first` to `first + count` of each position, float32 [B, W, count]; number 0 is `draws[stream]`."""
+    def uniforms(self, stream: int, first: int, count: int) -> Tensor:
+        """Numbers `first` to `first + count - 1` of each position, float32 [B, W, count]; number 0 is `rng[stream]`."""
         index = np.arange(first, first + count)
-        return self.rng.uniforms(self.positions[..., None], self.iteration[..., None], index)[stream]
+        return self.source.uniforms(self.positions[..., None], self.iteration[..., None], index)[stream]
 
     def slot(self, n: int) -> WindowRNG:
-        """Those of the n-th position alone."""
-        one = WindowRNG(self.rng, self.positions[:, n : n + 1], self.iteration[:, n : n + 1])
+        """The numbers of the n-th position alone."""
+        one = WindowRNG(self.source, self.positions[:, n : n + 1], self.iteration[:, n : n + 1])
         one._streams = [stream[:, n : n + 1] for stream in self._all()]
         return one
 
-    def at(self, rows: NDArray[np.int64], slots: NDArray[np.int64]) -> WindowRNG:
-        """Those of one slot each of some rows (host int64 [R], which may repeat), as R rows of one position."""
-        rng = copy(self.rng)
-        rng.select_rows(rows)
-        return WindowRNG(rng, self.positions[rows, slots][:, None], self.iteration[rows, slots][:, None])
+    def at(self, row_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> WindowRNG:
+        """The numbers of one slot each of some rows (host int64 [R], may repeat), as R rows of one position."""
+        source = copy(self.source)
+        source.select_rows(row_ids)
+        return WindowRNG(source, self.positions[row_ids, slots][:, None], self.iteration[row_ids, slots][:, None])
 
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows but these; the noise they come from is kept by its owner."""
-        self.positions, self.iteration = self.positions[rows], self.iteration[rows]
+    def select_rows(self, row_ids: Sequence[int]) -> None:
+        """Drops all rows except these; `source` is left to its owner."""
+        self.positions, self.iteration = self.positions[row_ids], self.iteration[row_ids]
         if self._streams is not None:
-            self._streams = [stream[rows] for stream in self._streams]
+            self._streams = [stream[row_ids] for stream in self._streams]

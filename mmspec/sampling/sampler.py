@@ -1,6 +1,6 @@
-"""The distribution of a position: what a model's logits become before a token is drawn.
+"""Samplers: the target distribution of a position from its logits, samples from it, and the verification of drafts.
 
-The order is fixed: guidance (in float32), tokens forbidden at the position, temperature, top-k, top-p, softmax.
+The order of operations is fixed: guidance (in float32), forbidden tokens, temperature, top-k, top-p, softmax.
 """
 
 from __future__ import annotations
@@ -16,79 +16,102 @@ from torch import Tensor
 from mmspec.errors import ArgumentError
 from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.constraints import Constraint
+from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import Draft, Verdict, sample, verify
+from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, verify
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
 NO_END = 2**62
 
 
+class Sampler(Protocol):
+    """What the decoding loop needs of a kind of token: target distributions, samples from them, the test of drafts."""
+
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+        """The target distribution at each slot of a window, [B, W, ...], from the target's output there."""
+        ...
+
+    def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+        """One token of each distribution, [B, W, *cell], with the random numbers of a stream."""
+        ...
+
+    def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
+        """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus token."""
+        ...
+
+    def select_rows(self, row_ids: Tensor) -> None:
+        """Drops all rows except these."""
+        ...
+
+
 class TokenSampler:
-    """Turns logits into probabilities, each row with its own settings.
+    """Turns logits into probabilities, each row with its own sampling parameters.
 
     Args:
-        rows: The settings of each row.
+        params: The sampling parameters of each row.
         constraint: Allowed tokens by position, or None.
+        device: The device of the logits.
 
     Raises:
-        ArgumentError: For a constraint of another number of rows.
+        ArgumentError: If the constraint is for another number of rows.
     """
 
-    def __init__(self, rows: Sequence[SamplingParams], constraint: Constraint | None, device: torch.device) -> None:
+    def __init__(self, params: Sequence[SamplingParams], constraint: Constraint | None, device: torch.device) -> None:
         def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
-        if constraint is not None and constraint.rows not in (None, len(rows)):
-            raise ArgumentError(f"constraint is for {constraint.rows} rows, and there are {len(rows)}")
+        if constraint is not None and constraint.batch_size not in (None, len(params)):
+            raise ArgumentError(f"constraint is for {constraint.batch_size} rows, and there are {len(params)}")
         self.constraint = constraint
-        self.guidance = column([r.guidance_scale for r in rows])
-        self.temperature = column([r.temperature or 1.0 for r in rows])
-        self.guidance_end = column([NO_END if r.guidance_end is None else r.guidance_end for r in rows], torch.int64)
-        self.greedy = column([r.temperature == 0 for r in rows], torch.bool)
-        self.top_k = column([r.top_k for r in rows], torch.int64)
-        self.top_p = column([r.top_p for r in rows])
-        self._any_greedy = any(r.temperature == 0 for r in rows)
-        self._all_greedy = all(r.temperature == 0 for r in rows)
-        self._any_temperature = any(r.temperature not in (0, 1) for r in rows)
-        self._guidance_ends = any(r.guidance_end is not None for r in rows)
-        self._max_k = max((r.top_k for r in rows), default=0)
-        self._any_p = any(r.top_p < 1 for r in rows)
+        self.guidance = column([r.guidance_scale for r in params])
+        self.temperature = column([r.temperature or 1.0 for r in params])
+        self.guidance_end = column([NO_END if r.guidance_end is None else r.guidance_end for r in params], torch.int64)
+        self.greedy = column([r.temperature == 0 for r in params], torch.bool)
+        self.top_k = column([r.top_k for r in params], torch.int64)
+        self.top_p = column([r.top_p for r in params])
+        self._any_greedy = any(r.temperature == 0 for r in params)
+        self._all_greedy = all(r.temperature == 0 for r in params)
+        self._any_temperature = any(r.temperature not in (0, 1) for r in params)
+        self._guidance_ends = any(r.guidance_end is not None for r in params)
+        self._max_k = max((r.top_k for r in params), default=0)
+        self._any_p = any(r.top_p < 1 for r in params)
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [rows'])."""
+        """Drops all rows except these (int64 [rows'])."""
         for name in ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p"):
             setattr(self, name, getattr(self, name)[row_ids])
         if self.constraint is not None:
             self.constraint = self.constraint.select_rows(row_ids)
 
-    def sample(self, p: Tensor, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
-        """Draws from probabilities [B, W, V]: int64 [B, W]."""
-        return sample(p, draws[stream])
+    def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+        """Samples int64 [B, W] from probabilities [B, W, V]."""
+        return sample(p, rng[stream])
 
-    def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: WindowRNG) -> Verdict:
-        """Tests a draft under probabilities [B, W, V]; see `mmspec.sampling.rejection.verify`."""
-        return verify(p, draft, rule, draws[ACCEPT], draws[RESAMPLE])
+    def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
+        """Tests a draft under probabilities [B, m + 1, V]; see `mmspec.sampling.rejection.verify`."""
+        return verify(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
-        """Probabilities float32 [B, W, V]; a greedy row gets all its mass on one token.
+        """Probabilities float32 [B, W, V]; a greedy row has all its mass on one token.
 
-        Where the Triton kernels run they are not written out: see `mmspec.sampling.lazy_probs`. Kernels know no gradients.
+        With the Triton kernels they are not written out: see `mmspec.sampling.lazy_probs`. The kernels have no
+        gradients, so logits that require gradients take the torch path.
 
         Args:
-            logits: Of the window.
-            positions: int64 [B, W], the position each slot stands for.
+            logits: The logits of the window.
+            positions: int64 [B, W], the position of each slot.
         """
         if choose(logits.cond.device.type) == "triton" and not logits.cond.requires_grad:
             return self._lazy(logits, positions)
         z = logits.cond.float()
         if logits.uncond is not None:
-            # Where a model itself forbids a token both sides are -inf, and their difference would be NaN.
             scale = self.guidance
             if self._guidance_ends:
-                here = torch.from_numpy(positions).to(z.device)[..., None]
-                scale = torch.where(here < self.guidance_end, scale, 1.0)
+                position = torch.from_numpy(positions).to(z.device)[..., None]
+                scale = torch.where(position < self.guidance_end, scale, 1.0)
+            # Where the model itself forbids a token both sides are -inf, and their difference would be NaN.
             z = torch.lerp(logits.uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
         if self.constraint is not None:
             z = z.masked_fill(self.constraint.mask(positions), -torch.inf)
@@ -105,14 +128,15 @@ class TokenSampler:
         return p if greedy is None else torch.where(self.greedy, greedy, p)
 
     def _lazy(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+        # Imported here: Triton may be missing, and on a CPU importing it would be a waste of time.
         from mmspec.kernels.fused_sampler import Settings
         from mmspec.sampling.lazy_probs import LazyProbs
 
         device = logits.cond.device
         scale = self.guidance[:, 0].expand(positions.shape)
         if self._guidance_ends:
-            here = torch.from_numpy(positions).to(device, non_blocking=True)
-            scale = torch.where(here < self.guidance_end[:, 0], scale, 1.0)
+            position = torch.from_numpy(positions).to(device, non_blocking=True)
+            scale = torch.where(position < self.guidance_end[:, 0], scale, 1.0)
         settings = Settings(
             scale.contiguous(),
             self.temperature.masked_fill(self.greedy, 0.0).flatten(),
@@ -124,14 +148,79 @@ class TokenSampler:
         return LazyProbs.of(logits, settings)
 
 
+class ColumnSampler:
+    """Turns the logits of columns into probabilities, each row with its own sampling parameters.
+
+    Args:
+        params: The sampling parameters of each row.
+        forced: Forced cells, or None.
+        device: The device of the logits.
+
+    Raises:
+        ArgumentError: If the forced cells are for another number of rows.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams], forced: ForcedCells | None, device: torch.device) -> None:
+        if forced is not None and forced.batch_size not in (None, len(params)):
+            raise ArgumentError(f"forced cells are for {forced.batch_size} rows, and there are {len(params)}")
+        self._cells = TokenSampler(params, None, device)
+        self.forced = forced
+
+    def select_rows(self, row_ids: Tensor) -> None:
+        """Drops all rows except these (int64 [rows'])."""
+        self._cells.select_rows(row_ids)
+        if self.forced is not None:
+            self.forced = self.forced.select_rows(row_ids)
+
+    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
+        """Probabilities float32 [B, W, K, V] from logits of this shape; a forced cell has all its mass on one entry."""
+        width, codebooks = logits.cond.shape[1:3]
+        flat = Logits(logits.cond.flatten(1, 2), None if logits.uncond is None else logits.uncond.flatten(1, 2))
+        p = self._cells(flat, positions.repeat(codebooks, axis=1)).unflatten(1, (width, codebooks))
+        cells = None if self.forced is None else self.forced.at(positions)
+        if cells is None:
+            return p
+        return point_mass(p, entries(torch.from_numpy(cells).to(p.device), p.shape[-1]), 0, cells >= 0)
+
+    def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+        """Samples columns int64 [B, W, K] from probabilities [B, W, K, V]."""
+        tokens = sample(p, rng.uniforms(stream, 0, p.shape[2]))
+        return tokens if self.forced is None else self.forced.put(tokens, rng.positions)
+
+    def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
+        """Tests the drafts from left to right; resamples the first rejected one, or samples the bonus column.
+
+        Args:
+            p: float32 [B, m + 1, K, V], the target distribution at every slot.
+            draft: m columns [B, m, K] and their q [B, m, K, V]; m may be 0.
+            rule: The acceptance rule of one cell; columns take the product of the cells' ratios, see
+                `mmspec.sampling.multi_codebook.chance`.
+            rng: The random numbers of the window.
+        """
+        if p.shape[1] == 1:
+            return Verdict(self.sample(p, rng), np.zeros(len(p), dtype=np.int64), p, draft)
+        cells = None if self.forced is None else self.forced.at(rng.positions)
+        free = None if cells is None else torch.from_numpy(cells < 0).to(p.device)
+        verdict = verify_columns(p, draft, rule, rng, free)
+        if self.forced is not None:
+            verdict.tokens = self.forced.put(verdict.tokens, rng.positions)
+        return verdict
+
+
 def keep_top_k(z: Tensor, k: Tensor, largest: int) -> Tensor:
-    """Sets logits below the row's k-th largest to -inf; `k` int64 [B, 1, 1] (0: all), `largest` its maximum."""
+    """Sets logits below the row's k-th largest one to -inf.
+
+    Args:
+        z: float32 [B, W, V].
+        k: int64 [B, 1, 1]; 0 keeps all.
+        largest: The maximum of `k`.
+    """
     vocab = z.shape[-1]
     ranks = k.clamp(1, min(largest, vocab)).expand(*z.shape[:-1], 1)
     if z.device.type == "cpu":
         # NumPy's selection takes half the time of a top-k, which also sorts.
-        places = np.unique(vocab - ranks.numpy())
-        floor = torch.from_numpy(np.partition(z.detach().numpy(), places, axis=-1)).gather(-1, vocab - ranks)
+        kth = np.unique(vocab - ranks.numpy())
+        floor = torch.from_numpy(np.partition(z.detach().numpy(), kth, axis=-1)).gather(-1, vocab - ranks)
     else:
         floor = z.topk(min(largest, vocab), dim=-1).values.gather(-1, ranks - 1)
     floor = floor.masked_fill(k == 0, -torch.inf)
@@ -139,7 +228,12 @@ def keep_top_k(z: Tensor, k: Tensor, largest: int) -> Tensor:
 
 
 def keep_top_p(p: Tensor, top_p: Tensor) -> Tensor:
-    """Keeps, in descending order, every token before which less than `top_p` of the mass lies; renormalises."""
+    """Keeps, in descending order, every token before which less than `top_p` of the mass lies, and renormalizes.
+
+    Args:
+        p: float32 [..., V].
+        top_p: Broadcasts against `p`; 1 keeps all.
+    """
     ordered, index = p.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     ordered = ordered.masked_fill((before >= top_p) & (before > 0), 0.0)
@@ -149,26 +243,6 @@ def keep_top_p(p: Tensor, top_p: Tensor) -> Tensor:
 
 def _one_hot(z: Tensor) -> Tensor:
     best = z.argmax(-1, keepdim=True)
-    # A row of NaN, or without an allowed token, becomes NaN: greedy decoding too says that the target is broken.
+    # A row of NaN, or without an allowed token, becomes NaN, so that greedy decoding reports a broken target as well.
     mass = torch.where(z.gather(-1, best).isfinite(), 1.0, torch.nan)
     return torch.zeros_like(z).scatter_(-1, best, mass)
-
-
-class Sampler(Protocol):
-    """What the loop knows of a kind of token: its distribution at a position, how it is drawn, how a draft of it is tested."""
-
-    def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
-        """The distribution at each slot of a window, [B, W, ...], from what the target said there."""
-        ...
-
-    def sample(self, p: Tensor, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
-        """A token of each distribution, [B, W, *cell], with the numbers of a stream."""
-        ...
-
-    def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: WindowRNG) -> Verdict:
-        """Tests the drafts from left to right and resamples the first that fails, or the free slot after the last."""
-        ...
-
-    def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these."""
-        ...

@@ -1,4 +1,4 @@
-"""Seeds as users write them."""
+"""Seeds as users give them, as one integer per row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from mmspec.errors import ArgumentError
 
 
-def draw(generator: torch.Generator | None) -> int:
-    """A seed from a generator, or from torch's own."""
+def random_seed(generator: torch.Generator | None) -> int:
+    """A seed from a generator, or from torch's global one."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
 
 
@@ -23,17 +23,18 @@ def row_seeds(
     """One seed per row.
 
     Args:
-        seed: An integer (row i gets `seed + i`), a list or array of one per row, or None, which draws one.
-        batch_size: How many are needed.
-        generator: Where None draws from: one, or one per row.
+        seed: An integer (row i gets `seed + i`), a list or array of one per row, or None for a random one.
+        batch_size: The number of rows.
+        generator: Source of random seeds if `seed` is None: one generator, or one per row.
 
     Raises:
-        ArgumentError: For what is no integer, or when there is not one for each row.
+        ArgumentError: If a seed is not an integer, or if the number of seeds is not the number of rows.
     """
     if seed is None:
-        seed = (
-            draw(generator) if generator is None or isinstance(generator, torch.Generator) else [*map(draw, generator)]
-        )
+        if generator is None or isinstance(generator, torch.Generator):
+            seed = random_seed(generator)
+        else:
+            seed = [random_seed(one) for one in generator]
     many = not isinstance(seed, str) and np.ndim(seed) > 0
     given = list(seed) if many else [seed]
     try:

@@ -1,8 +1,8 @@
-"""Drafts that branch: the shape of a tree, how its siblings were drawn, and what a model must do to read one.
+"""Draft trees: their shape, the distributions of their siblings, and their tokens.
 
-A window with a tree holds 1 + m entries. Entry 0 is the last committed token, the root; entry j is node j, and hangs
-from an entry before it. An entry's depth is its distance from the root, and its position that of the root plus the
-depth, so that siblings stand for the same position.
+A window with a tree holds 1 + m entries. Entry 0 is the last committed token, the root; entry j is node j, whose parent
+is an earlier entry. The depth of an entry is its distance from the root, and its position is that of the root plus the
+depth, so siblings have the same position.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.batch import BatchState
+from mmspec.sampling.rng import CounterRNG
 
 
 class Tree:
-    """The shape of a tree of m nodes, the same in all rows (R = 1) or in each row its own (R = B).
+    """The shape of a tree of m nodes, the same in all rows (R = 1) or separate for each row (R = B).
 
     Args:
-        parents: Host int64 [R, m]: the entry each node hangs from, which must lie before it.
-        device: Where the tensors are wanted.
+        parents: Host int64 [R, m], the parent entry of each node, which comes before the node.
+        device: The device of the tensors.
 
     Attributes:
-        depth: Host int64 [R, 1 + m].
-        height: The largest.
-        place: Host int64 [R, 1 + m], how many entries of its depth lie before each.
-        sees: bool [R, 1 + m, 1 + m], whether an entry (axis 1) is another (axis 2) or hangs below it.
-        children: int64 [R, 1 + m, K], the entries that hang from each in order; 0 where there are no more.
-        chain: Whether no entry of any row has two children.
-        widest: For each depth below `height`, the most children that an entry of it has in any row.
+        parents: Host int64 [R, m], as given.
+        depth: Host int64 [R, 1 + m], the depth of each entry.
+        height: The largest depth, D.
+        order: Host int64 [R, 1 + m], the number of earlier entries of the same depth.
+        sees: bool [R, 1 + m, 1 + m], the tree-attention mask: whether an entry (axis 1) is another entry (axis 2) or
+            descends from it.
+        children: int64 [R, 1 + m, K], the children of each entry in order; 0 where there are no more.
+        chain: Whether the tree is a window: no entry of any row has two children.
+        widest: For each depth below `height`, the largest number of children of an entry of that depth in any row.
     """
 
     def __init__(self, parents: NDArray[np.int64], device: torch.device) -> None:
         rows, m = parents.shape
-        every = np.arange(rows)
+        row = np.arange(rows)
         depth = np.zeros((rows, 1 + m), dtype=np.int64)
         sees = np.zeros((rows, 1 + m, 1 + m), dtype=bool)
         sees[:, 0, 0] = True
         for j in range(1, 1 + m):
             parent = parents[:, j - 1]
-            depth[:, j] = depth[every, parent] + 1
-            sees[:, j] = sees[every, parent]
+            depth[:, j] = depth[row, parent] + 1
+            sees[:, j] = sees[row, parent]
             sees[:, j, j] = True
         rank = _earlier_equals(parents)
         children = np.zeros((rows, 1 + m, int(rank.max()) + 1), dtype=np.int64)
-        children[every[:, None], parents, rank] = np.arange(1, 1 + m)
+        children[row[:, None], parents, rank] = np.arange(1, 1 + m)
         counts = (children > 0).sum(-1)
         self.parents = parents
         self.depth = depth
-        self.place = _earlier_equals(depth)
+        self.order = _earlier_equals(depth)
         self.height = int(depth.max())
         self.chain = bool((parents == np.arange(m)).all())
         self.widest = [int(counts[depth == d].max()) for d in range(self.height)]
@@ -62,53 +64,59 @@ class Tree:
 
     @staticmethod
     def branching(siblings: Sequence[int], device: torch.device) -> Tree:
-        """The tree in which every entry of depth d has `siblings[d]` children; nodes go level by level."""
+        """The tree in which every entry of depth d has `siblings[d]` children; nodes are numbered level by level."""
         parents, level = [], np.zeros(1, dtype=np.int64)
         for count in siblings:
             parents.append(level.repeat(count))
             level = level[-1] + 1 + np.arange(len(level) * count)
         return Tree(np.concatenate(parents)[None], device)
 
-    def uniforms(self, state: BatchState, iteration: int) -> list[Tensor]:
-        """The random numbers of the nodes, a float32 [B, m] tensor per stream; `state` stand where the window begins.
+    def uniforms(self, rng: CounterRNG, start: NDArray[np.int64], iteration: int) -> list[Tensor]:
+        """The random numbers of the nodes, one float32 [B, m] tensor per stream.
 
-        The first node of each depth has those that a draft at its position has in a window without branches.
+        The first node of each depth has the numbers of the draft at its position in a window without branches.
+
+        Args:
+            rng: The random numbers of the rows.
+            start: Host int64 [B], the position of the nodes of depth 1: the length of each row.
+            iteration: The iteration of the decoding loop.
         """
-        positions = state.length[:, None] - 1 + self.depth[:, 1:]
-        return state.rng.uniforms(positions, iteration, self.place[:, 1:])
+        positions = start[:, None] - 1 + self.depth[:, 1:]
+        return rng.uniforms(positions, iteration, self.order[:, 1:])
 
 
 def _earlier_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of the values before each, int64 [R, n], are equal to it."""
+    """The number of earlier equal values, for each of the values int64 [R, n]."""
     return np.tril(values[:, :, None] == values[:, None, :], -1).sum(-1)
 
 
 class Siblings(Protocol):
-    """How the children of an entry were drawn."""
+    """How the children of an entry were sampled."""
 
     def conditional(self, entry: Tensor, tokens: Tensor) -> Tensor:
-        """The distribution a sibling was drawn from given the ones before it, float32 [B, V]; without mass where it is none.
+        """The distribution of a sibling given the earlier ones, float32 [B, V]; all zeros for an invalid sibling.
 
         Args:
-            entry: int64 [B], whose children they are.
-            tokens: int64 [B, i + 1], the siblings up to this one, which is the last.
+            entry: int64 [B], the parent.
+            tokens: int64 [B, i + 1], the siblings up to and including this one.
         """
         ...
 
 
 class WithoutReplacement:
-    """Each sibling was drawn from the entry's distribution without the siblings before it.
+    """Siblings sampled without replacement: each from the entry's distribution without the earlier siblings.
 
     Args:
-        probs: float32 [B, n, V], of the children of the first n entries; later entries have none.
+        probs: float32 [B, n, V], the distributions of the children of the first n entries; later entries have no
+            children.
     """
 
     def __init__(self, probs: Tensor) -> None:
         self.probs = probs
 
     def conditional(self, entry: Tensor, tokens: Tensor) -> Tensor:
-        rows = torch.arange(len(entry), device=entry.device)
-        q = self.probs[rows, entry.clamp(max=self.probs.shape[1] - 1)]
+        row = torch.arange(len(entry), device=entry.device)
+        q = self.probs[row, entry.clamp(max=self.probs.shape[1] - 1)]
         if tokens.shape[1] == 1:
             return q
         q = q.scatter(1, tokens[:, :-1], 0.0)
@@ -116,24 +124,25 @@ class WithoutReplacement:
 
 
 class Independent:
-    """Each sibling was drawn from the entry's distribution, whatever the siblings before it are; it may repeat one.
+    """Siblings sampled with replacement: each from the entry's distribution, so that siblings may be equal.
 
     Args:
-        probs: float32 [B, n, V], of the children of the first n entries; later entries have none.
+        probs: float32 [B, n, V], the distributions of the children of the first n entries; later entries have no
+            children.
     """
 
     def __init__(self, probs: Tensor) -> None:
         self.probs = probs
 
     def conditional(self, entry: Tensor, tokens: Tensor) -> Tensor:
-        rows = torch.arange(len(entry), device=entry.device)
-        return self.probs[rows, entry.clamp(max=self.probs.shape[1] - 1)]
+        row = torch.arange(len(entry), device=entry.device)
+        return self.probs[row, entry.clamp(max=self.probs.shape[1] - 1)]
 
 
 class Chosen:
-    """Siblings are a function of what lies before them, as the likeliest tokens are: each distribution is one-hot.
+    """Siblings that are a function of the tokens before them, such as the most likely ones: each q is one-hot.
 
-    A sibling that repeats an earlier one is none.
+    A sibling equal to an earlier one is invalid.
 
     Args:
         vocab_size: V.
@@ -150,12 +159,12 @@ class Chosen:
 
 @dataclass
 class TreeDraft:
-    """Proposed tokens that branch, and where they came from.
+    """A tree of draft tokens and the distributions they were sampled from.
 
     Attributes:
-        tree: Their shape.
-        tokens: int64 [B, m], of the nodes.
-        siblings: How they were drawn.
+        tree: The shape.
+        tokens: int64 [B, m], the tokens of the nodes.
+        siblings: How siblings were sampled.
     """
 
     tree: Tree

@@ -1,14 +1,16 @@
-"""The acceptance test on a tree: siblings are tested one after the other, each against what the last one left.
+"""Rejection sampling on a draft tree: siblings are tested in turn, each against the residual of the ones before it.
 
 Recursive rejection sampling (SpecInfer, Miao et al. 2023, arXiv 2305.09781; without replacement: Jeon et al. 2024,
-arXiv 2402.14160, and Yang et al. 2024, arXiv 2402.02057). At an entry whose distribution is p_1 = p, sibling i with token
-x_i ~ q_i is kept with probability min(1, p_i(x_i) / q_i(x_i)); if it is not, the rest must follow
-p_{i+1} = norm((p_i - q_i)+). Whatever q_{i+1} is, given the siblings before, the next one is tested against p_{i+1}, so
-by induction the outcome follows p. When all have failed it is drawn from the last residual.
+arXiv 2402.14160, and Yang et al. 2024, arXiv 2402.02057). At an entry with target distribution p_1 = p, sibling i with
+token x_i ~ q_i is accepted with probability min(1, p_i(x_i) / q_i(x_i)); if it is rejected, the remaining siblings must
+produce p_{i+1} = norm((p_i - q_i)+). Whatever q_{i+1} is, given the earlier siblings, the next one is tested against
+p_{i+1}, so by induction the outcome follows p. If all siblings are rejected, the token is resampled from the last
+residual.
 
-The induction asks one thing: given everything that decided whether x_i is in the tree at all, x_i must follow q_i. A
-tree drawn at random and pruned by the probabilities of what was drawn breaks it. Siblings that were not drawn but
-chosen have one-hot q_i: x_i is kept with p_i(x_i), and then only taken out of p_i.
+The induction has one condition: given everything that decided whether x_i is in the tree at all, x_i follows q_i. A
+tree that is sampled at random and then pruned by the probabilities of the sampled tokens violates it. Siblings that
+were chosen instead of sampled have one-hot q_i: x_i is accepted with probability p_i(x_i), and otherwise only removed
+from p_i.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from mmspec.sampling.tree import TreeDraft
 
 @dataclass
 class TreeVerdict:
-    """What one target call decided; D is the height of the tree.
+    """The result of verifying one tree; D is the height of the tree.
 
     Attributes:
-        tokens: int64 [B, D + 1]: the accepted path, then the resampled token, then leftovers nobody vouches for.
-        accepted: Host int64 [B], the length of the path; `tokens[b, accepted[b]]` is the resampled one.
-        tested: Host int64 [B], at how many depths a sibling was tested.
-        path: Host int64 [B, D], its entries; after its end i + 1 at i, which moves nothing.
+        tokens: int64 [B, D + 1]: the accepted path, then the resampled or bonus token, then unverified tokens.
+        accepted: Host int64 [B], the length of the path; `tokens[b, accepted[b]]` is the resampled or bonus token.
+        tested: Host int64 [B], the number of depths at which a sibling was tested.
+        path: Host int64 [B, D], the entries of the path; after its end i + 1 at i, which moves nothing.
         p: float32 [B, D + 1, V], the target distribution at each entry of the path, the root's first.
-        excess: float32 [B, D], how far the acceptance probabilities of the siblings tested at each depth lie from the
-            exact ones in all; None where the rule is exact.
+        excess: float32 [B, D], the distances of the acceptance probabilities of the tested siblings from the exact
+            ones, summed for each depth; None if the rule is exact.
     """
 
     tokens: Tensor
@@ -52,49 +54,50 @@ Outcome = Verdict | TreeVerdict
 
 
 def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
-    """Walks down from the root to the first entry whose siblings all fail, and draws the token after it.
+    """Walks down from the root to the first entry whose children are all rejected, and samples the token after it.
 
     Args:
         p: float32 [B, 1 + m, V], the target distribution after every entry.
-        draft: Of m nodes.
+        draft: A draft of m nodes.
         rule: The acceptance rule; slot i of its window is depth i.
-        accept_u: float32 [B, m] in [0, 1), of the nodes.
-        resample_u: float32 [B, D + 1], of the depths; all independent of each other and of the draft.
+        accept_u: float32 [B, m] in [0, 1), the uniform random numbers of the nodes.
+        resample_u: float32 [B, D + 1] in [0, 1), those of the depths. All numbers are independent of each other and of
+            the draft.
     """
     if has_torch_function((p,)):
         return handle_torch_function(verify_tree, (p,), p, draft, rule, accept_u, resample_u)
     tree, batch = draft.tree, len(p)
-    rows = torch.arange(batch, device=p.device)
+    row = torch.arange(batch, device=p.device)
     children = tree.children.expand(batch, -1, -1)
     entry = torch.zeros(batch, dtype=torch.int64, device=p.device)
     walking = torch.ones(batch, dtype=torch.bool, device=p.device)
-    left = probs = p[:, 0]  # what the next token is drawn from, unnormalised and normalised
+    left = probs = p[:, 0]  # the residual that the next token is sampled from, unnormalized and normalized
     path, tested, excess = [entry], [], torch.zeros(batch, tree.height, device=p.device)
     for depth, widest in enumerate(tree.widest):
-        here, waiting, siblings = entry, walking, []
+        parent, waiting, siblings = entry, walking, []
         any_tested = torch.zeros_like(walking)
         for rank in range(widest):
-            child = children[rows, here, rank]
+            child = children[row, parent, rank]
             if not bool((waiting & (child > 0)).any()):
                 break
-            siblings.append(draft.tokens[rows, child - 1])
-            x, q = siblings[-1][:, None], draft.siblings.conditional(here, torch.stack(siblings, dim=1))
-            real = waiting & (child > 0) & (q.gather(1, x)[:, 0] > 0)
+            siblings.append(draft.tokens[row, child - 1])
+            x, q = siblings[-1][:, None], draft.siblings.conditional(parent, torch.stack(siblings, dim=1))
+            valid = waiting & (child > 0) & (q.gather(1, x)[:, 0] > 0)
             chance = at_depth(rule, probs, q, x, depth, child)
-            kept = real & (accept_u[rows, child - 1] < chance)
-            failed = real & ~kept
+            accept = valid & (accept_u[row, child - 1] < chance)
+            reject = valid & ~accept
             if rule is not ratio:
                 gap = (chance.clamp(max=1.0) - at_depth(ratio, probs, q, x, 0, child).clamp(max=1.0)).abs()
-                excess[:, depth] += torch.where(real, gap, 0.0)
-            left = torch.where(failed[:, None], residual(probs, q), left)
-            # A residual can only vanish by rounding; then the distribution stays what it was.
+                excess[:, depth] += torch.where(valid, gap, 0.0)
+            left = torch.where(reject[:, None], residual(probs, q), left)
+            # A residual vanishes only by rounding; the distribution then stays as it was.
             mass = left.sum(-1, keepdim=True)
-            probs = torch.where(failed[:, None] & (mass > 0), left / mass, probs)
-            entry = torch.where(kept, child, entry)
-            waiting = waiting & ~kept
-            any_tested |= real
-        walking = entry != here
-        left = torch.where(walking[:, None], p[rows, entry], left)
+            probs = torch.where(reject[:, None] & (mass > 0), left / mass, probs)
+            entry = torch.where(accept, child, entry)
+            waiting = waiting & ~accept
+            any_tested |= valid
+        walking = entry != parent
+        left = torch.where(walking[:, None], p[row, entry], left)
         probs = torch.where(walking[:, None], left, probs)
         path.append(entry)
         tested.append(any_tested)
@@ -103,7 +106,7 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, res
     path += [entry] * (tree.height + 1 - len(path))
     entries = torch.stack(path, dim=1)
     accepted = (entries[:, 1:] != entries[:, :-1]).sum(-1)
-    resampled = sample(left, resample_u[rows, accepted], fallback=probs)
+    resampled = sample(left, resample_u[row, accepted], fallback=probs)
     tokens = torch.cat([draft.tokens.gather(1, (entries[:, 1:] - 1).clamp(min=0)), resampled[:, None]], dim=1)
     tokens.scatter_(1, accepted[:, None], resampled[:, None])
     lengths = accepted.cpu().numpy()
@@ -113,7 +116,7 @@ def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, res
         lengths,
         torch.stack(tested).sum(0).cpu().numpy(),
         np.where(steps < lengths[:, None], entries[:, 1:].cpu().numpy(), steps + 1),
-        p[rows[:, None], entries],
+        p[row[:, None], entries],
         None if rule is ratio else excess,
     )
 

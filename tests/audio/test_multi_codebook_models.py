@@ -26,9 +26,9 @@ from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
 from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import parse
-from mmspec.sampling.multi_codebook import ColumnSampler
 from mmspec.sampling.rejection import Draft, Verdict, ratio
 from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.sampler import ColumnSampler
 from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 

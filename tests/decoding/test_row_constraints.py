@@ -90,7 +90,7 @@ def first_row(patch: pytest.MonkeyPatch) -> None:
     mask = Constraint.mask
 
     def mask_of_first(self: Constraint, positions: np.ndarray) -> Tensor:
-        return mask(Constraint(self.kind[0], self.allowed) if self.rows else self, positions)
+        return mask(Constraint(self.kind[0], self.allowed) if self.batch_size else self, positions)
 
     patch.setattr(Constraint, "mask", mask_of_first)
 
@@ -112,7 +112,7 @@ def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
 
 def test_the_constraint_itself() -> None:
     constraint = Constraint(KINDS, ALLOWED)
-    assert constraint.rows == 3 and len(constraint.forced) == N
+    assert constraint.batch_size == 3 and len(constraint.forced) == N
     assert constraint.forced[np.array([2, 1, 2])].tolist() == [3, 3, -1]
     assert Constraint(KINDS[1], ALLOWED).forced[np.array([1, 2])].tolist() == [3, -1]
     positions = np.array([[0, 2], [1, 9]])

@@ -1,7 +1,7 @@
-"""Kernels against their references in float64, and against the core.
+"""Kernels against their references in float64, and against the torch code of `mmspec.sampling`.
 
-On a machine without a CUDA device they run in Triton's interpreter, on small grids; `pytest -m gpu` runs the same tests
-on a device. docs/kernels.md says which bug each test is there for.
+Without a CUDA device they run in Triton's interpreter, on small grids; `pytest -m gpu` runs the same tests on a device.
+docs/kernels.md lists the bug that each test is for.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mmspec.rules import RULES
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.multi_codebook import MOST_DRAWS, ColumnSampler
+from mmspec.sampling.multi_codebook import MAX_SAMPLES
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, ratio, residual, sample, verify
 from mmspec.sampling.rng import CounterRNG
-from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.sampler import ColumnSampler, TokenSampler
 from mmspec.sampling.tree import Chosen, Independent, Siblings, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
 
@@ -36,22 +36,21 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from mmspec.kernels import accept, columns, philox, tree
-from mmspec.kernels import fused_sampler as rows
+from mmspec.kernels import accept, columns, fused_sampler, philox, softmax_stats, tree
 from mmspec.kernels import residual as residual_kernel
-from mmspec.kernels import softmax_stats as slots
 from mmspec.kernels.backend import choose
+from mmspec.kernels.rule import KernelRule
 
-# What NumPy says in the interpreter where a device computes an infinity or a NaN in silence.
+# NumPy's warnings in the interpreter about infinities and NaN, which a device computes silently.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
-LAST = 1 - 2.0**-24  # the largest number a draw can be
+LAST = 1 - 2.0**-24  # the largest random number
 POISON = -987654321
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where kernels run; outputs start out as NaN, so that what a kernel leaves unwritten is seen."""
+    """The device of the kernels; outputs are initialized with NaN, so that a missing write shows."""
     if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter is off")
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
@@ -73,36 +72,36 @@ def seeded() -> Iterator[None]:
 
 
 def numbers(*shape: int) -> Tensor:
-    """Uniform numbers as `mmspec.sampling.rng` gives them, both ends among them."""
+    """Uniform numbers as in `mmspec.sampling.rng`, including both ends."""
     u = torch.randint(2**24, shape).float() / 2**24
     u.flatten()[0], u.flatten()[-1] = 0.0, LAST
     return u
 
 
-def look(
+def run_sampler(
     cond: Tensor, uncond: Tensor | None = None, drafts: Tensor | None = None, u: Tensor | None = None, **settings: Any
-) -> rows.FusedSamples:
-    """Kernel 1 with the settings that matter to a test."""
+) -> fused_sampler.FusedSamples:
+    """Kernel 1; settings that are not given are off."""
     batch, width, _ = cond.shape
 
     def per_row(name: str, default: float | None, dtype: torch.dtype) -> Any:
         value = settings.get(name, default)
         return None if value is None else torch.as_tensor(value, dtype=dtype, device=cond.device).expand(batch)
 
-    chosen = rows.Settings(
+    chosen = fused_sampler.Settings(
         torch.as_tensor(settings.get("scale", 1.0), device=cond.device).expand(batch, width),
-        per_row("heat", 1.0, torch.float32),
+        per_row("temperature", 1.0, torch.float32),
         per_row("top_k", None, torch.int32),
         per_row("top_p", None, torch.float32),
         settings.get("kind"),
         settings.get("allowed"),
     )
     u = torch.full((batch, width), 0.5, device=cond.device) if u is None else u
-    return rows.fused_sample(cond, uncond, chosen, u, drafts, settings.get("seeds"), settings.get("positions"))
+    return fused_sampler.fused_sample(cond, uncond, chosen, u, drafts, settings.get("seeds"), settings.get("positions"))
 
 
 def same_tokens(ours: Tensor, theirs: Tensor, weights: Tensor, u: Tensor) -> bool:
-    """Equal; on a device, a draw within 1e-5 of the edge between two tokens may fall on either side."""
+    """Whether tokens are equal; on a device, a sample within 1e-5 of the edge between two tokens may be either."""
     wrong = ours != theirs
     if not ours.is_cuda or not bool(wrong.any()):
         return not bool(wrong.any())
@@ -113,16 +112,16 @@ def same_tokens(ours: Tensor, theirs: Tensor, weights: Tensor, u: Tensor) -> boo
     return bool((~wrong | ((low - 1e-5 <= u) & (u <= high + 1e-5) & (ours >= 0))).all())
 
 
-def test_uniforms_are_the_core_s(device: torch.device) -> None:
+def test_uniforms_equal_the_core_s(device: torch.device) -> None:
     seeds = [7, -3, 2**63 + 5, 2**32 - 1]
     positions = np.array([[0, 1, 2**31], [5, 6, 2**32 - 1], [1, 2, 3], [9, 9, 9]])
-    places = np.arange(3)
-    wanted = torch.stack(CounterRNG(seeds, torch.device("cpu")).uniforms(positions, 4, places))
+    indices = np.arange(3)
+    wanted = torch.stack(CounterRNG(seeds, torch.device("cpu")).uniforms(positions, 4, indices))
     as_int64 = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds], device=device)
     given = (as_int64[:, None], torch.from_numpy(positions).to(device), torch.tensor(4, device=device))
-    got = philox.uniforms(*given, torch.from_numpy(places).to(device))
+    got = philox.uniforms(*given, torch.from_numpy(indices).to(device))
     assert torch.equal(got.cpu(), wanted)
-    assert torch.equal(philox.uniforms_reference(*given, torch.from_numpy(places).to(device)).cpu(), wanted)
+    assert torch.equal(philox.uniforms_reference(*given, torch.from_numpy(indices).to(device)).cpu(), wanted)
 
 
 SHAPES = [
@@ -136,18 +135,18 @@ SHAPES = [
 
 @pytest.mark.parametrize("gumbel", [False, True], ids=["inverse", "gumbel"])
 @pytest.mark.parametrize(("batch", "width", "vocab", "dtype"), SHAPES, ids=lambda v: str(v).removeprefix("torch."))
-def test_rows(
+def test_slots(
     device: torch.device, batch: int, width: int, vocab: int, dtype: torch.dtype, gumbel: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Every setting at once: slices of a larger vocabulary, ties by rounding, forbidden tokens, greedy rows."""
+    """All settings at once: slices of a larger vocabulary, ties by rounding, forbidden tokens, greedy rows."""
     logits = ((torch.randn(2, batch, width, vocab + 5) * 4).round() / 2).to(dtype)[..., 2 : 2 + vocab]
     cond, uncond = logits.to(device)
     allowed = torch.rand(3, vocab, device=device) < 0.7
     allowed[:, 0] = True
     settings: dict[str, Any] = {
         "scale": 1 + 3 * torch.rand(batch, width, device=device),
-        "heat": torch.tensor([1.0, 0.7, 0.0, 1.3])[:batch],
+        "temperature": torch.tensor([1.0, 0.7, 0.0, 1.3])[:batch],
         "top_k": torch.tensor([0, 3, 0, 5])[:batch],
         "top_p": torch.tensor([0.9, 0.8, 1.0, 0.5])[:batch],
         "kind": torch.randint(3, (batch, width), dtype=torch.int32, device=device),
@@ -159,21 +158,21 @@ def test_rows(
     u = numbers(batch, width).to(device)
     drafts = torch.randint(-1, vocab, (batch, width), device=device)
     for whole in [True, False] if vocab == 130 else [True]:
-        if not whole:  # as longer rows are read
-            monkeypatch.setattr(rows, "WHOLE", 0)
-            monkeypatch.setattr(rows, "CHUNK", 128)
-        got = look(cond, uncond, drafts, u, **settings)
+        if not whole:  # read in chunks, as longer rows are
+            monkeypatch.setattr(fused_sampler, "WHOLE", 0)
+            monkeypatch.setattr(fused_sampler, "CHUNK", 128)
+        got = run_sampler(cond, uncond, drafts, u, **settings)
         with monkeypatch.context() as patch:
             patch.setenv("MMSPEC_KERNELS", "torch")
-            wanted = look(cond, uncond, drafts, u, **settings)
+            wanted = run_sampler(cond, uncond, drafts, u, **settings)
         assert torch.allclose(got.stats.floats, wanted.stats.floats, rtol=1e-5, atol=1e-6)
         assert torch.equal(got.stats.ints, wanted.stats.ints)
         assert torch.allclose(got.chance, wanted.chance, rtol=1e-4, atol=1e-7)
         assert same_tokens(got.tokens, wanted.tokens, wanted.stats.dense(torch.float64), u)
 
 
-def test_rows_are_the_core_s_law_and_draws(device: torch.device) -> None:
-    """One distribution by two ways: kernel 1 against `mmspec.sampling.sampler` and `mmspec.sampling.rejection`, for settings the core takes."""
+def test_slots_give_the_core_s_probabilities_and_samples(device: torch.device) -> None:
+    """Kernel 1 against `mmspec.sampling.sampler` and `mmspec.sampling.rejection`, for sampling parameters."""
     samplings = [
         SamplingParams(0.7, guidance_scale=3.0, guidance_end=2),
         SamplingParams(top_k=40, guidance_scale=0.3),
@@ -190,47 +189,49 @@ def test_rows_are_the_core_s_law_and_draws(device: torch.device) -> None:
     u = numbers(batch, width).to(device)
     scale = torch.tensor([[3.0, 3.0, 1.0], [0.3] * 3, [2.0] * 3, [2.0] * 3], device=device)
     kind = constraint.kind[torch.from_numpy(positions).to(device)].int()
-    got = look(
-        cond, uncond, None, u, scale=scale, heat=[0.7, 1.0, 1.0, 0.0], top_k=[0, 40, 0, 0], top_p=[1.0, 1.0, 0.8, 1.0],
-        kind=kind, allowed=allowed,
+    got = run_sampler(
+        cond, uncond, None, u, scale=scale, temperature=[0.7, 1.0, 1.0, 0.0], top_k=[0, 40, 0, 0],
+        top_p=[1.0, 1.0, 0.8, 1.0], kind=kind, allowed=allowed,
     )  # fmt: skip
     assert torch.allclose(got.stats.dense(), p, atol=1e-6)
     assert same_tokens(got.tokens, sample(p, u), p, u)
-    noise = CounterRNG([5, 6, 7, 8], device)
-    got = look(
+    rng = CounterRNG([5, 6, 7, 8], device)
+    got = run_sampler(
         cond, None, None, u, seeds=torch.arange(5, 9, device=device), positions=torch.from_numpy(positions).to(device)
     )
-    wanted = (cond.softmax(-1).log() + noise.gumbel(positions, vocab)).argmax(-1)
+    wanted = (cond.softmax(-1).log() + rng.gumbel(positions, vocab)).argmax(-1)
     assert torch.equal(got.tokens, wanted)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, "all"])
-@pytest.mark.parametrize("heat", [1.0, 0.0], ids=["drawn", "greedy"])
-def test_a_row_that_is_no_law_is_marked_and_leaves_the_others(device: torch.device, bad: Any, heat: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.0], ids=["sampled", "greedy"])
+def test_an_invalid_distribution_is_marked_and_leaves_the_others(
+    device: torch.device, bad: Any, temperature: float
+) -> None:
     cond = torch.randn(2, 3, 50, device=device)
     broken = cond.clone()
     broken[0, 1, 7 : None if bad == "all" else 8] = -torch.inf if bad == "all" else bad
     if bad == "all":
         broken[0, 1] = -torch.inf
-    good, got = look(cond, heat=heat), look(broken, heat=heat)
+    good, got = run_sampler(cond, temperature=temperature), run_sampler(broken, temperature=temperature)
     assert got.tokens[0, 1] == -1
     others = torch.tensor([[True, False, True], [True, True, True]], device=device)
     assert torch.equal(got.tokens[others], good.tokens[others])
     drafts = torch.zeros(2, 3, dtype=torch.int64, device=device)
-    q = slots.point_mass_stats(got.stats, drafts)
-    first, _ = accept.committed(got.stats, q, drafts, got.chance, torch.zeros(2, 3, device=device))
-    assert first[0] <= 1  # a draft is never accepted under a distribution that is none
+    q = softmax_stats.point_mass_stats(got.stats, drafts)
+    first, _ = accept.count_accepted(got.stats, q, drafts, got.chance, torch.zeros(2, 3, device=device))
+    assert first[0] <= 1  # a draft is never accepted under an invalid distribution
     resampled = residual_kernel.resample(got.stats, q, torch.ones_like(others), torch.full((2, 3), 0.5, device=device))
     assert resampled[0, 1] == -1 and bool((resampled[others] >= 0).all())
 
 
-def test_tokens_of_no_mass_are_never_drawn(device: torch.device) -> None:
+def test_tokens_of_no_mass_are_never_sampled(device: torch.device) -> None:
     cond = torch.full((1, 4, 300), -torch.inf, device=device)
     cond[..., 130], cond[..., 131], cond[..., 290] = 0.0, -torch.inf, -20.0
     u = torch.tensor([[0.0, 0.5, LAST, 1.0]], device=device)
-    assert set(look(cond, u=u).tokens.flatten().tolist()) <= {130, 290}
+    assert set(run_sampler(cond, u=u).tokens.flatten().tolist()) <= {130, 290}
     cond[..., 290] = -torch.inf
-    assert look(cond, u=u).tokens.tolist() == [[130] * 4]
+    assert run_sampler(cond, u=u).tokens.tolist() == [[130] * 4]
 
 
 RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -246,18 +247,18 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bool = False) -> tuple[Any, Any, Tensor]:
-    """Kernel 1's findings for p and q of m slots, which are alike, and drafts drawn from q."""
+    """The output of kernel 1 for similar p and q of m slots, and drafts sampled from q."""
     logits = torch.randn(batch, m, vocab, device=device)
-    q = look(logits + 0.3 * torch.randn_like(logits), top_p=0.95, u=numbers(batch, m).to(device))
+    q = run_sampler(logits + 0.3 * torch.randn_like(logits), top_p=0.95, u=numbers(batch, m).to(device))
     if same:
         return q, q, q.tokens
-    return look(logits, heat=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
+    return run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
 
 
 @pytest.mark.parametrize(
     ("rule", "knobs", "test"), RELAXED, ids=[f"{rule}{i}" for i, (rule, _, _) in enumerate(RELAXED)]
 )
-def test_committed_drafts_are_those_of_the_core_s_rules(
+def test_accepted_drafts_are_those_of_the_core_s_rules(
     device: torch.device, rule: str, knobs: dict[str, Any], test: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab = 40
@@ -268,20 +269,20 @@ def test_committed_drafts_are_those_of_the_core_s_rules(
         test = {**test, "near": nearest(codebook, knobs["k"]).to(device)}
     if test.get("b") and rule == "gsd":
         test = {**test, "vectors": codebook.vectors, "known": codebook.known}
-        monkeypatch.setattr(accept, "CHUNK", 16)  # as longer rows are read
+        monkeypatch.setattr(accept, "CHUNK", 16)  # as for longer rows
     p, q, x = pair_of_probs(device, 4, 3, vocab)
     u = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.9, 0.1], [0.5, 0.5, 0.9]], device=device)
     core: Accept = RULES[rule].build(knobs, codebook)
     free = torch.cat([p.stats.dense(), p.stats.dense()[:, :1]], dim=1)
     draft = Draft(x, q.stats.dense())
     wanted = verify(free, draft, core, torch.cat([u, u[:, :1]], dim=1), torch.zeros(4, 4, device=device))
-    first, excess = accept.committed(p.stats, q.stats, x, p.chance, u, accept.Test(rule, **test))
+    first, excess = accept.count_accepted(p.stats, q.stats, x, p.chance, u, KernelRule(rule, **test))
     assert first.tolist() == wanted.accepted.tolist()
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
-        reference, gap = accept.committed(p.stats, q.stats, x, p.chance, u, accept.Test(rule, **test))
+        reference, gap = accept.count_accepted(p.stats, q.stats, x, p.chance, u, KernelRule(rule, **test))
     assert torch.equal(first, reference) and torch.allclose(excess, gap, atol=1e-5)
-    assert len(set(first.tolist())) > 1, "a weak test: all rows alike"
+    assert len(set(first.tolist())) > 1, "a weak test: all rows are equal"
 
 
 @pytest.mark.parametrize(
@@ -292,77 +293,82 @@ def test_a_relaxation_of_zero_is_the_exact_rule(device: torch.device, rule: str,
     p, q, x = pair_of_probs(device, 3, 4, 30)
     near = torch.randint(30, (30, 5), dtype=torch.int32, device=device) if rule.startswith("lantern") else None
     u = torch.rand(3, 4, device=device)
-    exact, none = accept.committed(p.stats, q.stats, x, p.chance, u)
-    relaxed, excess = accept.committed(p.stats, q.stats, x, p.chance, u, accept.Test(rule, near=near, **test))
+    exact, none = accept.count_accepted(p.stats, q.stats, x, p.chance, u)
+    relaxed, excess = accept.count_accepted(p.stats, q.stats, x, p.chance, u, KernelRule(rule, near=near, **test))
     assert torch.equal(exact, relaxed) and not bool(none.any()) and not bool(excess.any())
 
 
-def test_equal_laws_accept_whatever_the_coin(device: torch.device) -> None:
-    """p(x) / q(x) must be 1 and no less, though two kernels compute the two sides."""
+def test_equal_distributions_accept_whatever_the_random_number(device: torch.device) -> None:
+    """p(x) / q(x) must not be below 1, though different kernels compute p and q."""
     logits = torch.randn(2, 2, 6, 1000, device=device).bfloat16()
-    settings: dict[str, Any] = {"scale": 3.0, "heat": 0.9, "top_k": 200}
-    q = look(logits[0], logits[1], None, numbers(2, 6).to(device), **settings)
-    p = look(logits[0], logits[1], q.tokens, **settings)
-    coins = torch.full((2, 6), LAST, device=device)
-    assert accept.committed(p.stats, q.stats, q.tokens, p.chance, coins)[0].tolist() == [6, 6]
-    assert accept.committed(p.stats, q.stats, q.tokens, p.chance, coins)[1].max() == 0
+    settings: dict[str, Any] = {"scale": 3.0, "temperature": 0.9, "top_k": 200}
+    q = run_sampler(logits[0], logits[1], None, numbers(2, 6).to(device), **settings)
+    p = run_sampler(logits[0], logits[1], q.tokens, **settings)
+    u = torch.full((2, 6), LAST, device=device)
+    assert accept.count_accepted(p.stats, q.stats, q.tokens, p.chance, u)[0].tolist() == [6, 6]
+    assert accept.count_accepted(p.stats, q.stats, q.tokens, p.chance, u)[1].max() == 0
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 500])
-@pytest.mark.parametrize("kind", ["drawn", "same", "chosen", "written"])
-def test_redraws_are_the_core_s(device: torch.device, vocab: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["sampled", "same", "chosen", "dense"])
+def test_resampled_tokens_are_the_core_s(
+    device: torch.device, vocab: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p, q, x = pair_of_probs(device, 2, 2, vocab, same=kind == "same")
-    probs = {"chosen": slots.point_mass_stats(p.stats, x), "written": slots.written(q.stats.dense())}.get(kind, q.stats)
-    todo = torch.tensor([[True, False], [True, True]], device=device)
+    probs = {
+        "chosen": softmax_stats.point_mass_stats(p.stats, x),
+        "dense": softmax_stats.stats_of_probs(q.stats.dense()),
+    }.get(kind, q.stats)
+    active = torch.tensor([[True, False], [True, True]], device=device)
     u = numbers(2, 2).to(device)
-    sampler = p.stats.dense()
-    wanted = torch.where(todo, sample(residual(sampler, probs.dense()), u, fallback=sampler), -1)
-    left = residual(sampler, probs.dense())
-    left = torch.where(left.sum(-1, keepdim=True) > 0, left, sampler)
+    p_probs = p.stats.dense()
+    wanted = torch.where(active, sample(residual(p_probs, probs.dense()), u, fallback=p_probs), -1)
+    left = residual(p_probs, probs.dense())
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, p_probs)
     for whole in [True, False] if vocab == 500 else [True]:
         if not whole:
             monkeypatch.setattr(residual_kernel, "WHOLE", 0)
             monkeypatch.setattr(residual_kernel, "CHUNK", 256)
-        got = residual_kernel.resample(p.stats, probs, todo, u)
+        got = residual_kernel.resample(p.stats, probs, active, u)
         assert same_tokens(got, wanted, left, u)
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
-        assert torch.equal(residual_kernel.resample(p.stats, probs, todo, u), wanted)
+        assert torch.equal(residual_kernel.resample(p.stats, probs, active, u), wanted)
 
 
-def test_a_law_that_is_none_takes_nothing_away(device: torch.device) -> None:
+def test_an_invalid_q_takes_nothing_away(device: torch.device) -> None:
     logits = torch.randn(1, 2, 20, device=device)
-    p, q = look(logits), look(logits.index_fill(1, torch.tensor([1], device=device), torch.nan))
-    todo, u = torch.ones(1, 2, dtype=torch.bool, device=device), torch.full((1, 2), 0.5, device=device)
-    assert residual_kernel.resample(p.stats, q.stats, todo, u)[0, 1] == p.tokens[0, 1]
+    p, q = run_sampler(logits), run_sampler(logits.index_fill(1, torch.tensor([1], device=device), torch.nan))
+    active, u = torch.ones(1, 2, dtype=torch.bool, device=device), torch.full((1, 2), 0.5, device=device)
+    assert residual_kernel.resample(p.stats, q.stats, active, u)[0, 1] == p.tokens[0, 1]
 
 
-@pytest.mark.parametrize("drawn", [tree.WITHOUT_REPLACEMENT, tree.INDEPENDENT, tree.CHOSEN])
+@pytest.mark.parametrize("siblings", [tree.WITHOUT_REPLACEMENT, tree.INDEPENDENT, tree.CHOSEN])
 @pytest.mark.parametrize(("vocab", "branching"), [(11, (3, 2, 1)), (200, (2, 2)), (2, (3, 1))])
 def test_the_walk_down_a_tree_is_the_core_s(
-    device: torch.device, drawn: int, vocab: int, branching: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    device: torch.device, siblings: int, vocab: int, branching: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, shape = 2, Tree.branching(branching, device)
     m = shape.parents.shape[1]
     logits = torch.randn(batch, 1 + m, vocab, device=device)
-    p = look(2 * logits, torch.randn_like(logits), scale=1.2, heat=0.8, top_k=max(vocab // 2, 2)).stats
+    p = run_sampler(2 * logits, torch.randn_like(logits), scale=1.2, temperature=0.8, top_k=max(vocab // 2, 2)).stats
     probs = (logits + 0.7 * torch.randn_like(logits)).softmax(-1)
     tokens = torch.zeros(batch, m, dtype=torch.int64, device=device)
     for row in range(batch):
         for entry in range(1 + m):
             children = [child for child in shape.children[0, entry].tolist() if child]
-            again = drawn != tree.WITHOUT_REPLACEMENT or len(children) > vocab
-            drafts = torch.multinomial(probs[row, entry], max(len(children), 1), replacement=again).tolist()
+            replacement = siblings != tree.WITHOUT_REPLACEMENT or len(children) > vocab
+            drafts = torch.multinomial(probs[row, entry], max(len(children), 1), replacement=replacement).tolist()
             for child, token in zip(children, drafts, strict=False):
                 tokens[row, child - 1] = token
     accept_u, resample_u = torch.rand(batch, m, device=device), numbers(batch, shape.height + 1).to(device)
     kinds: list[Siblings] = [WithoutReplacement(probs), Independent(probs), Chosen(vocab)]
-    wanted = verify_tree(p.dense(), TreeDraft(shape, tokens, kinds[drawn]), ratio, accept_u, resample_u)
-    branches = tree.Branches(tokens, shape.children, shape.height, drawn, None if drawn == tree.CHOSEN else probs)
+    wanted = verify_tree(p.dense(), TreeDraft(shape, tokens, kinds[siblings]), ratio, accept_u, resample_u)
+    branches = tree.Branches(tokens, shape.children, shape.height, siblings, None if siblings == tree.CHOSEN else probs)
     for mode in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", mode)
         monkeypatch.setattr(tree, "CHUNK", 128)  # two chunks of the largest vocabulary
-        got, accepted, tested, path = tree.walk(p, branches, accept_u, resample_u)
+        got, accepted, tested, path = tree.walk_tree(p, branches, accept_u, resample_u)
         assert accepted.tolist() == wanted.accepted.tolist() and tested.tolist() == wanted.tested.tolist()
         assert path.tolist() == wanted.path.tolist()
         for row, count in enumerate(wanted.accepted):
@@ -376,7 +382,7 @@ def test_columns_are_the_core_s(
     batch, seeds = 2, [100, 101]
     cond, uncond = torch.randn(2, batch, m + 1, cells, vocab, device=device)
     positions = np.arange(5, 6 + m)[None] + np.arange(batch)[:, None]
-    draws = CounterRNG(seeds, device).window(positions, 3)
+    rng = CounterRNG(seeds, device).window(positions, 3)
     forced, free = None, torch.ones(batch, m + 1, cells, dtype=torch.bool, device=device)
     if with_forced:
         table = np.full((20, cells), -1)
@@ -386,38 +392,42 @@ def test_columns_are_the_core_s(
     sampler = ColumnSampler([SamplingParams(0.8, max(vocab // 2, 1), guidance_scale=1.5)] * batch, forced, device)
     p = sampler(Logits(cond, uncond), positions)
     drafted = (cond[:, :m] + 0.3 * torch.randn_like(cond[:, :m])).flatten(1, 2)
-    found = look(drafted, u=torch.rand(batch, m * cells, device=device))
+    found = run_sampler(drafted, u=torch.rand(batch, m * cells, device=device))
     x = found.tokens.unflatten(1, (m, cells))
     certain = torch.nn.functional.one_hot(torch.ones_like(x) % vocab, vocab).float()
     q = torch.where(free[:, :m, :, None], found.stats.dense().unflatten(1, (m, cells)), certain)
-    wanted = sampler.verify(p, Draft(x, q), ratio, draws)
-    flat = look(cond.flatten(1, 2), uncond.flatten(1, 2), scale=1.5, heat=0.8, top_k=max(vocab // 2, 1)).stats
-    keys, places = torch.tensor(seeds, device=device), torch.from_numpy(positions).to(device)
+    wanted = sampler.verify(p, Draft(x, q), ratio, rng)
+    flat = run_sampler(
+        cond.flatten(1, 2), uncond.flatten(1, 2), scale=1.5, temperature=0.8, top_k=max(vocab // 2, 1)
+    ).stats
+    keys, at = torch.tensor(seeds, device=device), torch.from_numpy(positions).to(device)
     iteration = torch.full((batch, m + 1), 3, device=device)
     for mode in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", mode)
-        accepted, column = columns.columns(flat, found.stats, x, free, keys, places, iteration, MOST_DRAWS)
+        accepted, column = columns.verify_columns(flat, found.stats, x, free, keys, at, iteration, MAX_SAMPLES)
         assert accepted.tolist() == wanted.accepted.tolist()
-        rows_ = torch.arange(batch)
-        resampled = wanted.tokens[rows_, wanted.accepted].masked_fill(~free[rows_, wanted.accepted], 0)
+        row = torch.arange(batch)
+        resampled = wanted.tokens[row, wanted.accepted].masked_fill(~free[row, wanted.accepted], 0)
         assert torch.equal(column, resampled)
 
 
 @triton.jit
 def _far_away(near, out, stride, BLOCK: tl.constexpr):
     lanes, line = tl.arange(0, BLOCK), tl.program_id(0) + 3
-    # Line 3 of a table whose lines lie `stride` numbers apart, and slot 3 of one line, both here and nowhere else.
+    # Row 3 of logits whose rows lie `stride` apart, and slot 3 of logits whose slots do: both are `near`.
     by_row = (near - 3 * stride, None, None, None, None, 1, BLOCK, stride, 0, 1)
     by_slot = (near - 3 * stride, None, None, None, None, 4, BLOCK, 0, stride, 1)
-    tl.store(out + lanes, slots.logits(by_row, line, 0, 1.0, 1.0, lanes, False, False, True))
-    tl.store(out + BLOCK + lanes, slots.logits(by_slot, line, 0, 1.0, 1.0, lanes, False, False, True))
+    tl.store(out + lanes, softmax_stats.logits(by_row, line, 0, 1.0, 1.0, lanes, False, False, True))
+    tl.store(out + BLOCK + lanes, softmax_stats.logits(by_slot, line, 0, 1.0, 1.0, lanes, False, False, True))
     by_token = (near - 3 * stride, None, None, None, None, 1, BLOCK, 0, 0, stride)
     third = tl.full((1,), 3, tl.int32)
-    tl.store(out + 2 * BLOCK + tl.arange(0, 1), slots.logits(by_token, line, 0, 1.0, 1.0, third, False, False, False))
+    tl.store(
+        out + 2 * BLOCK + tl.arange(0, 1), softmax_stats.logits(by_token, line, 0, 1.0, 1.0, third, False, False, False)
+    )
 
 
 def test_addresses_beyond_int32(device: torch.device) -> None:
-    """Lines that lie 2**31 numbers apart: the arithmetic alone, no memory is taken."""
+    """Strides of 2**31 numbers: the address arithmetic alone, without the memory."""
     near, out = torch.randn(8, device=device), torch.zeros(17, device=device)
     _far_away[(1,)](near, out, 2**31, BLOCK=8)
     assert torch.equal(out, torch.cat([near, near, near[:1]]))
@@ -428,18 +438,21 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     cond, u = torch.randn(2, 3, 11), numbers(2, 3)
-    drafts, todo = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
-    settings = rows.Settings(torch.ones(2, 3), torch.ones(2), None, None, None, None)
-    found = rows.fused_sample(cond, None, settings, u, drafts).stats
+    drafts, active = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
+    settings = fused_sampler.Settings(torch.ones(2, 3), torch.ones(2), None, None, None, None)
+    found = fused_sampler.fused_sample(cond, None, settings, u, drafts).stats
     x = drafts[:, :2, None]
     source, shape = found.source(), Tree.branching((2,), torch.device("cpu"))
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (philox.uniforms, (drafts, drafts, drafts, drafts)),
-        (rows.rows, (cond, None, *settings, u, drafts, None, None)),
-        (accept.accept, (*source, *source, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None)),
-        (residual_kernel.residual, (*source, *source, todo, u)),
-        (tree.tree_walk, (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN)),
-        (columns.joint, (*source, *found[:, :2].source(), x, todo[..., None], drafts[:, 0], drafts, drafts, 9)),
+        (fused_sampler.fused_sample_op, (cond, None, *settings, u, drafts, None, None)),
+        (accept.count_accepted_op, (*source, *source, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None)),
+        (residual_kernel.resample_op, (*source, *source, active, u)),
+        (tree.walk_tree_op, (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN)),
+        (
+            columns.verify_columns_op,
+            (*source, *found[:, :2].source(), x, active[..., None], drafts[:, 0], drafts, drafts, 9),
+        ),
     ]  # fmt: skip
     for op, arguments in calls:
         real = op(*arguments)
@@ -450,7 +463,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
             assert one.shape == other.shape and one.dtype == other.dtype
 
 
-def test_the_variable_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MMSPEC_KERNELS", raising=False)
     assert choose("cpu") == "torch" and choose("cuda") == "triton"
     monkeypatch.setenv("MMSPEC_KERNELS", "torch")
@@ -465,12 +478,12 @@ def test_the_variable_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_all_kernels_compile_for_a_device_that_is_not_here(root: Any) -> None:
-    """To machine code of an H100 or H200, with Triton's own assembler; needs no device."""
+def test_all_kernels_compile_for_an_absent_device(root: Any) -> None:
+    """Compilation to machine code of an H100 or H200 with Triton's assembler needs no device."""
     code = "import compiled_kernels; compiled_kernels.main()"
     names = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "MMSPEC_KERNELS")}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root / "tests", env=names | {"PYTHONPATH": str(root)},
+        [sys.executable, "-c", code], cwd=root / "tests" / "helpers", env=names | {"PYTHONPATH": str(root)},
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

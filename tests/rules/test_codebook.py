@@ -1,4 +1,4 @@
-"""Tables of neighbours: from the codebooks of every kind of codec, and made by several processes at once."""
+"""Tables of nearest tokens: from the codebooks of every kind of codec, and computed by concurrent processes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def test_every_codec(name: str) -> None:
         found = nearest(Codebook(table), 3)
         assert found.dtype == torch.int32 and found.shape == (len(table), 3)
         distance = torch.cdist(table.double(), table.double()).fill_diagonal_(torch.inf)
-        # Digits have many at the same distance: distances are compared, not who they are of.
+        # Digits have many neighbors at the same distance: compare distances, not tokens.
         expected = distance.sort(dim=1).values[:, :3]
         torch.testing.assert_close(distance.gather(1, found.long()), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_digits_lie_next_to_those_one_level_away() -> None:
+def test_nearest_digits_are_one_level_away() -> None:
     digits = ShapesTokenizer(levels=(5, 5, 3)).codebook()
     found = nearest(Codebook(digits), 2)
     apart = (digits[found.long()] - digits[:, None]).abs()
     assert ((apart > 1e-6).sum(-1) == 1).all() and apart.max() <= 0.5 + 1e-6
 
 
-def test_processes_that_make_a_table_at_once_agree(tmp_path: Path) -> None:
+def test_concurrent_processes_agree(tmp_path: Path) -> None:
     script = (
         "import sys, torch; from mmspec.codebook import Codebook, nearest\n"
         "book = Codebook(torch.randn(2100, 4, generator=torch.Generator().manual_seed(0)))\n"
@@ -63,7 +63,7 @@ def test_processes_that_make_a_table_at_once_agree(tmp_path: Path) -> None:
         assert worker.stdin is not None
         worker.stdin.write("go\n")
         worker.stdin.flush()
-    said = [worker.communicate()[0] for worker in workers]
-    assert said[0] == said[1] and len(said[0].splitlines()) == 10
+    outputs = [worker.communicate()[0] for worker in workers]
+    assert outputs[0] == outputs[1] and len(outputs[0].splitlines()) == 10
     files = sorted(tmp_path.iterdir())
     assert len(files) == 10 and all(load_file(file)["table"].shape[0] == 2100 for file in files)

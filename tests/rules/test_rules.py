@@ -1,4 +1,4 @@
-"""Acceptance rules: each against its formula written out, exact at zero, and as far from the target as it says at most.
+"""Acceptance rules: each follows its formula, is exact at zero, and stays within the bound that it reports.
 
 `test_bound_holds` compares joint distributions over 81 sequences of 4 tokens from 60,000 rows. The bound is per token
 and the first token is never drafted, so a joint may lie 3 bounds and the noise (limit about 0.015) from the target.
@@ -20,7 +20,7 @@ import mmspec.sampling.rejection
 from mmspec.codebook import Codebook, nearest, similar
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.target import bind_features as look
+from mmspec.decoding.target import bind_features
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.recipes import parse
@@ -32,7 +32,7 @@ from mmspec.testing.exactness import FEATURES, ToyTarget, check
 
 
 def probs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """p, q [2, 3, V] and drafts drawn from q [2, 3]."""
+    """p, q [2, 3, V] and drafts sampled from q [2, 3]."""
     generator = torch.Generator().manual_seed(seed)
     p, q = (torch.randn(2, 2, 3, V, generator=generator) * 2).softmax(-1)
     return p, q, torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(2, 3)
@@ -44,10 +44,10 @@ def by_hand(name: str, p: list[float], q: list[float], x: int, slot: int) -> flo
     order = sorted((t for t in range(V) if t != x), key=lambda t: math.dist(points[t], points[x]))
     if name in ("lantern", "lantern++"):
         budget, lent = (0.2 if name == "lantern" else p[x]), 0.0
-        for neighbour in order[:2]:
-            if lent + p[neighbour] > budget:
+        for neighbor in order[:2]:
+            if lent + p[neighbor] > budget:
                 break
-            lent += p[neighbour]
+            lent += p[neighbor]
         return (p[x] + lent) / q[x]
     if name == "gsd":
         ranked = sorted(range(V), key=lambda t: -p[t])
@@ -59,8 +59,8 @@ def by_hand(name: str, p: list[float], q: list[float], x: int, slot: int) -> flo
         if members[x] == [x]:
             return p[x] / q[x]
         chances = []
-        for centre in members[x]:
-            mass = [sum(sampler[t] / len(members[t]) for t in members[centre]) for sampler in (p, q)]
+        for center in members[x]:
+            mass = [sum(probs[t] / len(members[t]) for t in members[center]) for probs in (p, q)]
             chances.append(min(mass[0] / mass[1], 1.0))
         return sum(chances) / len(chances)
     ratio = p[x] / q[x]
@@ -115,8 +115,8 @@ def test_bound_holds(name: str, drafting: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lantern", "beta", "ensemble", "omega", "top-m"])
-def test_relaxing_is_seen(name: str) -> None:
-    """A bound that is not small, and a bias that the exactness check finds: the rule does relax."""
+def test_relaxation_is_detected(name: str) -> None:
+    """A strong relaxation changes the distribution, and the exactness check finds it."""
     strong = {
         "lantern": "delta=0.6,k=2",
         "beta": "beta=0.5",
@@ -132,7 +132,7 @@ def test_relaxing_is_seen(name: str) -> None:
 
 
 def test_zeroed_neighbourhood_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The published residual takes the neighbours' probability away even when they did not lend it."""
+    """The published residual subtracts the neighbors' probability even if they did not lend it."""
     recipe = "table+lantern:delta=0.02,k=2,window=3"
     layout, sampling = Layout(length=4, width=2), SamplingParams(temperature=1.2)
 
@@ -161,8 +161,8 @@ def test_zeroed_neighbourhood_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("drafting", ["draft:window=3", "tree:branch=2/2", "spectr:drafts=2,length=2"])
-def test_a_rule_that_looks_sees_what_the_target_made_of_each_draft(drafting: str) -> None:
-    """The features of the toy are its next logits: where a draft was kept they foretell the distribution after it."""
+def test_a_feature_rule_gets_the_features_of_each_draft(drafting: str) -> None:
+    """The features of the toy are its next logits: after an accepted draft they give the next distribution."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def accept(p: Tensor, q: Tensor, x: Tensor, h: Tensor) -> Tensor:
@@ -179,17 +179,17 @@ def test_a_rule_that_looks_sees_what_the_target_made_of_each_draft(drafting: str
         (p, h) = seen[0]
         assert torch.allclose(p[:, 1], h[:, 0], atol=1e-6) and not torch.allclose(p[:, 0], h[:, 0], atol=1e-2)
     else:
-        # The first sibling is kept; a draft of the next depth is tested under the distribution after it.
+        # The first sibling is accepted; a draft of the next depth is tested under the distribution after it.
         last = {"tree": 1, "spectr": 2}[drafting.partition(":")[0]]
         assert torch.allclose(seen[last][0][:, -1], seen[0][1][:, -1], atol=1e-6)
     with pytest.raises(ArgumentError, match="looks at features, and Blind shows none"):
-        look(FeatureRule(accept), Blind(), 1)
-    assert look(ratio, Blind(), 1) is ratio
+        bind_features(FeatureRule(accept), Blind(), 1)
+    assert bind_features(ratio, Blind(), 1) is ratio
     assert rule.takes_features
 
 
 class Blind:
-    """A target that shows no features."""
+    """A target without features."""
 
 
 @pytest.mark.parametrize(
@@ -208,21 +208,21 @@ def test_bad_recipes(recipe: str, error: type[Exception], message: str) -> None:
     assert message in str(raised.value)
 
 
-def test_rules_that_ask_for_a_codebook_say_so() -> None:
+def test_rules_that_need_a_codebook_say_so() -> None:
     for name in ("lantern", "pcg", "gsd:distance=1"):
         with pytest.raises(ArgumentError, match="codebook"):
             run(ToyTarget(1, 3, 3, 5), parse(name), Layout(3), [SamplingParams()], [0])
     run(ToyTarget(1, 3, 3, 5), parse("gsd"), Layout(3), [SamplingParams()], [0])
 
 
-# --- Neighbours -----------------------------------------------------------------------------------------------------
+# --- Neighbors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("MMSPEC_CACHE", str(folder))
-    monkeypatch.setattr(mmspec.codebook, "_MOST_RECENT", 0)
+    monkeypatch.setattr(mmspec.codebook, "_MAX_RECENT", 0)
     monkeypatch.setattr(mmspec.codebook, "_recent", {})
     return lambda: sorted(path.name for path in folder.iterdir())
 
@@ -245,7 +245,7 @@ def test_similar_is_symmetric() -> None:
     assert all(token in groups[other] for token, group in enumerate(groups) for other in group)
 
 
-def test_large_tables_are_kept_on_disk(cache: Callable[[], list[str]]) -> None:
+def test_large_tables_are_cached_on_disk(cache: Callable[[], list[str]]) -> None:
     codebook = Codebook(torch.randn(2100, 2))
     first = nearest(codebook, 3)
     assert len(cache()) == 1
@@ -256,7 +256,7 @@ def test_large_tables_are_kept_on_disk(cache: Callable[[], list[str]]) -> None:
     assert len(cache()) == 2
 
 
-def test_damaged_table_is_made_again(cache: Callable[[], list[str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_table_is_recomputed(cache: Callable[[], list[str]], tmp_path_factory: pytest.TempPathFactory) -> None:
     codebook = Codebook(torch.randn(2100, 2))
     first = nearest(codebook, 3)
     damaged = next(tmp_path_factory.getbasetemp().glob("cache*/*.safetensors"))

@@ -1,4 +1,4 @@
-"""Decoding with the kernels gives the tokens that decoding without them gives, for the same seeds."""
+"""Decoding with and without the kernels gives the same tokens for the same seeds."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 class Bigram:
-    """Logits that depend on the last token alone, with an unconditional side; each row has a prompt token.
+    """A target whose logits depend on the last token alone, with unconditional logits; prompts are one token.
 
-    Another `seed` makes another model: one to draft with.
+    Another `seed` makes another model, such as a draft model.
     """
 
     vocab_size = VOCAB
@@ -63,21 +63,21 @@ class Bigram:
         return self.forward(tokens, at)
 
     def settle(self, at: Any, path: Any) -> None:
-        """Nothing is remembered."""
+        """This target has no cache."""
 
     def select_rows(self, row_ids: list[int]) -> None:
         self.rows = len(row_ids)
 
 
 class ColumnBigram(Bigram):
-    """The same of columns of two cells, each of which goes by the cell before."""
+    """The same for columns of two cells; each cell depends on the last cell of its codebook."""
 
     def prefill(self) -> Logits:
         return self.forward(torch.zeros(self.rows, 1, 2, dtype=torch.int64, device=self.device), np.zeros(self.rows))
 
 
 def resources(device: torch.device) -> DraftResources:
-    """A model to draft with, and vectors for rules that ask which tokens are alike."""
+    """A draft model, and a codebook for rules that need one."""
     vectors = torch.rand(VOCAB, 3, generator=torch.Generator().manual_seed(0)).to(device)
     return DraftResources(
         draft_model=lambda: Bigram(2, device, seed=4),
@@ -145,11 +145,11 @@ def test_the_same_tokens_with_and_without(recipe: str, device: torch.device, mon
 )
 def test_the_same_columns_with_and_without(recipe: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     forced = np.full((4, 2), -1)
-    forced[0, 1], forced[2, 0] = VOCAB + 3, 2  # one of them no entry of the vocabulary
+    forced[0, 1], forced[2, 0] = VOCAB + 3, 2  # one of them outside the vocabulary
     layout = Layout(4, cell=(2,), forced=ForcedCells(forced))
     target = ColumnBigram(2, device)
-    read = target.forward
-    monkeypatch.setattr(target, "forward", lambda tokens, at: read(entries(tokens, VOCAB), at))
+    forward = target.forward
+    monkeypatch.setattr(target, "forward", lambda tokens, at: forward(entries(tokens, VOCAB), at))
     found = []
     for kernels in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
@@ -162,17 +162,15 @@ def test_the_same_columns_with_and_without(recipe: str, device: torch.device, mo
 
 
 def test_nothing_of_a_window_is_written_out(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def written(self: LazyProbs) -> Tensor:
+    def dense(self: LazyProbs) -> Tensor:
         raise AssertionError("a distribution was written out")
 
-    monkeypatch.setattr(LazyProbs, "dense", written)
+    monkeypatch.setattr(LazyProbs, "dense", dense)
     for recipe in ("plain", "lantern:window=3,start=left,k=3"):
         decoded(recipe, device, "triton", monkeypatch)
 
 
-def test_laws_that_are_not_written_are_tensors_to_all_others(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lazy_probs_are_tensors_to_all_other_code(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     cond, positions = torch.randn(2, 3, VOCAB, device=device), np.zeros((2, 3), dtype=np.int64)
     sampler = TokenSampler([SamplingParams(0.7), SamplingParams(top_k=3)], None, device)
     monkeypatch.setenv("MMSPEC_KERNELS", "torch")
@@ -184,8 +182,8 @@ def test_laws_that_are_not_written_are_tensors_to_all_others(
     assert torch.allclose(p[:, 1:] + 0, wanted[:, 1:], atol=1e-6) and torch.allclose(p[1, 0], wanted[1, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize(("bad", "temperature"), [(torch.nan, 1.0), (-torch.inf, 0.0)], ids=["drawn", "greedy"])
-def test_logits_that_are_no_law_are_an_error(
+@pytest.mark.parametrize(("bad", "temperature"), [(torch.nan, 1.0), (-torch.inf, 0.0)], ids=["sampled", "greedy"])
+def test_logits_without_a_valid_distribution_are_an_error(
     bad: float, temperature: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Bigram(2, device)
@@ -194,7 +192,7 @@ def test_logits_that_are_no_law_are_an_error(
     for recipe in ("plain", "tree:branch=2"):
         with pytest.raises(ModelError, match="not numbers"):
             run(target, parse(recipe), Layout(LENGTH, 4), [SamplingParams(temperature)] * 2, [5, 6], resources(device))
-    target.cond[0] = torch.arange(VOCAB)  # the first token is the last of the vocabulary; all after it is broken
+    target.cond[0] = torch.arange(VOCAB)  # the first token is the last of the vocabulary; all later logits are invalid
     with pytest.raises(ModelError, match="not numbers"):
         run(
             target,
@@ -206,7 +204,7 @@ def test_logits_that_are_no_law_are_an_error(
         )
 
 
-def test_laws_that_are_learned_have_gradients(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probabilities_in_training_have_gradients(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
     hidden = torch.randn(2, 3, VOCAB, generator=torch.Generator().manual_seed(0)).to(device)
     weight = torch.eye(VOCAB, device=device, requires_grad=True)
@@ -219,15 +217,15 @@ def test_laws_that_are_learned_have_gradients(device: torch.device, monkeypatch:
 
 def test_allowed_tokens_may_be_a_slice(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
-    whole = torch.rand(3, 2 * VOCAB, generator=generator) < 0.5
-    whole[:, 12] = True
-    rule = Constraint(torch.arange(3, device=device), whole[:, 10 : 10 + VOCAB].to(device))
+    allowed = torch.rand(3, 2 * VOCAB, generator=generator) < 0.5
+    allowed[:, 12] = True
+    constraint = Constraint(torch.arange(3, device=device), allowed[:, 10 : 10 + VOCAB].to(device))
     logits = Logits(torch.randn(2, 3, VOCAB, generator=generator).to(device), None)
     positions = np.tile(np.arange(3), (2, 1))
     probs = []
     for kernels in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", kernels)
-        sampler = TokenSampler([SamplingParams()] * 2, rule, device)(logits, positions)
+        p = TokenSampler([SamplingParams()] * 2, constraint, device)(logits, positions)
         one = torch.ones(2, 3, VOCAB, device=device)
-        probs.append(torch.stack([ratio(sampler, one, torch.full((2, 3), t, device=device)) for t in range(VOCAB)]))
+        probs.append(torch.stack([ratio(p, one, torch.full((2, 3), t, device=device)) for t in range(VOCAB)]))
     torch.testing.assert_close(probs[0], probs[1])

@@ -1,8 +1,8 @@
-"""Columns of codebooks: recipes keep their joint distribution, and every shortcut that does not is caught.
+"""Columns of codebooks: recipes keep their joint distribution, and every known bias is caught.
 
 Power: with 20,000 samples of 64 sequences the noise floor lies at 0.012 to 0.018 total variation and the limit five
 standard deviations, about 0.01, above it: an exact recipe fails once in a million runs. `test_twins_are_caught` shows
-what is found.
+which biases are found.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import mmspec.sampling.multi_codebook
+import mmspec.sampling.sampler
 import mmspec.testing.exactness
 from mmspec.audio.multi_codebook.delay_pattern import delay, steps, triangles, undelay
 from mmspec.codebook import Codebook
@@ -26,10 +27,11 @@ from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.multi_codebook import ColumnSampler, chance, thin
+from mmspec.sampling.multi_codebook import chance, thin
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
+from mmspec.sampling.sampler import ColumnSampler
 from mmspec.testing.columns import ColumnToy, check_columns
 
 PAD = 2  # of toys with 2 entries: outside the vocabulary, as MusicGen's is
@@ -58,7 +60,7 @@ EXACT = [
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("recipe", EXACT)
 def test_distribution(recipe: str, settings: str) -> None:
-    """Guidance meets a draft model without any."""
+    """The target has guidance, the draft model has none."""
     fresh = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
     found = check_columns(recipe, SETTINGS[settings], 20_000, fresh, layout=LAYOUTS["K=2"], batch=10_000)
     assert found.ok, f"{recipe}, {settings}, seed {fresh}: {found}"
@@ -114,7 +116,7 @@ def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
         assert torch.equal(decode([i]), together[i : i + 1])
 
 
-# --- The test and the resample ---------------------------------------------------------------------------------------
+# --- The test and the resampling -------------------------------------------------------------------------------------
 
 
 def probs(batch_size: int, codebooks: int, vocab_size: int, apart: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -123,14 +125,14 @@ def probs(batch_size: int, codebooks: int, vocab_size: int, apart: float, seed: 
     return z.softmax(-1), (z + apart * torch.randn(z.shape, generator=generator)).softmax(-1)
 
 
-def draws(batch_size: int) -> WindowRNG:
-    noise = CounterRNG(range(batch_size), torch.device("cpu"))
-    return noise.window(np.zeros((batch_size, 1), dtype=np.int64), 0)
+def window_rng(batch_size: int) -> WindowRNG:
+    rng = CounterRNG(range(batch_size), torch.device("cpu"))
+    return rng.window(np.zeros((batch_size, 1), dtype=np.int64), 0)
 
 
 @pytest.mark.parametrize(("codebooks", "apart"), [(4, 0.5), (9, 0.5)])
 def test_whole_columns_are_accepted_more_often(codebooks: int, apart: float) -> None:
-    """1024 entries, 1000 columns: the joint test against one that asks all cells one by one."""
+    """1024 entries, 1000 columns: the joint test against a test of every cell."""
     p, q = probs(1000, codebooks, 1024, apart)
     x = sample(q, torch.rand(1000, codebooks, generator=torch.Generator().manual_seed(1)))
     joint = float(chance(ratio, p[:, None], Draft(x[:, None], q[:, None]), None).clamp(max=1).mean())
@@ -143,32 +145,32 @@ def test_thinning_is_the_joint_residual() -> None:
     """40,000 resamples of 27 columns against (p - q)+ written out; five standard deviations above the noise."""
     p, q = probs(1, 3, 3, 0.7)
     every = torch.cartesian_prod(*[torch.arange(3)] * 3)
-    joint_p, joint_q = (sampler[0].double().gather(1, every.T).prod(0) for sampler in (p, q))
+    joint_p, joint_q = (probs[0].double().gather(1, every.T).prod(0) for probs in (p, q))
     wanted = residual(joint_p, joint_q)
     wanted /= wanted.sum()
     rows = 40_000
-    y = thin(p.expand(rows, -1, -1), q.expand(rows, -1, -1), draws(rows))
+    y = thin(p.expand(rows, -1, -1), q.expand(rows, -1, -1), window_rng(rows))
     counts = torch.bincount((y * torch.tensor([9, 3, 1])).sum(1), minlength=27)
     assert (counts[wanted == 0] == 0).all()
     error = (counts / rows - wanted).abs() / (wanted * (1 - wanted) / rows).sqrt().clamp(min=1e-9)
     assert float(error[wanted > 0].max()) < 5
 
 
-def test_thinning_ends_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmspec.sampling.multi_codebook, "MOST_DRAWS", 100)
+def test_thinning_ends_if_the_residual_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmspec.sampling.multi_codebook, "MAX_SAMPLES", 100)
     p, _ = probs(3, 2, 5, 0.0)
-    y = thin(p, p.clone(), draws(3))
+    y = thin(p, p.clone(), window_rng(3))
     assert y.shape == (3, 2) and (y >= 0).all() and (y < 5).all()
 
 
-def test_equal_laws_accept_whatever_the_coin() -> None:
+def test_equal_distributions_accept_whatever_the_random_number() -> None:
     p, _ = probs(50, 9, 1000, 0.0)
     x = sample(p, torch.rand(50, 9))
     assert (chance(ratio, p[:, None], Draft(x[:, None], p[:, None].clone()), None) == 1).all()
 
 
 def test_thirty_two_ratios_stay_numbers() -> None:
-    """Of which half would overflow float32 and one is zero."""
+    """Half of the ratios would overflow float32, and one is zero."""
     p, q = torch.full((1, 1, 32, 2), 0.5), torch.full((1, 1, 32, 2), 0.5)
     q[:, :, :16, 0], p[:, :, 20, 0] = 1e-30, 0.0
     x = torch.zeros(1, 1, 32, dtype=torch.int64)
@@ -176,7 +178,7 @@ def test_thirty_two_ratios_stay_numbers() -> None:
 
 
 @pytest.mark.parametrize("rule", ["beta:beta=0.3", "top-m:m=1", "ensemble", "omega"])
-def test_relaxed_rules_accept_more_and_say_how_much(rule: str) -> None:
+def test_relaxed_rules_accept_more_and_report_a_bound(rule: str) -> None:
     exact, relaxed = (
         check_columns(recipe, SamplingParams(), 15_000, 4, layout=LAYOUTS["delayed"])
         for recipe in ("draft:window=3", f"draft+{rule}" + (",window=3" if ":" in rule else ":window=3"))
@@ -201,8 +203,8 @@ ALIKE = [
         ("gsd:group=0", "gsd:group=6,probability=1,distance=1"),
     ],
 )
-def test_rules_that_ask_what_is_alike_ask_each_codebook(none: str, some: str) -> None:
-    """At strength 0 they give the exact rule's columns; above it they accept more, and say how much."""
+def test_codebook_rules_use_each_codebook(none: str, some: str) -> None:
+    """At strength 0 they give the exact rule's columns; above it they accept more, and report a bound."""
     layout, rows = Layout(length=3, cell=(2,)), 300
 
     def decode(recipe: str, alike: list[Codebook]) -> Decoded:
@@ -241,14 +243,14 @@ def test_trees_and_tables_are_refused() -> None:
 
 
 def residual_by_cell(patch: pytest.MonkeyPatch) -> None:
-    def by_cell(p: Tensor, q: Tensor, draws: WindowRNG) -> Tensor:
-        return sample(residual(p, q), draws.places(RESAMPLE, 0, p.shape[1])[:, 0], fallback=p)
+    def by_cell(p: Tensor, q: Tensor, rng: WindowRNG) -> Tensor:
+        return sample(residual(p, q), rng.uniforms(RESAMPLE, 0, p.shape[1])[:, 0], fallback=p)
 
     patch.setattr(mmspec.sampling.multi_codebook, "thin", by_cell)
 
 
 def resample_from_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mmspec.sampling.multi_codebook, "thin", lambda p, q, draws: thin(p, torch.zeros_like(q), draws))
+    patch.setattr(mmspec.sampling.multi_codebook, "thin", lambda p, q, rng: thin(p, torch.zeros_like(q), rng))
 
 
 def every_cell_tested_alone(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +264,7 @@ def every_cell_tested_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
-    """What the heads say of forced cells enters the products."""
+    """The products include the probabilities of forced cells."""
     sampler, verify = ColumnSampler.__call__, mmspec.sampling.multi_codebook.verify_columns
 
     def raw(self: ColumnSampler, logits: Logits, positions: np.ndarray) -> Tensor:
@@ -271,30 +273,30 @@ def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:
         self.forced = kept
         return p
 
-    def counted(p: Tensor, draft: Draft, rule: Accept, draws: WindowRNG, free: Tensor | None) -> Verdict:
-        return verify(p, draft, rule, draws, None)
+    def counted(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
+        return verify(p, draft, rule, rng, None)
 
-    patch.setattr(mmspec.sampling.multi_codebook, "verify_columns", counted)
+    patch.setattr(mmspec.sampling.sampler, "verify_columns", counted)
     patch.setattr(ColumnSampler, "__call__", raw)
 
 
 def one_number_for_all_cells(patch: pytest.MonkeyPatch) -> None:
-    places = WindowRNG.places
+    uniforms = WindowRNG.uniforms
 
     def same(self: WindowRNG, stream: int, first: int, count: int) -> Tensor:
-        found = places(self, stream, first, count)
+        found = uniforms(self, stream, first, count)
         return found if stream == ACCEPT else found[..., :1].expand_as(found).contiguous()
 
-    patch.setattr(WindowRNG, "places", same)
+    patch.setattr(WindowRNG, "uniforms", same)
 
 
-def coin_used_again(patch: pytest.MonkeyPatch) -> None:
-    places = WindowRNG.places
+def number_used_again(patch: pytest.MonkeyPatch) -> None:
+    uniforms = WindowRNG.uniforms
 
     def again(self: WindowRNG, stream: int, first: int, count: int) -> Tensor:
-        return places(self, stream, first - 1 if stream == ACCEPT else first, count)
+        return uniforms(self, stream, first - 1 if stream == ACCEPT else first, count)
 
-    patch.setattr(WindowRNG, "places", again)
+    patch.setattr(WindowRNG, "uniforms", again)
 
 
 TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = {
@@ -303,7 +305,7 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = {
     "every cell tested alone": (every_cell_tested_alone, "K=2", 20_000),
     "forced cells counted": (forced_cells_counted, "delayed", 10_000),
     "one number for all cells": (one_number_for_all_cells, "K=2", 5_000),
-    "coin used again": (coin_used_again, "K=2", 100_000),
+    "number used again": (number_used_again, "K=2", 100_000),
 }
 
 
@@ -321,7 +323,7 @@ def test_twins_are_caught(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not caught.ok, caught
 
 
-# --- Interleaving ---------------------------------------------------------------------------------------------------
+# --- Delay patterns -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delays", [[0, 1, 2, 3], [0, 0, 1, 1], [0, 8, 9, 10, 11], [0]])
@@ -337,7 +339,7 @@ def test_delays_and_back(delays: list[int]) -> None:
     assert torch.equal(forced == 20, (columns == -7)[0]) and torch.equal(forced == 30, (columns == -9)[0])
 
 
-def test_delays_of_stereo_and_of_a_short_piece() -> None:
+def test_delays_of_stereo_and_of_short_audio() -> None:
     assert steps(4) == [0, 1, 2, 3] and steps(8, 2) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert undelay(torch.zeros(1, 3, 5, dtype=torch.int64), steps(5)).shape == (1, 0, 5)
     with pytest.raises(ArgumentError, match="delays has 3 values for 4 codebooks"):

@@ -1,4 +1,4 @@
-"""The acceptance test and the resample at their edges."""
+"""The acceptance test and the resampling at their edges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from mmspec.errors import ModelError
 from mmspec.sampling.rejection import Draft, ratio, sample, verify
 
-LAST = 1 - 2.0**-24  # the largest number a draw can be
+LAST = 1 - 2.0**-24  # the largest random number
 
 
 def rows(*weights: list[float]) -> Tensor:
@@ -20,43 +20,43 @@ def u(*values: float) -> Tensor:
     return torch.tensor([values])
 
 
-def test_equal_laws_accept_whatever_the_coin() -> None:
+def test_equal_distributions_accept_whatever_the_random_number() -> None:
     p = torch.randn(4, 3, 1000).softmax(-1)
     tokens = torch.randint(1000, (4, 2))
     verdict = verify(p, Draft(tokens, p[:, :2].clone()), ratio, torch.full((4, 3), LAST), torch.rand(4, 3))
     assert verdict.accepted.tolist() == [2] * 4 and torch.equal(verdict.tokens[:, :2], tokens)
 
 
-def test_an_impossible_draft_is_rejected_even_by_a_zero_coin() -> None:
+def test_an_impossible_draft_is_rejected_even_by_a_zero() -> None:
     p = rows([0.0, 0.4, 0.6], [1.0, 0.0, 0.0])
     draft = Draft(torch.tensor([[0]]), rows([1.0, 0.0, 0.0]))
     verdict = verify(p, draft, ratio, u(0.0, 0.0), u(0.0, 0.0))
     assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 1
 
 
-def test_the_redraw_never_gives_what_the_draft_had_covered() -> None:
+def test_resampling_never_gives_a_token_that_q_covers() -> None:
     p, q = rows([0.5, 0.3, 0.2], [1.0, 0.0, 0.0]), rows([0.2, 0.3, 0.5])
-    for redraw in (0.0, 0.5, LAST):
-        verdict = verify(p, Draft(torch.tensor([[2]]), q), ratio, u(0.9, 0.9), u(redraw, redraw))
+    for number in (0.0, 0.5, LAST):
+        verdict = verify(p, Draft(torch.tensor([[2]]), q), ratio, u(0.9, 0.9), u(number, number))
         assert verdict.accepted.tolist() == [0] and verdict.tokens[0, 0] == 0
 
 
-def test_what_lies_behind_the_first_rejection_does_not_count() -> None:
+def test_drafts_after_the_first_rejection_do_not_count() -> None:
     p = torch.full((1, 4, 2), 0.5)
     q = torch.tensor([[[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]])
     verdict = verify(p, Draft(torch.tensor([[0, 1, 1]]), q), ratio, u(0.9, 0.9, 0.9, 0.9), u(0, 0, 0, 0))
     assert verdict.accepted.tolist() == [1] and verdict.tokens[0, :2].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("draw", [0.0, 0.25, 0.5, LAST])
-def test_a_draw_always_has_mass(draw: float) -> None:
+@pytest.mark.parametrize("number", [0.0, 0.25, 0.5, LAST])
+def test_a_sample_always_has_mass(number: float) -> None:
     weights = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 3e-30]])
-    token = sample(weights, torch.full((2,), draw))
+    token = sample(weights, torch.full((2,), number))
     assert (weights.gather(1, token[:, None]) > 0).all()
-    assert token[0] == (1 if draw < 0.5 else 3)
+    assert token[0] == (1 if number < 0.5 else 3)
 
 
-def test_a_draw_follows_its_weights() -> None:
+def test_samples_follow_their_weights() -> None:
     weights = torch.tensor([0.1, 0.0, 2.0, 0.9]).expand(20_000, -1)
     counts = torch.bincount(sample(weights, torch.arange(20_000) / 20_000), minlength=4) / 20_000
     assert torch.allclose(counts, weights[0] / 3, atol=1e-3)
@@ -69,7 +69,7 @@ def test_a_residual_without_mass_falls_back() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0])
-def test_a_law_without_mass_is_an_error(bad: float) -> None:
+def test_weights_without_mass_are_an_error(bad: float) -> None:
     weights = torch.ones(3, 4)
     weights[1] = bad
     with pytest.raises(ModelError, match="not numbers"):
@@ -78,8 +78,8 @@ def test_a_law_without_mass_is_an_error(bad: float) -> None:
         sample(weights, torch.zeros(3), fallback=torch.full((3, 4), bad))
 
 
-def test_a_large_vocabulary_is_drawn_from_group_by_group() -> None:
-    """Beside the definition, in float64, at numbers that fall on, before and after the ends of groups."""
+def test_a_large_vocabulary_is_sampled_group_by_group() -> None:
+    """Equal to the definition in float64, at numbers on, before and after the ends of groups."""
     weights = torch.rand(3, 5000).pow(8)
     weights[0, :2000], weights[1, 130:], weights[2, 4999] = 0.0, 0.0, 50.0
     cdf = weights.double().cumsum(-1)

@@ -1,4 +1,4 @@
-"""The random numbers: known answers of Philox4x32-10, and that draws are keyed as promised."""
+"""Random numbers: known answers of Philox4x32-10, and the keys of each number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_known_answers(counter: list[int], key: list[int], block: list[int]) -> 
     assert [int(even[0, 0]), int(odd[0, 0]), int(even[1, 0]), int(odd[1, 0])] == block
 
 
-def test_draws_depend_on_seed_position_stream_and_iteration_only() -> None:
+def test_numbers_depend_on_seed_position_stream_and_iteration_only() -> None:
     rng = CounterRNG([7, -3, 2**63], CPU)
     positions = np.array([[0, 1, 2], [5, 6, 7], [1, 2, 3]])
     together = torch.stack(rng.uniforms(positions, 4))
@@ -48,22 +48,21 @@ def test_uniforms_are_uniform_and_streams_independent() -> None:
     u = torch.cat(CounterRNG(range(50_000), CPU).uniforms(np.full((50_000, 1), 3), 8), dim=1)
     assert (u >= 0).all() and (u < 1).all()
     counts = torch.stack([torch.histc(stream, 20, 0, 1) for stream in u.T])
-    # Chi-square of 19 degrees of freedom: 60 is exceeded once in 300,000 draws.
+    # Chi-square of 19 degrees of freedom: 60 is exceeded once in 300,000 trials.
     assert ((counts - 2500) ** 2 / 2500).sum(1).max() < 60
     assert (torch.corrcoef(u.T) - torch.eye(4)).abs().max() < 0.025
 
 
 def test_gumbel_noise_is_fixed_per_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    patch = monkeypatch
     rng = CounterRNG([5, 6], CPU)
     first = rng.gumbel(np.array([[0, 1, 2], [4, 5, 6]]), 7)
     again = rng.gumbel(np.array([[1, 2, 3], [3, 4, 5]]), 7)
     assert torch.equal(first[0, 1:], again[0, :2]) and torch.equal(first[1, :2], again[1, 1:])
     assert first.unique().numel() == first.numel()
-    for word in (0, 2**32 - 1):  # the extreme draws are finite
-        patch.setattr(mmspec.sampling.rng, "philox", lambda even, odd, keys, w=word: (even * 0 + w, odd * 0 + w))
+    for word in (0, 2**32 - 1):  # the extreme words give finite noise
+        monkeypatch.setattr(mmspec.sampling.rng, "philox", lambda even, odd, keys, w=word: (even * 0 + w, odd * 0 + w))
         assert rng.gumbel(np.zeros((2, 1), dtype=np.int64), 5).isfinite().all()
-    patch.undo()
+    monkeypatch.undo()
     many = CounterRNG(range(2000), CPU).gumbel(np.zeros((2000, 1), dtype=np.int64), 50)
     assert many.mean().item() == pytest.approx(0.5772, abs=0.02)
     assert many.var().item() == pytest.approx(np.pi**2 / 6, abs=0.05)

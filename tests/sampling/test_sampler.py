@@ -1,4 +1,4 @@
-"""The distribution of a position, against the definition written out for one row at a time."""
+"""The sampler's distributions against the definition, one row at a time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def by_hand(cond: Tensor, uncond: Tensor, allowed: Tensor, s: SamplingParams) ->
     return out / out.sum()
 
 
-def test_each_row_follows_its_own_settings() -> None:
+def test_each_row_follows_its_own_params() -> None:
     generator = torch.Generator().manual_seed(0)
     rows, width, vocab = len(SETTINGS), 4, 11
     cond, uncond = torch.randn(2, rows, width, vocab, generator=generator) * 2
@@ -69,7 +69,7 @@ def test_each_row_follows_its_own_settings() -> None:
     assert torch.allclose(again, p[[3, 1]], atol=1e-7)
 
 
-def test_a_constraint_knows_its_forced_tokens() -> None:
+def test_forced_tokens_of_a_constraint() -> None:
     allowed = torch.tensor([[True, True, False], [False, False, True]])
     constraint = Constraint(torch.tensor([0, 1, 0]), allowed)
     assert constraint.forced.tokens.tolist() == [-1, 2, -1]
@@ -85,10 +85,10 @@ def test_guidance_between_two_forbidden_logits_is_forbidden() -> None:
     assert p.isfinite().all() and p[0, 0, 1] == 0
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.0], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("temperature", [1.0, 0.0], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_position_without_an_allowed_token_is_an_error(temperature: float, mixed: bool) -> None:
-    """The model forbids what the constraint allows; neither is the other row's business."""
+    """The model forbids the token that the constraint allows; the other row is not affected."""
     cond = torch.tensor([[0.0, 0.0, -torch.inf]]).repeat(2, 1)[:, None]
     constraint = Constraint(torch.zeros(1, dtype=torch.int64), torch.tensor([[False, False, True]]))
     sampler = TokenSampler(
@@ -101,7 +101,7 @@ def test_a_position_without_an_allowed_token_is_an_error(temperature: float, mix
     assert sampler(Logits(cond, None), positions)[1, 0].tolist() == [0.0, 0.0, 1.0]
 
 
-def test_the_likeliest_token_survives_any_top_p() -> None:
+def test_the_most_likely_token_survives_any_top_p() -> None:
     p = TokenSampler([SamplingParams(top_p=1e-50)], None, CPU)(
         Logits(torch.tensor([[[0.0, 2.0]]]), None), np.zeros((1, 1), np.int64)
     )
@@ -134,6 +134,6 @@ def test_bfloat16_logits_are_mixed_in_float32() -> None:
         ("guidance_scale", 1e38, "it must be from 0 to 10000 (1 is off)"),
     ],
 )
-def test_settings_out_of_range(name: str, value: float, allowed: str) -> None:
+def test_params_out_of_range(name: str, value: float, allowed: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(f"{name}={value!r} is not allowed; {allowed}")):
         SamplingParams(**{name: value})  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Drafts that branch: each way keeps plain decoding's distribution, and each bias that trees are known for is caught.
+"""Draft trees: each recipe keeps the target distribution, and each known bias of tree decoding is caught.
 
-Power: as in `test_exactness`. With 60,000 samples of at most 81 sequences a recipe that is exact fails once in a
-million runs, and a bias of 0.02 in total variation is found nearly always.
+Power: as in `test_exactness`. With 60,000 samples of at most 81 sequences an exact recipe fails once in a million runs,
+and a bias of 0.02 in total variation is found nearly always.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch import Tensor
 import mmspec.drafters.tree.dyspec
 import mmspec.sampling.k_seq
 import mmspec.sampling.tree_rejection
-from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import TreeTarget
@@ -36,6 +35,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio, residual, sample
+from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
 from mmspec.testing.exactness import ToyTarget, check
@@ -71,7 +71,7 @@ def test_drafts_of_the_target_itself_are_accepted_whole() -> None:
     assert stats.draft_calls == 5
 
 
-def test_siblings_help() -> None:
+def test_siblings_raise_the_acceptance() -> None:
     calls = [
         check(recipe, SamplingParams(), samples=20_000, layout=GRID, seed=5).tokens_per_call
         for recipe in ("draft:window=3", "tree:branch=2/2", "tree:branch=3/3")
@@ -114,7 +114,7 @@ def test_bound_holds(drafting: str, name: str) -> None:
     assert verdict.tv < 4 * verdict.tv_bound + verdict.limit, verdict
 
 
-def test_a_rule_sees_the_depth_as_its_slot() -> None:
+def test_a_rule_gets_the_depth_as_its_slot() -> None:
     slots: list[int] = []
 
     def rule(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
@@ -133,13 +133,13 @@ def test_a_rule_sees_the_depth_as_its_slot() -> None:
 # --- The walk at its edges ------------------------------------------------------------------------------------------
 
 
-def walk(p: list[list[float]], tokens: list[int], siblings: Any, coins: list[float], draws: list[float]) -> Any:
+def walk(p: list[list[float]], tokens: list[int], siblings: Any, accept_u: list[float], resample_u: list[float]) -> Any:
     tree = Tree.branching([len(tokens)], CPU)
     draft = TreeDraft(tree, torch.tensor([tokens]), siblings)
-    return verify_tree(torch.tensor([p]), draft, ratio, torch.tensor([coins]), torch.tensor([draws]))
+    return verify_tree(torch.tensor([p]), draft, ratio, torch.tensor([accept_u]), torch.tensor([resample_u]))
 
 
-def test_a_repeated_sibling_counts_for_nothing() -> None:
+def test_a_repeated_sibling_is_ignored() -> None:
     p = [[0.5, 0.25, 0.25]] * 3
     for siblings in (Chosen(3), WithoutReplacement(torch.tensor([[[1.0, 0.0, 0.0]]]))):
         verdict = walk(p, [0, 0], siblings, [0.9, 0.0], [0.9, 0.9])
@@ -147,10 +147,10 @@ def test_a_repeated_sibling_counts_for_nothing() -> None:
         assert verdict.tested.tolist() == [1]
 
 
-def test_a_second_sibling_is_tested_against_what_the_first_left() -> None:
+def test_a_second_sibling_is_tested_against_the_residual() -> None:
     p = [[0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
-    for coin, accepted in ((0.59, 1), (0.61, 0)):  # 0.3 / (0.3 + 0.2)
-        verdict = walk(p, [0, 1], Chosen(3), [0.51, coin], [0.0, 0.0])
+    for number, accepted in ((0.59, 1), (0.61, 0)):  # 0.3 / (0.3 + 0.2)
+        verdict = walk(p, [0, 1], Chosen(3), [0.51, number], [0.0, 0.0])
         assert verdict.accepted.tolist() == [accepted]
         assert verdict.tokens[0, : accepted + 1].tolist() == ([1, 2] if accepted else [2])
         assert verdict.path.tolist() == [[2 if accepted else 1]]
@@ -160,7 +160,7 @@ def test_shape() -> None:
     tree = Tree.branching([2, 1, 2], CPU)
     assert tree.parents.tolist() == [[0, 0, 1, 2, 3, 3, 4, 4]]
     assert tree.depth.tolist() == [[0, 1, 1, 2, 2, 3, 3, 3, 3]] and tree.height == 3 and tree.widest == [2, 1, 2]
-    assert tree.place.tolist() == [[0, 0, 1, 0, 1, 0, 1, 2, 3]]
+    assert tree.order.tolist() == [[0, 0, 1, 0, 1, 0, 1, 2, 3]]
     assert tree.children[0, 3].tolist() == [5, 6] and tree.children[0, 2].tolist() == [4, 0]
     assert tree.sees[0, 7].nonzero()[:, 0].tolist() == [0, 2, 4, 7]
 
@@ -185,7 +185,7 @@ def test_bad_branches(recipe: str, message: str) -> None:
         parse(recipe)
 
 
-def test_what_a_model_lacks_is_told() -> None:
+def test_missing_resources_are_refused() -> None:
     class Windows:
         def __init__(self, target: ToyTarget) -> None:
             self.vocab_size, self.device = target.vocab_size, target.device
@@ -224,7 +224,7 @@ def original_p_and_q(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_q(patch: pytest.MonkeyPatch) -> None:
-    """Siblings drawn without replacement, tested as if they had been drawn with."""
+    """Siblings sampled without replacement, tested as if sampled with replacement."""
     conditional = WithoutReplacement.conditional
     patch.setattr(
         WithoutReplacement, "conditional", lambda self, entry, tokens: conditional(self, entry, tokens[:, :1])
@@ -232,27 +232,27 @@ def stale_q(patch: pytest.MonkeyPatch) -> None:
 
 
 def greedy_siblings_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
-    def likeliest(q: Tensor, u: Tensor) -> Tensor:
+    def most_likely(q: Tensor, u: Tensor) -> Tensor:
         return q.topk(u.shape[-1]).indices.flatten(1)
 
-    patch.setattr(specinfer, "DISTINCT", SiblingSampler(likeliest, WithoutReplacement))
+    patch.setattr(specinfer, "DISTINCT", SiblingSampler(most_likely, WithoutReplacement))
 
 
-def selected_after_drawing(patch: pytest.MonkeyPatch) -> None:
-    """One sibling more is drawn, and the least likely left out."""
+def selected_after_sampling(patch: pytest.MonkeyPatch) -> None:
+    """One more sibling is sampled, and the least likely one dropped."""
 
     def best(q: Tensor, u: Tensor) -> Tensor:
-        drawn = sample_without_replacement(q, torch.cat([u, (u[..., :1] + 0.37) % 1], dim=-1)).unflatten(
+        sampled = sample_without_replacement(q, torch.cat([u, (u[..., :1] + 0.37) % 1], dim=-1)).unflatten(
             1, (q.shape[1], -1)
         )
-        likely = q.gather(-1, drawn)
-        return drawn.gather(-1, likely.sort(dim=-1, descending=True).indices[..., :-1]).flatten(1)
+        likely = q.gather(-1, sampled)
+        return sampled.gather(-1, likely.sort(dim=-1, descending=True).indices[..., :-1]).flatten(1)
 
     patch.setattr(specinfer, "DISTINCT", SiblingSampler(best, WithoutReplacement))
 
 
-def node_drawn_twice(patch: pytest.MonkeyPatch) -> None:
-    """Of two draws of a node the likelier one is verified."""
+def node_sampled_twice(patch: pytest.MonkeyPatch) -> None:
+    """Of two samples of a node the more likely one is verified."""
 
     def likelier(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
         one, other = sample(weights, u, fallback), sample(weights, (u + 0.37) % 1, fallback)
@@ -267,20 +267,20 @@ def independent_drafts_with_a_ratio(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mmspec.sampling.k_seq, "smallest_rho", lambda p, q, count: torch.ones(len(p), 1))
 
 
-def drafts_that_went_astray_are_counted(patch: pytest.MonkeyPatch) -> None:
-    left = mmspec.sampling.k_seq.missing
+def rejected_drafts_are_counted(patch: pytest.MonkeyPatch) -> None:
+    left = mmspec.sampling.k_seq.unassigned
 
-    def missing(p: Tensor, q: Tensor, rho: Tensor, count: Tensor) -> Tensor:
+    def unassigned(p: Tensor, q: Tensor, rho: Tensor, count: Tensor) -> Tensor:
         return left(p, q, rho, torch.full_like(count, 4))
 
-    patch.setattr(mmspec.sampling.k_seq, "missing", missing)
+    patch.setattr(mmspec.sampling.k_seq, "unassigned", unassigned)
 
 
-def shared_coins(patch: pytest.MonkeyPatch) -> None:
+def shared_numbers(patch: pytest.MonkeyPatch) -> None:
     """Siblings share their random numbers."""
 
-    def uniforms(self: Tree, state: BatchState, iteration: int) -> list[Tensor]:
-        return state.rng.uniforms(state.length[:, None] - 1 + self.depth[:, 1:], iteration)
+    def uniforms(self: Tree, rng: CounterRNG, start: NDArray[np.int64], iteration: int) -> list[Tensor]:
+        return rng.uniforms(start[:, None] - 1 + self.depth[:, 1:], iteration)
 
     patch.setattr(Tree, "uniforms", uniforms)
 
@@ -290,7 +290,7 @@ def no_roll_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_mask(patch: pytest.MonkeyPatch) -> None:
-    """An entry follows the first of those that are as deep as the one it hangs from."""
+    """The parent of an entry is replaced by the first entry of its depth."""
     forward = ToyTarget.forward_tree
 
     def first_of_depth(self: ToyTarget, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
@@ -304,12 +304,12 @@ TWINS: dict[str, tuple[Break, str]] = {
     "siblings with the original p and q": (original_p_and_q, "tree:branch=3/1"),
     "q with replacement": (stale_q, "tree:branch=3/1"),
     "greedy siblings with a ratio": (greedy_siblings_with_a_ratio, "tree:branch=2/2"),
-    "selected after drawing": (selected_after_drawing, "tree:branch=2/1"),
+    "selected after sampling": (selected_after_sampling, "tree:branch=2/1"),
     "q with replacement, node by node": (stale_q, "tree-sampled:window=5"),
-    "a node drawn twice": (node_drawn_twice, "tree-sampled:window=4"),
+    "a node sampled twice": (node_sampled_twice, "tree-sampled:window=4"),
     "independent drafts with a ratio": (independent_drafts_with_a_ratio, "spectr:drafts=3,length=2"),
-    "drafts that went astray are counted": (drafts_that_went_astray_are_counted, "spectr:drafts=4,length=3"),
-    "siblings share their numbers": (shared_coins, "tree:branch=2/2"),
+    "rejected drafts are counted": (rejected_drafts_are_counted, "spectr:drafts=4,length=3"),
+    "siblings share their numbers": (shared_numbers, "tree:branch=2/2"),
     "no roll-back to the path": (no_roll_back, "tree:branch=2/2"),
     "wrong mask": (wrong_mask, "tree-dynamic:window=7,depth=3,top=2"),
 }
@@ -332,14 +332,14 @@ PARENTS = np.array([[0, 0, 1, 1, 2, 4, 3], [0, 1, 1, 0, 3, 3, 6]])
 
 
 def trees_agree(make: Callable[[], TreeTarget], size: int) -> bool:
-    """Whether entries of trees, and windows after a settled path, have the logits of windows without branches."""
+    """Whether tree entries, and windows after a settled path, have the logits of windows without branches."""
     generator = torch.Generator().manual_seed(3)
     x, drafts = torch.randint(size, (2, 2, 8), generator=generator)
     drafts = drafts[:, :7]
     wrong = 0
 
     def expect(got: Logits, column: int, sequences: list[Tensor]) -> None:
-        """The logits in a column are those after each row's sequence."""
+        """Compares the logits in a column with those after each row's sequence."""
         nonlocal wrong
         longest = max(map(len, sequences))
         padded = torch.stack([torch.nn.functional.pad(s, (0, longest - len(s))) for s in sequences])
@@ -393,18 +393,18 @@ def llamagen(padded: bool) -> Callable[[], TreeTarget]:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_llamagen_reads_trees(padded: bool) -> None:
+def test_llamagen_supports_trees(padded: bool) -> None:
     assert trees_agree(llamagen(padded), tiny_llamagen.V)
 
 
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
-def test_models_of_transformers_read_trees(name: str, guided: bool) -> None:
+def test_transformers_models_support_trees(name: str, guided: bool) -> None:
     model = CASES[name].model()
     job = job_of(model, arguments(name, model, guided))
     assert trees_agree(lambda: job.target(job.plan, slack=8), job.plan.backbone.vocab_size)
 
 
-def test_a_forgotten_path_and_a_causal_mask_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_path_and_a_causal_mask_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(LlamaGenTarget, "settle", lambda self, at, path: None)
         assert not trees_agree(llamagen(False), tiny_llamagen.V)

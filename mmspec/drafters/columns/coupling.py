@@ -19,7 +19,7 @@ from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
 def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     """Draws every slot anew from p."""
-    return put(sample(verdict.p, draws.places(RESAMPLE, 0, verdict.p.shape[2])), state, draws)
+    return put(sample(verdict.p, draws.uniforms(RESAMPLE, 0, verdict.p.shape[2])), state, draws)
 
 
 def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:

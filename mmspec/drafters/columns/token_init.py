@@ -83,7 +83,7 @@ class ColumnInitDrafter:
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """As `mmspec.drafters.jacobi.ContinuationDrafter` has it."""
         codebooks, vocab_size = draft.q.shape[-2:]
-        u, forced = draws.places(INIT, 0, codebooks), state.layout.forced
+        u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
         new = torch.from_numpy(np.arange(draft.tokens.shape[1]) >= reused[:, None]).to(state.device)
         columns, left = [], state.last()[:, 0]
         for j in range(draft.tokens.shape[1]):

@@ -72,7 +72,7 @@ class StaticTreeDrafter:
         self._runner.select_rows(row_ids)
 
     def propose(self, state: BatchState, iteration: int) -> TreeDraft:
-        u = self._tree.uniforms(state, iteration)[DRAFT]
+        u = self._tree.uniforms(state.rng, state.length, iteration)[DRAFT]
         probs = [self._runner.root(state)]
         levels: list[Tensor] = []
         first = 1
