@@ -1,4 +1,4 @@
-"""What a pipeline needs of an audio codec, and how codes become sound while they still arrive."""
+"""Interface of audio codecs, and streaming decoding of codes into audio."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class Codec(Protocol):
-    """Turns codes into a waveform.
+    """Decodes codes into a waveform.
 
     Attributes:
         sampling_rate: Samples per second.
         channels: 1 or 2.
-        hop: Samples per frame, so that there are `sampling_rate / hop` frames per second.
+        hop: Samples per frame; there are `sampling_rate / hop` frames per second.
         codebooks: K, codes per frame.
-        codebook_size: V, each is below it.
+        codebook_size: V; codes are 0 to V - 1.
     """
 
     sampling_rate: int
@@ -26,73 +26,74 @@ class Codec(Protocol):
     codebook_size: int
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, K, F] to sound float32 [B, channels, F * hop] in -1..1, on the codec's own device."""
+        """Decodes codes int64 [B, K, F] into audio float32 [B, channels, F * hop] in -1..1, on the codec's device."""
         ...
 
     def stream(self) -> CodecStream:
-        """A decoder for frames that arrive bit by bit; what it gives in all is what `decode` gives at once."""
+        """A decoder for frames that arrive in chunks; its chunks of audio add up to what `decode` returns."""
         ...
 
     def tables(self) -> list[Tensor]:
-        """What the codes stand for: float [V, D] of each codebook."""
+        """The vectors that codes stand for: float [V, D] of each codebook."""
         ...
 
 
-class Decoder(Protocol):
-    """The part of a codec that `OverlapStream` asks for, or some layers of one: `hop` outputs of `channels` a frame."""
+class FrameDecoder(Protocol):
+    """The part of a codec, or some of its layers, that `OverlapStream` runs: `hop` outputs per frame and channel."""
 
     channels: int
     hop: int
 
     def decode(self, codes: Tensor) -> Tensor:
-        """[B, ..., F] to [B, channels, F * hop]."""
+        """Decodes frames [B, ..., F] into [B, channels, F * hop]."""
         ...
 
 
 class CodecStream(Protocol):
-    """Decodes one batch of rows that grow together."""
+    """Decodes one batch of rows whose frames arrive together."""
 
     def push(self, codes: Tensor) -> Tensor:
-        """Takes the next frames int64 [B, K, f] and gives the sound that is certain by now, float32 [B, channels, n].
+        """Takes the next frames int64 [B, K, f] and returns the audio that is final by now, float32 [B, channels, n].
 
-        It lags after the codes as far as a decoder looks ahead; n may be 0.
+        The audio lags the codes by as many frames as the decoder looks ahead; n may be 0.
         """
         ...
 
     def finish(self) -> Tensor:
-        """The rest of the sound, as it is when no more frames come."""
+        """The rest of the audio, decoded as if no frames follow."""
         ...
 
 
 class OverlapStream:
-    """Streams a codec whose sound at a frame depends on few frames around it: parts are decoded with these around them.
+    """Streams a codec with a finite receptive field: decodes chunks together with the frames around them.
 
     Args:
-        codec: Whose `decode` is called.
-        before: Frames back that a frame's samples may depend on; None is all of them, at a cost that grows with them.
-        after: Frames ahead that they may depend on.
+        codec: The decoder of a chunk.
+        before: Frames back on which the samples of a frame may depend; None is all of them, at a cost that grows with
+            their number.
+        after: Frames ahead on which they may depend.
     """
 
-    def __init__(self, codec: Decoder, before: int | None, after: int) -> None:
+    def __init__(self, codec: FrameDecoder, before: int | None, after: int) -> None:
         self._codec = codec
         self._before = before
         self._after = after
-        self._codes: Tensor | None = None  # what later sound depends on
-        self._given = 0  # frames of it whose sound was given
+        self._codes: Tensor | None = None  # the frames that later audio depends on
+        self._returned = 0  # how many of them have been returned as audio
 
     def push(self, codes: Tensor) -> Tensor:
         self._codes = codes if self._codes is None else torch.cat([self._codes, codes], dim=-1)
-        return self._give(self._codes.shape[-1] - self._after)
+        return self._decode(self._codes.shape[-1] - self._after)
 
     def finish(self) -> Tensor:
-        return self._give(0 if self._codes is None else self._codes.shape[-1])
+        return self._decode(0 if self._codes is None else self._codes.shape[-1])
 
-    def _give(self, until: int) -> Tensor:
-        """The sound of frames up to `until` that was not given yet."""
-        codes, first, hop = self._codes, self._given, self._codec.hop
+    def _decode(self, until: int) -> Tensor:
+        """The audio of the frames before `until` that has not been returned yet."""
+        codes, first, hop = self._codes, self._returned, self._codec.hop
         if codes is None or until <= first:
             return torch.empty(0 if codes is None else len(codes), self._codec.channels, 0)
-        sound = self._codec.decode(codes)[..., first * hop : until * hop]
-        passed = 0 if self._before is None else max(until - self._before, 0)
-        self._codes, self._given = codes[..., passed:], until - passed
-        return sound
+        audio = self._codec.decode(codes)[..., first * hop : until * hop]
+        dropped = 0 if self._before is None else max(until - self._before, 0)
+        self._codes, self._returned = codes[..., dropped:], until - dropped
+        return audio

@@ -1,4 +1,4 @@
-"""Speech pipelines from what transformers saves, and from models that are loaded already."""
+"""Speech and music pipelines from model folders and from loaded models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.codecs.snac import is_snac, read_snac
 from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
-from mmspec.audio.models.codec_lm import speech as grafted
 from mmspec.audio.models.codec_lm.speech import TextSide
+from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError
 from mmspec.hf.folder import architecture, load_model, read_processor
 
-# Class of transformers -> what makes a speaker of a model, its processor, a codec or None, options and a draft model.
+# Model class -> function that makes its `SpeechAdapter` from the model, its processor, a codec or None, the remaining
+# options of `config`, and a draft model or None.
 SPEECH_ADAPTERS = {
     "LlamaForCausalLM": "mmspec.audio.models.flat.speech:make",
     "MistralForCausalLM": "mmspec.audio.models.flat.speech:make",
@@ -36,8 +37,8 @@ SPEECH_ADAPTERS = {
     "GradiumPhononTTSForConditionalGeneration": "mmspec.audio.models.pocket.speech:make",
     "VibeVoiceForConditionalGeneration": "mmspec.audio.models.vibevoice.speech:make",
 }
-PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-# Hub ids of a family: who drafts for whom.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+# Hub id of a model -> Hub id of the smaller model of its family that drafts for it.
 PAIRS = {
     "HKUSTAudio/Llasa-3B": "HKUSTAudio/Llasa-1B",
     "HKUSTAudio/Llasa-8B": "HKUSTAudio/Llasa-1B",
@@ -52,17 +53,17 @@ PAIRS = {
 
 
 def is_speech_model(name: str | None) -> bool:
-    """Whether a class of transformers, by name, is loaded as a speech pipeline."""
+    """Whether a model class of transformers, by name, is loaded as a speech pipeline."""
     return name in SPEECH_ADAPTERS
 
 
 def is_speech_folder(folder: Path) -> bool:
     """Whether a folder is loaded as a speech pipeline."""
-    return is_speech_model(architecture(folder)) or published(folder) is not None
+    return is_speech_model(architecture(folder)) or codec_lm_reader(folder) is not None
 
 
-def published(folder: Path) -> Callable[..., TextSide] | None:
-    """What reads a folder of a family that is no class of transformers, or None."""
+def codec_lm_reader(folder: Path) -> Callable[..., TextSide] | None:
+    """The function that reads a published Chatterbox or CosyVoice folder, or None for any other folder."""
     if (folder / chatterbox.FILE).is_file():
         return chatterbox.read
     return cosyvoice.read if cosyvoice.is_cosyvoice(folder) else None
@@ -76,55 +77,59 @@ def from_folder(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> SpeechPipeline:
-    """A pipeline from a folder with a model of transformers, its processor or tokenizer beside it; see `mmspec.load`.
+    """A pipeline from a folder with a model of transformers, or a published Chatterbox or CosyVoice folder.
 
     Args:
-        config: For a flat model its `style`; for all, `draft_model`: a folder or Hub id of a smaller model of the
-            family, or "pair" for the one that goes with this model by name.
+        folder: The folder.
+        processor: The model's processor or tokenizer, or a folder or Hub id of it; None is the one in `folder`.
+        codec: A folder of the codec, for models without one; None otherwise.
+        config: The options of the model's adapter, such as `style` of a flat model; for all models, `draft_model`: a
+            folder or Hub id of a smaller model of the family, or "pair" for the one listed in `PAIRS`.
+        device: Where to load the model.
+        dtype: Its dtype.
 
     Raises:
-        ArgumentError: For options that are missing or unknown.
-        ModelError: For files that are not what they claim to be.
+        ArgumentError: For missing or unknown options.
+        ModelError: For missing, broken or unsupported files.
     """
     options = dict(config or {})
-    if (read := published(folder)) is not None:
-        return from_published(read, folder, processor, codec, options, device, dtype)
+    if (read := codec_lm_reader(folder)) is not None:
+        return from_codec_lm_folder(read, folder, processor, codec, options, device, dtype)
     model = load_model(folder, device, dtype)
-    if processor is None and any((folder / file).exists() for file in PROCESSORS):
+    if processor is None and any((folder / file).exists() for file in PROCESSOR_FILES):
         processor = folder
     if isinstance(processor, (str, Path)):
         processor = read_processor(processor, type(model).__name__)
     draft = options.pop("draft_model", None)
     if draft == "pair":
-        draft = smaller(folder)
+        draft = smaller_model(folder)
     if isinstance(draft, (str, Path)):
-        draft = load_model(found(draft), device, dtype)
+        draft = load_model(draft_folder(draft), device, dtype)
     return from_model(model, processor, codec, {**options, "draft_model": draft})
 
 
 def from_model(
     model: Any, processor: Any = None, codec: Path | None = None, config: Mapping[str, Any] | None = None
 ) -> SpeechPipeline:
-    """A pipeline around a model where it is; see `from_folder`.
+    """A pipeline around a loaded model, which stays on its device; see `from_folder`.
 
     Raises:
-        ArgumentError: As `from_folder`.
-        ModelError: As `from_folder`.
+        ArgumentError: For missing or unknown options.
+        ModelError: For a codec or a draft model that does not fit.
     """
     options = dict(config or {})
     draft_model = options.pop("draft_model", None)
-    given = options.pop("codec", None)
+    own_codec: Codec | None = options.pop("codec", None)
     if codec is not None:
-        given = read_codec(codec, str(model.device))
+        own_codec = read_codec(codec, str(model.device))
     module, _, name = SPEECH_ADAPTERS[type(model).__name__].partition(":")
     make: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if processor is None:
         raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
-    voice: Codec | None = given
-    return SpeechPipeline(make(model, processor, voice, options, draft_model))
+    return SpeechPipeline(make(model, processor, own_codec, options, draft_model))
 
 
-def from_published(
+def from_codec_lm_folder(
     read: Callable[..., TextSide],
     folder: Path,
     tokenizer: Any,
@@ -133,51 +138,63 @@ def from_published(
     device: str,
     dtype: torch.dtype,
 ) -> SpeechPipeline:
-    """A pipeline of a family whose sound the caller's codec makes.
+    """A pipeline from a published Chatterbox or CosyVoice folder; the caller provides the codec.
+
+    Args:
+        read: The function that reads the folder, see `codec_lm_reader`.
+        folder: The folder.
+        tokenizer: A tokenizer, or its path; None is the one in the folder.
+        codec: A folder of the codec; None takes the option `codec`.
+        options: `codec`, `voice` and `draft_model`.
+        device: Where to load the model.
+        dtype: Its dtype.
 
     Raises:
-        ArgumentError: As `from_folder`.
-        ModelError: As `from_folder`.
+        ArgumentError: For missing or unknown options.
+        ModelError: For missing, broken or unsupported files.
     """
-    draft, voice, given = (options.pop(name, None) for name in ("draft_model", "voice", "codec"))
+    draft, voice, own_codec = (options.pop(name, None) for name in ("draft_model", "voice", "codec"))
     side = read(folder, tokenizer, voice, device, dtype)
-    smaller = None
+    draft_side = None
     if draft is not None:
-        other = found(draft)
-        smaller = (published(other) or read)(other, tokenizer, voice, device, dtype)
-    return SpeechPipeline(grafted.make(side, given if codec is None else read_codec(codec, device), smaller, options))
+        other = draft_folder(draft)
+        draft_side = (codec_lm_reader(other) or read)(other, tokenizer, voice, device, dtype)
+    own_codec = own_codec if codec is None else read_codec(codec, device)
+    return SpeechPipeline(make_codec_lm(side, own_codec, draft_side, options))
 
 
 def read_codec(folder: Path, device: str) -> Codec:
-    """A codec of transformers, or a SNAC as it is published.
+    """A codec of transformers, or a published SNAC.
 
     Raises:
-        ModelError: When it cannot be loaded.
+        ModelError: If it cannot be loaded.
     """
     return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32))
 
 
-def smaller(folder: Path) -> str:
-    """The Hub id of the model that drafts for the one in a folder of the Hub's cache.
+def smaller_model(folder: Path) -> str:
+    """The Hub id of the model that drafts for the one in a folder of the Hub's cache, by `PAIRS`.
 
     Raises:
-        ArgumentError: When none is known.
+        ArgumentError: For a model that is not in `PAIRS`.
     """
     names = [part.removeprefix("models--").replace("--", "/") for part in folder.resolve().parts]
     for name in names:
         if name in PAIRS:
             return PAIRS[name]
-    known = ", ".join(f"{big} ({small})" for big, small in PAIRS.items())
-    raise ArgumentError(f"draft_model='pair' is not possible for {str(folder)!r}; known are {known}: name a folder")
+    pairs = ", ".join(f"{big} ({small})" for big, small in PAIRS.items())
+    raise ArgumentError(
+        f"draft_model='pair' is not possible for {str(folder)!r}; pairs are known for {pairs}: name a folder or Hub id"
+    )
 
 
-def found(draft: str | Path) -> Path:
-    """A folder, fetched from the Hub where it is none.
+def draft_folder(draft: str | Path) -> Path:
+    """The folder of a draft model, downloaded if `draft` is a Hub id.
 
     Raises:
-        ArgumentError: When it is neither.
+        ArgumentError: If it is neither a folder nor a Hub id.
     """
     path: Path | None = Path(draft) if Path(draft).is_dir() else hub.fetch(str(draft))
     if path is None:
-        raise ArgumentError(f"draft_model={str(draft)!r} is no folder and no Hub id")
+        raise ArgumentError(f"draft_model={str(draft)!r} is neither a folder nor a Hub id")
     return path

@@ -1,4 +1,4 @@
-"""What a call of a speech or music pipeline gives."""
+"""Outputs of speech and music pipelines."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from transformers.utils import ModelOutput
 
 from mmspec.decoding.stats import Stats
 
-_GIVEN: Any = None  # every call gives all fields; transformers wants a default for all but one
+_REQUIRED: Any = None  # every call sets all fields; `ModelOutput` requires defaults for all but the first
 
 
 @dataclass
-class Sound(ModelOutput):
-    """One text as sound, by key or by attribute, as the pipelines of transformers give it.
+class AudioOutput(ModelOutput):
+    """The audio of one text, by key or by attribute, with the keys of transformers' pipelines.
 
     Attributes:
         audio: float32 [channels, samples] in -1..1.
         sampling_rate: Samples per second.
-        tokens: int64 [n] of each part that was decoded apart, such as a sentence.
-        seed: Of the text.
-        notes: What the caller may want to know, such as words that were spelled.
-        stats: What the whole call cost, all its texts together.
+        tokens: int64 [n] of each part that was decoded separately, such as a sentence.
+        seed: The seed of the text.
+        notes: Remarks for the caller, such as words that were spelled.
+        stats: Statistics of the whole call, for all of its texts together.
     """
 
-    audio: NDArray[np.float32] = _GIVEN
-    sampling_rate: int = _GIVEN
-    tokens: list[Tensor] = _GIVEN
-    seed: int = _GIVEN
-    notes: list[str] = _GIVEN
-    stats: Stats = _GIVEN
+    audio: NDArray[np.float32] = _REQUIRED
+    sampling_rate: int = _REQUIRED
+    tokens: list[Tensor] = _REQUIRED
+    seed: int = _REQUIRED
+    notes: list[str] = _REQUIRED
+    stats: Stats = _REQUIRED
 
     @property
     def seconds(self) -> float:
-        """How long it sounds."""
+        """Duration of the audio."""
         return self.audio.shape[-1] / self.sampling_rate
 
 
-class Sounds(list[Sound]):
-    """Several texts as sound, and what they cost together.
+class AudioOutputs(list[AudioOutput]):
+    """The audio of several texts, and the statistics of the call.
 
     Args:
-        sounds: One per text.
-        stats: Of the call.
+        outputs: One per text.
+        stats: Statistics of the call.
     """
 
-    def __init__(self, sounds: list[Sound], stats: Stats) -> None:
-        super().__init__(sounds)
+    def __init__(self, outputs: list[AudioOutput], stats: Stats) -> None:
+        super().__init__(outputs)
         self.stats = stats
 
     @property
     def audio(self) -> list[Any]:
-        """The sound of each text, float32 [channels, samples]."""
-        return [sound.audio for sound in self]
+        """The audio of each text, float32 [channels, samples]."""
+        return [output.audio for output in self]

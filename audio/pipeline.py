@@ -1,4 +1,4 @@
-"""The pipeline of models that speak: texts to sound by any recipe, at once or while decoding goes on."""
+"""The pipeline of speech and music models: texts to audio by any recipe, at once or streamed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.outputs import Sound, Sounds
+from mmspec.audio.outputs import AudioOutput, AudioOutputs
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
@@ -27,17 +27,17 @@ from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
-FIRST, EVERY = 12, 25  # frames until the first chunk of a stream, and between the others
-_PART_SEED = 2**32  # between the seeds of one text's parts
+FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
+_PART_SEED_STRIDE = 2**32  # between the seeds of one text's parts
 
 
 @dataclass(frozen=True)
-class Reading:
+class PreparedText:
     """A text as a model reads it.
 
     Attributes:
-        parts: What is decoded apart and heard in this order, such as sentences; whatever the speaker understands.
-        notes: What the caller may want to know.
+        parts: What is decoded separately and played in this order, such as sentences, in the adapter's own format.
+        notes: Remarks for the caller.
     """
 
     parts: Sequence[Any]
@@ -55,13 +55,19 @@ class DecodingJob(Protocol):
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        """Decodes it; rows that end early are filled up with what `SpeechAdapter.codes` takes for no frames."""
+        """Decodes the batch; rows that end early are padded with tokens that `SpeechAdapter.codes` drops."""
         ...
 
 
 @dataclass(frozen=True)
-class Task:
-    """Work for one target: with its prompts given, what is to be made, and what helps drafters."""
+class TargetJob:
+    """A batch that one target decodes.
+
+    Attributes:
+        target: The model with its prompts given.
+        layout: The tokens to generate.
+        resources: What drafters may use.
+    """
 
     target: Target
     layout: Layout
@@ -79,14 +85,14 @@ class Task:
 
 
 class SpeechAdapter(Protocol):
-    """A model that speaks.
+    """Everything that a `SpeechPipeline` needs of a speech or music model.
 
     Attributes:
-        codec: Turns its codes into sound.
-        sampling: The defaults of a call.
-        recipe: The defaults of a call.
-        guided: Whether it takes guidance.
-        voices: Names to choose from, the default first; may be empty.
+        codec: Decodes the model's codes into audio.
+        sampling: Default sampling parameters of a call.
+        recipe: Default recipe of a call.
+        guided: Whether the model supports guidance.
+        voices: Names of the voices, the default first; may be empty.
     """
 
     codec: Codec
@@ -95,110 +101,111 @@ class SpeechAdapter(Protocol):
     guided: bool
     voices: Sequence[str]
 
-    def read(self, text: str, voice: str | None) -> Reading:
-        """Reads a text.
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        """Prepares a text.
 
         Raises:
-            PromptError: For one it cannot say.
+            PromptError: For a text that the model cannot speak.
         """
         ...
 
-    def task(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DecodingJob:
-        """Prepares a batch, a row per part."""
+    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DecodingJob:
+        """Prepares a batch with one row per part."""
         ...
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """The frames int64 [K, F] of a row's tokens so far; more tokens only add frames after them."""
+        """The frames int64 [K, F] of a row's tokens so far; more tokens only append frames."""
         ...
 
 
 @runtime_checkable
 class SupportsDuration(SpeechAdapter, Protocol):
-    """A speaker, or player, that is told how long to sound."""
+    """An adapter of a model that generates audio of a given duration."""
 
     def with_duration(self, seconds: float) -> SupportsDuration:
-        """The same for so many seconds.
+        """The same adapter for audio of `seconds` seconds.
 
         Raises:
-            ArgumentError: For more, or less, than it can make.
+            ArgumentError: For a duration that the model cannot generate.
         """
         ...
 
 
 @runtime_checkable
 class SupportsReferenceAudio(SpeechAdapter, Protocol):
-    """A speaker, or player, that goes by a sound: follows its melody, speaks with its voice."""
+    """An adapter of a model that follows reference audio: its melody, or its voice."""
 
-    def with_reference_audio(self, sound: ReferenceAudio) -> SupportsReferenceAudio:
-        """The same, going by a sound.
+    def with_reference_audio(self, reference: ReferenceAudio) -> SupportsReferenceAudio:
+        """The same adapter, following `reference`.
 
         Raises:
-            ArgumentError: For one it cannot go by.
+            ArgumentError: For reference audio that the model cannot follow.
         """
         ...
 
 
-class _Left(Exception):
-    """Ends a decoding that nobody listens to any more."""
+class _StreamClosed(Exception):
+    """Stops the decoding of a stream whose consumer has left the iteration."""
 
 
 class SpeechPipeline:
-    """Texts to sound.
+    """Generates audio from texts.
 
     Args:
-        speaker: The model.
+        adapter: The model.
     """
 
-    def __init__(self, speaker: SpeechAdapter) -> None:
-        self.speaker = speaker
+    def __init__(self, adapter: SpeechAdapter) -> None:
+        self.adapter = adapter
 
     @property
     def sampling_rate(self) -> int:
-        return self.speaker.codec.sampling_rate
+        return self.adapter.codec.sampling_rate
 
     def with_duration(self, seconds: float) -> SpeechPipeline:
-        """The same pipeline, for sounds of so many seconds.
+        """The same pipeline, for audio of `seconds` seconds.
 
         Raises:
-            ArgumentError: For a model that ends by itself, and for more than it can make.
+            ArgumentError: For a model whose text determines the duration, and for a duration it cannot generate.
         """
-        if not isinstance(self.speaker, SupportsDuration):
-            raise ArgumentError(f"seconds={seconds:g} is not possible: how long this model sounds, its text decides")
-        return SpeechPipeline(self.speaker.with_duration(seconds))
+        if not isinstance(self.adapter, SupportsDuration):
+            raise ArgumentError(f"seconds={seconds:g} is not possible: this model's text determines the duration")
+        return SpeechPipeline(self.adapter.with_duration(seconds))
 
     def with_reference_audio(
-        self, audio: NDArray[np.float32], sampling_rate: int, text: str | None = None
+        self, audio: NDArray[np.float32], sampling_rate: int, transcript: str | None = None
     ) -> SpeechPipeline:
-        """The same pipeline, going by a sound: the melody for a model of music, the voice for one that speaks.
+        """The same pipeline, following reference audio: a melody for music models, a voice for speech models.
 
         Args:
-            audio: [channels, samples] in -1..1; channels are mixed, and the rate is changed to the model's.
-            text: What is said in it, for a voice.
+            audio: float32 [channels, samples] in -1..1; channels are mixed and the model's rate is resampled to.
+            sampling_rate: Samples per second.
+            transcript: What is said in it, for models that continue a voice.
 
         Raises:
-            ArgumentError: For a model that goes by none, and for a sound it cannot go by.
+            ArgumentError: For a model that does not accept reference audio, and for audio it cannot follow.
         """
-        if not isinstance(self.speaker, SupportsReferenceAudio):
-            raise ArgumentError("this model goes by no melody and no voice but its own")
-        return SpeechPipeline(self.speaker.with_reference_audio(ReferenceAudio(audio, sampling_rate, text)))
+        if not isinstance(self.adapter, SupportsReferenceAudio):
+            raise ArgumentError("this model does not accept reference audio")
+        return SpeechPipeline(self.adapter.with_reference_audio(ReferenceAudio(audio, sampling_rate, transcript)))
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The defaults of a call."""
-        s = self.speaker.sampling
+        s = self.adapter.sampling
         return {
             "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "guidance_scale": s.guidance_scale,
-            "recipe": self.speaker.recipe,
+            "recipe": self.adapter.recipe,
         }  # fmt: skip
 
-    def read(self, text: str, voice: str | None) -> Reading:
-        """How a text is read, before any of it is said: its parts, and what the caller may want to know.
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        """Prepares a text without decoding it: its parts, and remarks for the caller.
 
         Raises:
-            PromptError: As a call.
-            ArgumentError: As a call, of `voice`.
+            PromptError: For a text that the model cannot speak.
+            ArgumentError: For an unknown voice.
         """
-        voices = self.speaker.voices
+        voices = self.adapter.voices
         if voice is not None and voice not in voices:
             known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
             raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
@@ -208,7 +215,7 @@ class SpeechPipeline:
                 if text == "" or isinstance(text, str)
                 else f"text={text!r} is not allowed; it must be a string"
             )
-        return self.speaker.read(text, voice)
+        return self.adapter.read(text, voice)
 
     def __call__(
         self,
@@ -223,43 +230,48 @@ class SpeechPipeline:
         guidance_scale: float | None = None,
         on_step: OnStep | None = None,
         measure_entropy: bool = False,
-    ) -> Sound | Sounds:
-        """Speaks one text, which gives a `Sound`, or several as one batch, which gives `Sounds`.
+    ) -> AudioOutput | AudioOutputs:
+        """Generates audio of one text, or of several texts as one batch.
 
         Args:
-            voice: A name of `speaker.voices`; None is the first.
-            recipe: How to decode, e.g. `"table:window=8"`; None takes the model's own.
-            seed: Text i uses `seed + i`; or one per text. None draws one.
-            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
-            top_k: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
-            top_p: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
-            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None takes the model's own.
+            text: A text, or a list of texts.
+            voice: A name of `adapter.voices`; None is the first.
+            recipe: How to decode, e.g. `"table:window=8"`; None is the model's default.
+            seed: Text i uses `seed + i`; or one seed per text. None is a random seed.
+            temperature: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
+            top_k: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
+            top_p: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
+            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
             on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
             measure_entropy: Also report the entropy of the target distribution.
 
+        Returns:
+            An `AudioOutput` for a single text, `AudioOutputs` for a list.
+
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: When an argument has a value that is not allowed.
-            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+            PromptError: For a text that the model cannot speak.
+            ArgumentError: For an argument whose value is not allowed.
+            UnknownNameError: For an unknown recipe, rule or drafter.
         """
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise ArgumentError("text is an empty list; give at least one text")
-        chosen = parse(recipe if recipe is not None else self.speaker.recipe)
+        chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
-        readings = [self.read(t, voice) for t in texts]
+        prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
-        parts = [part for reading in readings for part in reading.parts]
-        part_seeds = [s + i * _PART_SEED for r, s in zip(readings, seeds, strict=True) for i in range(len(r.parts))]
+        parts = [part for each in prepared for part in each.parts]
+        part_seeds = [
+            s + i * _PART_SEED_STRIDE for each, s in zip(prepared, seeds, strict=True) for i in range(len(each.parts))
+        ]
         decoded = self._decode(parts, chosen, sampling, part_seeds, on_step, measure_entropy)
         rows = iter(decoded.tokens)
-        sounds = []
-        for reading, own_seed in zip(readings, seeds, strict=True):
-            tokens = [next(rows).cpu() for _ in reading.parts]
-            pieces = [self._sound(part) for part in tokens]
-            audio = np.concatenate(pieces, axis=-1)
-            sounds.append(Sound(audio, self.sampling_rate, tokens, own_seed, reading.notes, decoded.stats))
-        return sounds[0] if isinstance(text, str) else Sounds(sounds, decoded.stats)
+        outputs = []
+        for each, own_seed in zip(prepared, seeds, strict=True):
+            tokens = [next(rows).cpu() for _ in each.parts]
+            audio = np.concatenate([self._decode_audio(part) for part in tokens], axis=-1)
+            outputs.append(AudioOutput(audio, self.sampling_rate, tokens, own_seed, each.notes, decoded.stats))
+        return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, decoded.stats)
 
     def stream(
         self,
@@ -276,14 +288,12 @@ class SpeechPipeline:
         every: int = EVERY,
         on_step: OnStep | None = None,
     ) -> Iterator[NDArray[np.float32]]:
-        """Speaks a text and gives its sound in chunks, float32 [channels, n], while it is decoded.
+        """Yields the audio of a text in chunks, float32 [channels, n], while it is decoded.
 
-        All chunks together are what a call with the same arguments gives. The parts of a text are decoded one after the
-        other. To leave the iteration ends the decoding.
+        The chunks add up to the audio of a call with the same arguments. The parts of a text are decoded one after the
+        other. Leaving the iteration stops the decoding.
 
         Args:
-            first: Frames that are decoded until the first chunk of each part.
-            every: Between later ones.
             text: As in a call.
             voice: As in a call.
             recipe: As in a call.
@@ -292,31 +302,34 @@ class SpeechPipeline:
             top_k: As in a call.
             top_p: As in a call.
             guidance_scale: As in a call.
+            first: Frames in the first chunk of each part.
+            every: Frames in the later chunks.
             on_step: As in a call, but called from another thread.
 
         Raises:
-            PromptError: As a call, before the first chunk.
-            ArgumentError: As a call, before the first chunk.
-            UnknownNameError: As a call, before the first chunk.
+            PromptError: As in a call, before the first chunk.
+            ArgumentError: As in a call, before the first chunk.
+            UnknownNameError: As in a call, before the first chunk.
         """
         if min(first, every) < 1:
             raise ArgumentError(f"first={first} and every={every} must be 1 frame or more")
-        chosen = parse(recipe if recipe is not None else self.speaker.recipe)
+        chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
-        reading = self.read(text, voice)
+        prepared = self.read(text, voice)
         (own_seed,) = row_seeds(seed, 1)
 
         def chunks() -> Iterator[NDArray[np.float32]]:
-            for i, part in enumerate(reading.parts):
-                yield from self._stream_part(part, chosen, sampling, own_seed + i * _PART_SEED, first, every, on_step)
+            for i, part in enumerate(prepared.parts):
+                part_seed = own_seed + i * _PART_SEED_STRIDE
+                yield from self._stream_part(part, chosen, sampling, part_seed, first, every, on_step)
 
         return chunks()
 
     def _sampling(
         self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float | None
     ) -> SamplingParams:
-        own = self.speaker.sampling
-        if guidance_scale not in (None, 1) and not self.speaker.guided:
+        own = self.adapter.sampling
+        if guidance_scale not in (None, 1) and not self.adapter.guided:
             raise ArgumentError(f"guidance_scale={guidance_scale} is not possible: this model has no guidance")
         return SamplingParams(
             own.temperature if temperature is None else temperature,
@@ -336,11 +349,11 @@ class SpeechPipeline:
     ) -> Decoded:
         samplings = [sampling] * len(parts)
         with torch.inference_mode():
-            job = self.speaker.task(parts, recipe, samplings)
+            job = self.adapter.job(parts, recipe, samplings)
             return job.run(recipe, samplings, seeds, on_step, measure_entropy)
 
-    def _sound(self, tokens: Tensor) -> NDArray[np.float32]:
-        return self.speaker.codec.decode(self.speaker.codes(tokens)[None])[0].cpu().numpy()
+    def _decode_audio(self, tokens: Tensor) -> NDArray[np.float32]:
+        return self.adapter.codec.decode(self.adapter.codes(tokens)[None])[0].cpu().numpy()
 
     def _stream_part(
         self,
@@ -352,22 +365,22 @@ class SpeechPipeline:
         every: int,
         on_step: OnStep | None,
     ) -> Iterator[NDArray[np.float32]]:
-        """Decodes one part in a thread of its own and gives its sound as the codes come."""
+        """Decodes one part in a separate thread and yields its audio as the codes arrive."""
         arrived: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
-        left = threading.Event()
+        closed = threading.Event()
         sent = 0
 
         def send(tokens: Tensor, last: bool) -> None:
             nonlocal sent
-            codes = self.speaker.codes(tokens)
+            codes = self.adapter.codes(tokens)
             new = codes.shape[-1] - sent
             if new and (last or new >= (every if sent else first)):
                 arrived.put(codes[None, :, sent:])
                 sent = codes.shape[-1]
 
         def observe(step: Step) -> None:
-            if left.is_set():
-                raise _Left
+            if closed.is_set():
+                raise _StreamClosed
             if on_step is not None:
                 on_step(step)
             send(step.tokens[0], last=False)
@@ -376,22 +389,22 @@ class SpeechPipeline:
             try:
                 send(self._decode([part], recipe, sampling, [seed], observe).tokens[0], last=True)
                 arrived.put(None)
-            except BaseException as error:  # whatever it is, the listener gets it
+            except BaseException as error:  # re-raised by the consumer's thread
                 arrived.put(error)
 
         worker = threading.Thread(target=decode, name="mmspec-stream", daemon=True)
         worker.start()
-        stream = self.speaker.codec.stream()
+        stream = self.adapter.codec.stream()
         try:
             while True:
                 codes = arrived.get()
                 if isinstance(codes, BaseException):
                     raise codes
-                sound = stream.finish() if codes is None else stream.push(codes)
-                if sound.shape[-1]:
-                    yield sound[0].cpu().numpy()
+                audio = stream.finish() if codes is None else stream.push(codes)
+                if audio.shape[-1]:
+                    yield audio[0].cpu().numpy()
                 if codes is None:
                     return
         finally:
-            left.set()
+            closed.set()
             worker.join()

@@ -1,4 +1,4 @@
-"""A sound that a model goes by: a melody, or a voice."""
+"""Reference audio that a model follows: a melody, or a voice."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mmspec.errors import ArgumentError
 
 @dataclass(frozen=True)
 class ReferenceAudio:
-    """A sound as it was recorded.
+    """A melody or a voice, as a waveform.
 
     Attributes:
         audio: float32 [channels, samples] in -1..1.
         sampling_rate: Samples per second.
-        text: What is said in it, or None.
+        transcript: What is said in it, or None.
 
     Raises:
-        ArgumentError: For what is no sound.
+        ArgumentError: For an array that is not audio, and a sampling rate below 1.
     """
 
     audio: NDArray[np.float32]
     sampling_rate: int
-    text: str | None = None
+    transcript: str | None = None
 
     def __post_init__(self) -> None:
         shape = list(np.shape(self.audio))
@@ -37,29 +37,48 @@ class ReferenceAudio:
             raise ArgumentError(f"sampling_rate={self.sampling_rate} is not allowed; it must be 1 or more")
 
     def mono(self, sampling_rate: int) -> Tensor:
-        """One channel, float32 [samples]: all mixed, at another rate where that is needed.
+        """One channel, float32 [samples]: the mean of all channels, resampled if the rate differs.
 
         Raises:
-            ArgumentError: When the rate is another one and torchaudio is not there to change it.
+            ArgumentError: If the rate differs and torchaudio, which resamples, cannot be imported.
         """
         mixed = torch.from_numpy(np.asarray(self.audio, dtype=np.float32).mean(0))
         if sampling_rate == self.sampling_rate:
             return mixed
         try:
             from torchaudio.functional import resample
-        except (ImportError, OSError, RuntimeError) as error:  # one that was built for another torch fails otherwise
+        except (ImportError, OSError, RuntimeError) as error:  # builds for another torch raise the latter two
             raise ArgumentError(
-                f"sampling_rate={self.sampling_rate} is not the model's {sampling_rate}, and torchaudio, which would "
-                f"change it, cannot be imported: {error}"
+                f"sampling_rate={self.sampling_rate} is not the model's {sampling_rate}, and torchaudio, which "
+                f"resamples, cannot be imported: {error}"
             ) from None
         return resample(mixed, self.sampling_rate, sampling_rate)
 
-    def said(self, model: str) -> str:
-        """The text.
+    def require_transcript(self, model: str) -> str:
+        """The transcript, stripped.
+
+        Args:
+            model: The model that needs it, for the error.
 
         Raises:
-            ArgumentError: When there is none.
+            ArgumentError: If there is none.
         """
-        if self.text is None or not self.text.strip():
-            raise ArgumentError(f"text of the voice is missing; {model} goes on from what it says")
-        return self.text.strip()
+        if self.transcript is None or not self.transcript.strip():
+            raise ArgumentError(
+                f"transcript of the reference audio is missing; {model} continues from it: pass transcript=, or "
+                "--voice-text on the command line"
+            )
+        return self.transcript.strip()
+
+
+@dataclass(frozen=True)
+class ReferenceCodes:
+    """Reference audio as codes, for models that continue from its transcript and its codes.
+
+    Attributes:
+        transcript: What is said in it.
+        codes: int64 [F, codebooks], or [F] for codecs of one codebook.
+    """
+
+    transcript: str
+    codes: Tensor

@@ -1,4 +1,4 @@
-"""Sound files: read; written as WAV and FLAC, whole, or growing while sound arrives."""
+"""Audio files: reading, and writing as WAV and FLAC, at once or in chunks."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16")}
 
 
 def read_audio(path: Path) -> tuple[NDArray[np.float32], int]:
-    """A sound file as [channels, samples] in -1..1, and its sampling rate.
+    """The samples of an audio file, float32 [channels, samples] in -1..1, and its sampling rate.
 
     Raises:
-        ArgumentError: For a file that is not there, holds no sound that is known, or no samples.
+        ArgumentError: For a missing file, an unknown format, or a file without samples.
     """
     import soundfile
 
     if not path.is_file():
-        state = "is no file" if path.exists() else "does not exist"
-        raise ArgumentError(f"'{path}' {state}; name a sound file, such as WAV or FLAC")
+        state = "is not a file" if path.exists() else "does not exist"
+        raise ArgumentError(f"'{path}' {state}; name an audio file, such as WAV or FLAC")
     try:
         audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # of a .raw it asks for the rate
+    except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: a .raw file needs a sampling rate
         raise ArgumentError(f"cannot read '{path}': {error}") from error
     if not len(audio):
-        raise ArgumentError(f"'{path}' holds no samples")
+        raise ArgumentError(f"'{path}' contains no samples")
     return audio.T, int(rate)
 
 
 def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:
-    """Writes [channels, samples] in -1..1 as 16 bits, the whole file or none.
+    """Writes float32 [channels, samples] in -1..1 with 16 bits per sample; if it fails, no file is written.
 
     Raises:
-        ArgumentError: For another ending than .wav or .flac, a shape that is no sound, or a file that cannot be
-            written.
+        ArgumentError: For another suffix than .wav or .flac, another shape, or a file that cannot be written.
     """
     write_stream([audio], sampling_rate, path, len(audio) if audio.ndim == 2 else 0, whole=True)
 
@@ -48,12 +47,19 @@ def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> N
 def write_stream(
     chunks: Iterable[NDArray[np.float32]], sampling_rate: int, path: Path, channels: int = 1, whole: bool = False
 ) -> int:
-    """Writes chunks [channels, n] as they come; returns how many samples there were.
+    """Writes chunks float32 [channels, n] as they arrive and returns the number of samples per channel.
 
-    When the chunks end in an exception, what was written by then is a valid file that stays, unless it must be `whole`.
+    If the iteration over the chunks raises, the samples written so far are kept as a valid file, unless `whole`.
+
+    Args:
+        chunks: The audio.
+        sampling_rate: Samples per second.
+        path: The file; its suffix is the format.
+        channels: 1 or 2.
+        whole: Keep no partial file.
 
     Raises:
-        ArgumentError: As `write_audio`.
+        ArgumentError: As for `write_audio`.
     """
     import soundfile
 
@@ -87,9 +93,9 @@ def write_stream(
 
 
 def write_raw(chunks: Iterable[NDArray[np.float32]], stream: BinaryIO) -> int:
-    """Writes chunks [channels, n] as little-endian 16-bit samples, channels interleaved; returns their number.
+    """Writes chunks float32 [channels, n] as little-endian 16-bit samples and returns their number per channel.
 
-    What is louder than -1..1 is clipped, as in files.
+    Channels are interleaved; samples outside -1..1 are clipped, as in files.
     """
     samples = 0
     for chunk in chunks:

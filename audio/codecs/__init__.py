@@ -1,4 +1,4 @@
-"""Codecs of transformers after `mmspec.audio.codec.Codec`, one file each."""
+"""Codecs of transformers behind the interface `mmspec.audio.codec.Codec`, one file each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mmspec.audio.codec import Codec
 from mmspec.errors import ModelError, did_you_mean
 
-# By the name of the model's class, so that a codec is imported only when a model of its class is there.
+# Model class -> codec, by name, so that a codec is imported only when a model of its class is used.
 CODECS = {
     "EncodecModel": "mmspec.audio.codecs.encodec:EnCodec",
     "DacModel": "mmspec.audio.codecs.dac:Dac",
@@ -19,15 +19,16 @@ CODECS = {
 
 
 def codec_of(model: Any) -> Codec:
-    """The codec around a model of transformers.
+    """The codec around a codec model of transformers.
 
     Raises:
-        ModelError: For a class that is none.
+        ModelError: If mmspec has no codec for the model's class.
     """
-    for kind in type(model).__mro__:
-        if kind.__name__ in CODECS:
-            module, _, name = CODECS[kind.__name__].partition(":")
+    for model_class in type(model).__mro__:
+        if model_class.__name__ in CODECS:
+            module, _, name = CODECS[model_class.__name__].partition(":")
             codec: Codec = getattr(importlib.import_module(module), name)(model)
             return codec
     name = type(model).__name__
-    raise ModelError(f"{name} is no codec that mmspec knows{did_you_mean(name, CODECS)}; it knows {', '.join(CODECS)}")
+    supported = ", ".join(CODECS)
+    raise ModelError(f"{name} is not a codec that mmspec supports{did_you_mean(name, CODECS)}; supported: {supported}")

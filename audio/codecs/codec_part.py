@@ -1,4 +1,4 @@
-"""Some layers of a codec's decoder."""
+"""Some layers of a codec's decoder as a `mmspec.audio.codec.FrameDecoder`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class CodecPart:
 
     Args:
         layers: Features [B, D, F] to [B, channels, F * hop].
+        hop: Outputs per frame.
+        channels: Channels of the outputs.
     """
 
     def __init__(self, layers: Callable[[Tensor], Tensor], hop: int, channels: int) -> None:

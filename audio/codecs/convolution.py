@@ -1,4 +1,4 @@
-"""How far a stack of convolutions looks."""
+"""Receptive field of a stack of convolutions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from torch import nn
 
 
-def reach(layers: nn.Module) -> int:
-    """How many frames apart an output of `layers` and a frame that it depends on can be, at most.
+def receptive_field(layers: nn.Module) -> int:
+    """An upper bound of the distance, in frames, between an output of `layers` and a frame that it depends on.
 
     Args:
-        layers: Registered in the order in which they run; frames come in, samples go out.
+        layers: Registered in the order in which they run; frames go in, samples come out.
     """
     frames, samples_per_frame = 0.0, 1
     for layer in layers.modules():

@@ -1,4 +1,4 @@
-"""DAC: residual codes, convolutions that look both ways."""
+"""DAC: residual codes and convolutions that look in both directions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.audio.codec import CodecStream, OverlapStream
-from mmspec.audio.codecs.convolution import reach
+from mmspec.audio.codecs.convolution import receptive_field
 
 
 class Dac:
@@ -24,18 +24,18 @@ class Dac:
         self.hop = math.prod(model.config.upsampling_ratios)
         self.codebooks = int(model.config.n_codebooks)
         self.codebook_size = int(model.config.codebook_size)
-        self._reach = reach(model.decoder)
+        self._receptive_field = receptive_field(model.decoder)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        sound = self._model.decode(audio_codes=codes.to(self._model.device)).audio_values.float()[:, None]
-        # Upsampling by an odd factor makes a few samples less than it should.
-        return F.pad(sound, (0, codes.shape[-1] * self.hop - sound.shape[-1]))
+        audio = self._model.decode(audio_codes=codes.to(self._model.device)).audio_values.float()[:, None]
+        # Upsampling by an odd factor returns a few samples less than `hop` per frame.
+        return F.pad(audio, (0, codes.shape[-1] * self.hop - audio.shape[-1]))
 
     def stream(self) -> CodecStream:
-        return OverlapStream(self, self._reach, self._reach // 2 + 1)
+        return OverlapStream(self, self._receptive_field, self._receptive_field // 2 + 1)
 
     def tables(self) -> list[Tensor]:
-        # Codes are compared as the decoder sees them: entries are projected from 8 dimensions to its own.
-        parts = self._model.quantizer.quantizers
-        return [part.out_proj(part.codebook.weight.T[None])[0].T.detach().float() for part in parts]
+        # In the decoder's space: entries are projected from 8 dimensions to its width.
+        quantizers = self._model.quantizer.quantizers
+        return [each.out_proj(each.codebook.weight.T[None])[0].T.detach().float() for each in quantizers]

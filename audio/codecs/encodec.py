@@ -1,4 +1,4 @@
-"""EnCodec: residual codes, convolutions, and an LSTM that remembers everything."""
+"""EnCodec: residual codes, convolutions, and an LSTM whose state spans the whole audio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.audio.codec import CodecStream, OverlapStream
 from mmspec.audio.codecs.codec_part import CodecPart
-from mmspec.audio.codecs.convolution import reach
+from mmspec.audio.codecs.convolution import receptive_field
 from mmspec.errors import ModelError
 
 
@@ -17,8 +17,8 @@ class EnCodec:
     """An `EncodecModel` as a codec.
 
     Raises:
-        ModelError: For the variant that cuts sound in pieces of one second and scales each (48 kHz): its codes alone do
-            not say how loud they are.
+        ModelError: For the variant that cuts audio into chunks of one second and scales each (48 kHz): the loudness of
+            a chunk is not part of its codes.
     """
 
     def __init__(self, model: Any) -> None:
@@ -47,30 +47,30 @@ class EnCodec:
 
 
 class EnCodecStream:
-    """The first convolution and those after the LSTM in overlapping parts; the LSTM goes on from where it was."""
+    """Runs the first convolution, and those after the LSTM, on overlapping chunks; the LSTM keeps its state."""
 
     def __init__(self, model: Any, hop: int, channels: int) -> None:
         first, self._lstm, *rest = model.decoder.layers
-        behind = torch.nn.Sequential(*rest)
+        after = torch.nn.Sequential(*rest)
         self._model = model
         self._state: tuple[Tensor, Tensor] | None = None
-        # Causal layers look ahead too, at the beginning: what they see before it is a reflection of what follows.
-        near, far = reach(first), reach(behind)
+        # Causal layers look ahead too, at the beginning, where they are padded with a reflection of what follows.
+        near, far = receptive_field(first), receptive_field(after)
         self._front = OverlapStream(CodecPart(first, 1, first.conv.out_channels), near, near)
-        self._back = OverlapStream(CodecPart(behind, hop, channels), far, far)
+        self._back = OverlapStream(CodecPart(after, hop, channels), far, far)
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:
         latents = self._model.quantizer.decode(codes.to(self._model.device).transpose(0, 1))
-        return self._back.push(self._remember(self._front.push(latents))).float()
+        return self._back.push(self._run_lstm(self._front.push(latents))).float()
 
     @torch.inference_mode()
     def finish(self) -> Tensor:
-        last = self._remember(self._front.finish())
+        last = self._run_lstm(self._front.finish())
         return torch.cat([self._back.push(last), self._back.finish()], dim=-1).float()
 
-    def _remember(self, hidden: Tensor) -> Tensor:
-        """`EncodecLSTM`, which starts anew at each call, with its state kept."""
+    def _run_lstm(self, hidden: Tensor) -> Tensor:
+        """`EncodecLSTM` with its state kept; its own forward starts from zeros at each call."""
         if not hidden.shape[-1]:
             return hidden
         steps = hidden.permute(2, 0, 1)

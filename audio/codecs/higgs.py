@@ -1,4 +1,4 @@
-"""The codec of Higgs Audio: residual codes, a DAC decoder without its last bound."""
+"""The codec of Higgs Audio: residual codes and a DAC decoder without its final tanh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.audio.codec import CodecStream, OverlapStream
-from mmspec.audio.codecs.convolution import reach
+from mmspec.audio.codecs.convolution import receptive_field
 
 
 class HiggsCodec:
@@ -23,17 +23,17 @@ class HiggsCodec:
         self.hop = int(model.config.hop_length)
         self.codebooks = len(model.quantizer.quantizers)
         self.codebook_size = int(model.config.codebook_size)
-        self._reach = reach(model.acoustic_decoder)
+        self._receptive_field = receptive_field(model.acoustic_decoder)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        sound = self._model.decode(codes.to(self._model.device)).audio_values.float()
-        wanted = codes.shape[-1] * self.hop
-        return F.pad(sound, (0, max(wanted - sound.shape[-1], 0)))[..., :wanted]
+        audio = self._model.decode(codes.to(self._model.device)).audio_values.float()
+        samples = codes.shape[-1] * self.hop
+        return F.pad(audio, (0, max(samples - audio.shape[-1], 0)))[..., :samples]
 
     def stream(self) -> CodecStream:
-        return OverlapStream(self, self._reach, self._reach // 2 + 1)
+        return OverlapStream(self, self._receptive_field, self._receptive_field // 2 + 1)
 
     def tables(self) -> list[Tensor]:
-        # Codes are compared as the decoder sees them, after each quantiser's projection.
-        return [part.project_out(part.codebook.embed).detach().float() for part in self._model.quantizer.quantizers]
+        # In the decoder's space, after the projection of each quantizer.
+        return [each.project_out(each.codebook.embed).detach().float() for each in self._model.quantizer.quantizers]

@@ -1,4 +1,4 @@
-"""Mimi: residual codes, a transformer with a sliding window, causal convolutions."""
+"""Mimi: residual codes, a transformer with a sliding window, and causal convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from mmspec.audio.codec import CodecStream, OverlapStream
 from mmspec.audio.codecs.codec_part import CodecPart
-from mmspec.audio.codecs.convolution import reach
+from mmspec.audio.codecs.convolution import receptive_field
 
 
 class Mimi:
@@ -40,30 +40,32 @@ class Mimi:
 
     def tables(self) -> list[Tensor]:
         quantizer = self._model.quantizer
-        parts = (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer)
-        # Codes are compared as the decoder sees them, after the projection that a group shares.
+        groups = (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer)
+        # In the decoder's space, after the projection that the codebooks of a group share.
         return [
             (
-                part.output_proj(layer.codebook.embed.T[None])[0].T
-                if part.output_proj is not None
+                group.output_proj(layer.codebook.embed.T[None])[0].T
+                if group.output_proj is not None
                 else layer.codebook.embed
             )
             .detach()
             .float()
-            for part in parts
-            for layer in part.layers
+            for group in groups
+            for layer in group.layers
         ]
 
 
 class MimiStream:
-    """Upsampling and convolutions in overlapping parts; the transformer between them keeps its cache.
+    """Runs upsampling and convolutions on overlapping chunks; the transformer between them keeps its KV cache.
 
-    `MimiModel.decode` with `decoder_past_key_values` keeps the cache but not what the convolutions saw, which is heard
-    at every seam.
+    `MimiModel.decode` with `decoder_past_key_values` keeps the KV cache but not the inputs of the convolutions, so that
+    every seam is audible.
 
     Args:
-        decoder: Mimi's, or one of the same parts.
-        features: What it reads of codes, [B, C, F].
+        decoder: A `MimiModel`, or a model with the same decoder parts.
+        features: Maps codes to the features [B, C, F] that the decoder reads.
+        hop: Samples per frame.
+        channels: Channels of the audio.
     """
 
     def __init__(self, decoder: Any, features: Callable[[Tensor], Tensor], hop: int, channels: int) -> None:
@@ -75,8 +77,8 @@ class MimiStream:
             stride = decoder.upsample.conv.stride[0]
             self._up = OverlapStream(CodecPart(decoder.upsample, stride, decoder.upsample.conv.out_channels), 2, 0)
             hop //= stride
-        # Padding of zeros needs nothing to come; any other mode repeats what follows.
-        far = reach(decoder.decoder_seanet)
+        # Causal convolutions padded with zeros need no later frames; the other modes pad with what follows.
+        far = receptive_field(decoder.decoder_seanet)
         ahead = 0 if decoder.config.pad_mode == "constant" and decoder.config.use_causal_conv else far
         self._back = OverlapStream(CodecPart(decoder.decoder_seanet, hop, channels), far, ahead)
 

@@ -1,4 +1,4 @@
-"""X-codec2: one code per frame, whose digits are levels (FSQ); a decoder that hears the whole before it speaks."""
+"""X-codec2: one code per frame, whose digits are levels (FSQ), and a decoder that attends to all frames."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mmspec.audio.codec import CodecStream, OverlapStream
 class XCodec2:
     """An `Xcodec2Model` as a codec.
 
-    Its decoder attends in both directions over all frames and normalises over them, so that every sample depends on
-    every frame: a stream of it gives nothing before it is finished.
+    Its decoder attends in both directions over all frames and normalizes over them, so that every sample depends on
+    every frame: a stream returns no audio before it is finished.
     """
 
     channels = 1
@@ -35,5 +35,5 @@ class XCodec2:
         return OverlapStream(self, None, sys.maxsize)
 
     def tables(self) -> list[Tensor]:
-        # Neighbours of a code are those one level away in one digit.
+        # The nearest neighbors of a code are one level away in one digit.
         return [self._model.quantizer.quantizer.codebook.float()]

@@ -1,1 +1,1 @@
-"""Frames with a depth decoder."""
+"""Models whose frames are a backbone's first token and a depth decoder's codes: CSM, Moshi."""

@@ -1,1 +1,1 @@
-"""Speech models whose tokens are latents of a codec: Pocket TTS, Gradium Phonon TTS and VibeVoice of transformers."""
+"""Parts shared by speech models whose tokens are latents: Pocket TTS, Gradium Phonon TTS and VibeVoice."""

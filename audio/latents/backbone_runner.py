@@ -1,4 +1,4 @@
-"""A causal decoder that reads embeddings, window by window, each row at its own place."""
+"""A causal decoder that reads windows of embeddings, each row at its own position."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from mmspec.hf.slot_cache import SlotCache
 
 
 class BackboneRunner:
-    """A decoder of transformers and its cache.
+    """A decoder of transformers and its KV cache.
 
     Args:
         decoder: Called with `inputs_embeds`, `attention_mask`, `position_ids` and `past_key_values`.
-        capacity: Slots per row.
+        capacity: Slots of the KV cache per row.
     """
 
     def __init__(self, decoder: Any, capacity: int) -> None:
         self._decoder = decoder
         self._cache = SlotCache(capacity)
 
-    def read(self, embeds: Tensor, slots: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Hidden states [B, W, H] of a window.
+    def read(self, embeds: Tensor, slots: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        """The hidden states [B, W, H] of a window.
 
         Args:
             embeds: [B, W, H].
-            slots: int64 [B, W], where each goes.
-            positions: int64 [B, W], which position each has.
-            seen: bool [B, W, end], the slots each may look at; its own it always sees.
+            slots: int64 [B, W], the slot of the KV cache that each entry is written to.
+            positions: int64 [B, W], the position of each entry.
+            visible: bool [B, W, end], the slots that each entry attends to, besides its own.
         """
-        end = seen.shape[-1]
+        end = visible.shape[-1]
         self._cache.at_slots(slots, end)
-        # Padding that saw nothing would be NaN, and stay in the cache.
+        # Padding that attended to nothing would become NaN, and stay in the KV cache.
         own = torch.arange(end, device=slots.device) == slots[..., None]
         out = self._decoder(
             inputs_embeds=embeds,
-            attention_mask=additive_mask(seen | own, embeds.dtype),
+            attention_mask=additive_mask(visible | own, embeds.dtype),
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
@@ -48,15 +48,15 @@ class BackboneRunner:
         return out.last_hidden_state
 
     def select_rows(self, row_ids: list[int], device: torch.device) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows only."""
         self._cache.select_rows(torch.tensor(row_ids, device=device))
 
 
-def shallow(decoder: Any, layers: int | None) -> Any:
-    """The decoder with its first so many layers alone, of the same weights; None keeps all.
+def early_exit(decoder: Any, layers: int | None) -> Any:
+    """The decoder cut after its first `layers` layers, with shared weights; None keeps all layers.
 
     Raises:
-        ArgumentError: When it has no more of them.
+        ArgumentError: If it does not have more layers than that.
     """
     if layers is None:
         return decoder

@@ -1,4 +1,4 @@
-"""The codecs of models of latents after `mmspec.audio.codec.Codec`; what stands for codes are latents, [B, D, F]."""
+"""Codecs whose codes are latents [B, D, F], behind the interface `mmspec.audio.codec.Codec`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class PocketCodec:
     """The audio tokenizer of Pocket TTS and Gradium Phonon TTS.
 
     Args:
-        model: A `PocketTTSAudioTokenizerModel`, which is built like Mimi.
-        fade_in: Seconds in which a sound rises from silence; a decoder that has read nothing begins with a click.
+        model: A `PocketTTSAudioTokenizerModel`, which has the parts of Mimi.
+        fade_in: Seconds over which audio is faded in; the decoder's first samples are a click.
     """
 
     channels = 1
@@ -27,57 +27,57 @@ class PocketCodec:
         self._model = model
         self.sampling_rate = int(model.config.sampling_rate)
         self.hop = int(model.config.frame_size)
-        self.rise = torch.linspace(0, 1, int(fade_in * self.sampling_rate))
+        self.ramp = torch.linspace(0, 1, int(fade_in * self.sampling_rate))
 
     def features(self, latents: Tensor) -> Tensor:
-        """What the decoder reads of latents [B, D, F]."""
+        """The decoder's inputs for latents [B, D, F]."""
         return self._model.latent_proj(latents.to(self._model.device, self._model.dtype))
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         if not codes.shape[-1]:
             return torch.empty(len(codes), self.channels, 0)
-        return faded(self._model.decoder(self.features(codes)).audio_values.float(), self.rise, 0)
+        return fade_in(self._model.decoder(self.features(codes)).audio_values.float(), self.ramp, 0)
 
     def stream(self) -> CodecStream:
-        return Rising(MimiStream(self._model.decoder, self.features, self.hop, self.channels), self.rise)
+        return FadeInStream(MimiStream(self._model.decoder, self.features, self.hop, self.channels), self.ramp)
 
     def tables(self) -> list[Tensor]:
         return []
 
 
-def faded(sound: Tensor, rise: Tensor, given: int) -> Tensor:
-    """Sound [B, channels, n] that follows `given` samples, times `rise` as far as that goes."""
-    here = rise[given : given + sound.shape[-1]].to(sound)
-    return torch.cat([sound[..., : len(here)] * here, sound[..., len(here) :]], dim=-1)
+def fade_in(audio: Tensor, ramp: Tensor, start: int) -> Tensor:
+    """Multiplies audio [B, channels, n], whose first sample is number `start`, by the ramp of gains, up to its end."""
+    gains = ramp[start : start + audio.shape[-1]].to(audio)
+    return torch.cat([audio[..., : len(gains)] * gains, audio[..., len(gains) :]], dim=-1)
 
 
-class Rising:
-    """A stream that rises from silence."""
+class FadeInStream:
+    """A stream whose audio is faded in."""
 
-    def __init__(self, stream: CodecStream, rise: Tensor) -> None:
+    def __init__(self, stream: CodecStream, ramp: Tensor) -> None:
         self._stream = stream
-        self._rise = rise
-        self._given = 0
+        self._ramp = ramp
+        self._returned = 0
 
     def push(self, codes: Tensor) -> Tensor:
-        return self._pass(self._stream.push(codes))
+        return self._fade_in(self._stream.push(codes))
 
     def finish(self) -> Tensor:
-        return self._pass(self._stream.finish())
+        return self._fade_in(self._stream.finish())
 
-    def _pass(self, sound: Tensor) -> Tensor:
-        out = faded(sound, self._rise, self._given)
-        self._given += sound.shape[-1]
+    def _fade_in(self, audio: Tensor) -> Tensor:
+        out = fade_in(audio, self._ramp, self._returned)
+        self._returned += audio.shape[-1]
         return out
 
 
 class VibeVoiceCodec:
-    """The acoustic tokenizer of a VibeVoice.
+    """The acoustic tokenizer of VibeVoice.
 
     Args:
         model: A `VibeVoiceForConditionalGeneration`.
-        sampling_rate: As its processor says.
+        sampling_rate: The sampling rate of its processor.
     """
 
     codebooks = 0
@@ -100,12 +100,12 @@ class VibeVoiceCodec:
 
 
 class VibeVoiceStream:
-    """Causal convolutions that remember."""
+    """Causal convolutions with a padding cache of their last inputs."""
 
     def __init__(self, model: Any, channels: int) -> None:
         self._model = model.model
         self._channels = channels
-        self._memory: Any = None
+        self._cache: Any = None
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ class VibeVoiceStream:
         if not frames.shape[1]:
             return self.finish()
         latents = frames.to(model.latent_scaling_factor) / model.latent_scaling_factor - model.latent_bias_factor
-        made = model.audio_tower.decode(latents.to(model.audio_tower.dtype), padding_cache=self._memory, use_cache=True)
-        self._memory = made.padding_cache
-        return made.audio.float()
+        out = model.audio_tower.decode(latents.to(model.audio_tower.dtype), padding_cache=self._cache, use_cache=True)
+        self._cache = out.padding_cache
+        return out.audio.float()
 
     def finish(self) -> Tensor:
         return torch.empty(1, self._channels, 0)

@@ -1,1 +1,1 @@
-"""Models of transformers that speak, after `mmspec.audio.pipeline.SpeechAdapter`."""
+"""One package per audio model: `decoding` wraps it for the loop, `speech` or `music` for the pipeline."""

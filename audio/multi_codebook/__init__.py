@@ -1,1 +1,1 @@
-"""Models with one token per codebook in every column."""
+"""Models that generate columns: one token per codebook at every step."""

@@ -1,4 +1,4 @@
-"""A decoder of transformers whose tokens are columns, wrapped as a target."""
+"""A decoder of transformers that reads and predicts columns, as a target."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from mmspec.sampling.logits import Logits, cfg_rows
 
 
 class ColumnTarget:
-    """A decoder-only model whose tokens are columns; see `mmspec.hf.causal_target.CausalTarget`.
+    """A decoder whose tokens are columns of K codes; see `mmspec.hf.causal_target.CausalTarget`.
 
     Args:
-        decoder: As `Backbone` has it.
-        embed: Columns int64 [R, W, K] to [R, W, D].
-        heads: Hidden states to logits [R, W, K, V].
+        decoder: See `mmspec.hf.causal_target.Backbone`.
+        embed: Maps columns int64 [R, W, K] to embeddings [R, W, D].
+        heads: Maps hidden states [R, W, D] to logits [R, W, K, V].
         codebooks: K.
         vocab_size: V.
-        prompt: One row per row; both sides begin with the same one, unless `uncond` is another.
-        guided: Also read an unconditional side.
-        length: Columns to be made.
-        slack: How many a window may reach past the end.
-        cross_attention: What the decoder attends to besides, with both sides' rows where guided.
+        prompt: The prompts of all rows.
+        guided: Whether to read unconditional rows too.
+        length: Columns to generate.
+        slack: How many columns a window may reach past the end.
+        cross_attention: The encoded text that the decoder attends to, of the conditional rows and, if guided, of the
+            unconditional rows after them; None for decoders without cross-attention.
+        uncond: The prompts of the unconditional rows; None is `prompt`.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ColumnTarget:
         self._cross_attention = cross_attention
         self._guided = guided
         self._rows = len(prompt.mask)
-        # The target below knows tokens of one number: a column goes through it as K of them, to the embedding.
+        # `CausalTarget` reads tokens of one id: a column passes through it as K ids, up to the embedding.
         flat = Backbone(decoder, lambda ids: embed(ids.unflatten(1, (-1, codebooks))), heads, vocab_size, self.device)
         self._target = CausalTarget(flat, prompt, (uncond or prompt) if guided else None, length, slack)
         self.layers = self._target.layers

@@ -1,4 +1,4 @@
-"""Decoders that attend to encoded text at every step."""
+"""Cross-attention to encoded text, with its keys and values cached."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 
 class CrossAttention:
-    """Encoded text: its keys and values are computed once and kept by layer.
+    """Encoded text, whose keys and values are computed once per layer and cached.
 
     Args:
-        states: [R, S, D].
-        mask: [R, S], 0 or False where nothing is to be seen.
+        states: The encoder's hidden states [R, S, D].
+        mask: [R, S], 0 or False on padding.
+
+    Attributes:
+        states: As above.
+        bias: [R, 1, 1, S], added to attention scores: 0, or the lowest number of the dtype on padding.
     """
 
     def __init__(self, states: Tensor, mask: Tensor) -> None:
@@ -25,7 +29,7 @@ class CrossAttention:
         self._cache: EncoderDecoderCache | None = None
 
     def beside(self, own: Any, batch_size: int) -> EncoderDecoderCache:
-        """The cache of a decoder whose self-attention keeps its own, for the first `batch_size` rows."""
+        """The KV cache of an encoder-decoder for the first `batch_size` rows; `own` is that of its self-attention."""
         if self._cache is None:
             self._cache = EncoderDecoderCache(own, DynamicCache())
         if batch_size == len(self.states):

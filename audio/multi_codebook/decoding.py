@@ -1,4 +1,4 @@
-"""A call for columns of codes: what MusicGen, Dia and Higgs Audio have in common."""
+"""Decoding of columns of codes, shared by MusicGen, Dia and Higgs Audio."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ from mmspec.sampling.seeds import row_seeds
 
 @dataclass
 class ColumnOutput(GenerateDecoderOnlyOutput):
-    """What `return_dict_in_generate=True` gives.
+    """The output of `generate` with `return_dict_in_generate=True`.
 
     Attributes:
-        sequences: As the model's own generate has them.
-        columns: int64 [B, N, K], the new ones as they were decoded.
-        stats: What they cost.
+        sequences: As the model's own `generate` returns them.
+        columns: int64 [B, N, K], the generated columns.
+        stats: Statistics of the call.
     """
 
     columns: Tensor | None = None
     stats: Stats | None = None
 
 
-def ids_of(
-    prompt: Tensor, decoded: Decoded, ending: Callable[[Tensor], Tensor], as_dict: bool
+def prompt_and_columns(
+    prompt: Tensor, decoded: Decoded, ends_row: Callable[[Tensor], Tensor], as_dict: bool
 ) -> Tensor | ColumnOutput:
-    """A prompt's columns [B, P, K] and the new ones after them, as far as the longest row goes.
+    """The columns [B, P, K] of a prompt followed by the generated columns, cut at the end of the longest row.
 
     Args:
-        ending: Tells which of the columns [B, N, K] end their row, bool [B, N].
-        as_dict: Whether `return_dict_in_generate` was asked for.
+        prompt: int64 [B, P, K].
+        decoded: The generated columns.
+        ends_row: Maps columns [B, N, K] to bool [B, N], True for a column that ends its row.
+        as_dict: Whether to return a `ColumnOutput`.
     """
-    ends = ending(decoded.tokens)
+    ends = ends_row(decoded.tokens)
     longest = int(torch.where(ends.any(1), ends.int().argmax(1) + 1, decoded.tokens.shape[1]).max())
     sequences = torch.cat([prompt, decoded.tokens[:, :longest]], dim=1)
     if as_dict:
@@ -57,16 +59,16 @@ def ids_of(
 
 
 @dataclass(frozen=True)
-class ColumnPlan:
-    """How a call is decoded.
+class ColumnDecodingPlan:
+    """How a batch of columns is decoded.
 
     Attributes:
-        target: Makes the model with its prompts given, for windows that may reach so many columns past the end, with
-            guidance or without.
-        layout: Of the columns to be made.
+        target: Returns the model with its prompts given. Called with the number of columns that a window may reach past
+            the end, and with whether to read unconditional rows.
+        layout: The columns to generate.
         vocab_size: V.
-        sampling: How each row's columns are drawn.
-        guided: Whether the target is to have an unconditional side.
+        sampling: Sampling parameters of all rows.
+        guided: Whether the target has unconditional rows.
     """
 
     target: Callable[[int, bool], Target]
@@ -80,7 +82,7 @@ class ColumnPlan:
         model: Any,
         recipe: Recipe,
         seeds: Sequence[int],
-        draft: ColumnPlan | None,
+        draft: ColumnDecodingPlan | None,
         on_step: OnStep | None,
         measure_entropy: bool = False,
         tables: Callable[[], Sequence[Tensor]] | None = None,
@@ -88,14 +90,18 @@ class ColumnPlan:
         """Runs a recipe.
 
         Args:
-            model: What windows have cost of it is remembered under it.
-            draft: Of the same call with a smaller model, for the recipe `draft`. It is not guided, which is half the
-                work: a draft is tested against the distribution it was drawn from, whatever that is.
-            tables: Gives what the codes stand for, float [codes, D] of each codebook, for rules that ask which of them
-                are alike.
+            model: The model, under which measured window costs are kept.
+            recipe: The recipe.
+            seeds: One per row.
+            draft: The same batch with a smaller model, for the recipe `draft`. It runs without guidance, which halves
+                its work: a draft token is tested against the distribution it was sampled from, whichever that is.
+            on_step: Called after every target call.
+            measure_entropy: Also measure the entropy of the target distribution.
+            tables: Returns the vectors of the codes, float [codes, D] of each codebook, for rules that use code
+                similarity.
 
         Raises:
-            ModelError: When the draft model makes other columns.
+            ModelError: If the draft model generates columns of another shape.
         """
         resources = DraftResources(
             adaptive_windows=adaptive_windows_of(model),
@@ -108,7 +114,9 @@ class ColumnPlan:
                 ("columns", draft.layout.length, self.layout.length),
             ):
                 if theirs != ours:
-                    raise ModelError(f"draft_model makes {theirs} {what}, the model {ours}; they are of two families")
+                    raise ModelError(
+                        f"draft_model makes {theirs} {what}, the model {ours}; they belong to different families"
+                    )
             s, small = draft.sampling, draft
             resources = replace(
                 resources,
@@ -121,42 +129,48 @@ class ColumnPlan:
             return run(target, recipe, self.layout, samplings, seeds, resources, on_step, measure_entropy)
 
     def _codebooks(self, tables: Sequence[Tensor]) -> list[Codebook]:
-        """What codes stand for; the marks after them are like nothing."""
+        """The vectors of each codebook; special tokens after the codes have none."""
         size = self.vocab_size
-        parts = [table[:size] for table in tables[: self.layout.cell[0]]]
-        return [Codebook(part, torch.arange(len(part)), size) for part in parts]
+        vectors = [table[:size] for table in tables[: self.layout.cell[0]]]
+        return [Codebook(each, torch.arange(len(each)), size) for each in vectors]
 
 
 def decode_columns(
     call: GenerateRequest,
     batch_size: int,
-    plan: Callable[[Any], ColumnPlan],
+    plan: Callable[[Any], ColumnDecodingPlan],
     tables: Callable[[], Sequence[Tensor]] | None = None,
 ) -> Decoded:
-    """Answers a call for so many rows. `plan` says how a model does; `tables` as in `ColumnPlan.decode`.
+    """Decodes a call of `generate`.
+
+    Args:
+        call: The call.
+        batch_size: Rows.
+        plan: Makes the plan of the call with a given model, which is the target's or the draft model.
+        tables: See `ColumnDecodingPlan.decode`.
 
     Raises:
         ModelError: For a draft model of another class or family.
     """
     model, seeds = call.model, row_seeds(call.seed, batch_size)
-    draft = None if call.draft_model is None else plan(same_class(model, call.draft_model))
+    draft = None if call.draft_model is None else plan(check_same_class(model, call.draft_model))
     return plan(model).decode(model, call.recipe, seeds, draft, call.on_step, tables=tables)
 
 
 @dataclass(frozen=True)
-class ColumnJob:
-    """A batch of a pipeline's; see `mmspec.audio.pipeline.DecodingJob`.
+class ColumnDecodingJob:
+    """A `mmspec.audio.pipeline.DecodingJob` of columns.
 
     Attributes:
-        model: What decodes.
-        plan: How it does.
-        draft: How a draft model does, or None.
-        tables: Gives what the codes stand for.
+        model: The model.
+        plan: Its plan for the batch.
+        draft: The plan of a draft model, or None.
+        tables: Returns the vectors of the codes, see `ColumnDecodingPlan.decode`.
     """
 
     model: Any
-    plan: ColumnPlan
-    draft: ColumnPlan | None
+    plan: ColumnDecodingPlan
+    draft: ColumnDecodingPlan | None
     tables: Callable[[], Sequence[Tensor]]
 
     def run(
@@ -167,29 +181,29 @@ class ColumnJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        """Columns int64 [B, N, K]; the plan has the samplings in it."""
+        """Columns int64 [B, N, K]. The sampling parameters are those of the plan."""
         return self.plan.decode(self.model, recipe, seeds, self.draft, on_step, measure_entropy, self.tables)
 
 
-def same_class(model: Any, draft_model: Any) -> Any:
-    """The draft model.
+def check_same_class(model: Any, draft_model: Any) -> Any:
+    """The draft model, after a check that it has the model's class.
 
     Raises:
-        ModelError: For one of another class.
+        ModelError: If it has another class.
     """
     if type(draft_model).__name__ != type(model).__name__:
         raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
     return draft_model
 
 
-def refuse_rules(model: Any, rules: Sequence[object]) -> None:
-    """Checks that no processor looks back at ids.
+def refuse_logits_processors(model: Any, processors: Sequence[object]) -> None:
+    """Checks that no logits processor depends on earlier ids, which columns do not have.
 
     Raises:
-        ArgumentError: For processors that look back at ids, which columns do not have.
+        ArgumentError: If there is one.
     """
-    if rules:
+    if processors:
         raise ArgumentError(
-            f"logits_processor looks back at ids, and {type(model).__name__} makes columns of them; leave "
-            "repetition_penalty and its like out"
+            f"logits_processor looks back at ids, and {type(model).__name__} generates columns of codes; leave "
+            "repetition_penalty and similar arguments out"
         )

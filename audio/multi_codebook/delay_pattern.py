@@ -1,7 +1,7 @@
-"""Codebook interleaving: when each codebook of a frame is written, apart from who writes it.
+"""Delay patterns: the column in which each codebook of a frame is written.
 
-With delays d_k, codebook k of frame f stands in column f + d_k. F frames make F + max d_k columns; what no frame fills,
-a triangle at each end, is filled with a constant.
+With delays d_k, codebook k of frame f is in column f + d_k. F frames take F + max d_k columns; the cells that no frame
+fills, a triangle at each end, hold a constant.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from mmspec.errors import ArgumentError
 
 
-def steps(codebooks: int, channels: int = 1) -> list[int]:
-    """Delays of one column per codebook: 0, 1, 2, ...; the channels of stereo lie side by side: 0, 0, 1, 1, ..."""
+def linear_delays(codebooks: int, channels: int = 1) -> list[int]:
+    """Delays of one more column per codebook: 0, 1, 2, ...; 0, 0, 1, 1, ... in stereo, whose channels alternate."""
     return [k // channels for k in range(codebooks)]
 
 
@@ -25,16 +25,19 @@ def delay(codes: Tensor, delays: Sequence[int], before: int, after: int) -> Tens
     """Frames to columns.
 
     Args:
-        codes: int64 [B, F, K].
-        delays: K columns, 0 or more each.
-        before: The constants of the two triangles.
-        after: The constants of the two triangles.
+        codes: Frames int64 [B, F, K].
+        delays: K delays in columns, 0 or more.
+        before: The constant of the triangle at the beginning.
+        after: The constant of the triangle at the end.
 
     Returns:
-        int64 [B, F + max delay, K].
+        Columns int64 [B, F + max delay, K].
+
+    Raises:
+        ArgumentError: If there is not one delay per codebook.
     """
     frames, last = codes.shape[1], max(delays)
-    check(delays, codes.shape[-1])
+    check_delays(delays, codes.shape[-1])
     columns = [
         torch.nn.functional.pad(torch.nn.functional.pad(book, (d, 0), value=before), (0, last - d), value=after)
         for d, book in zip(delays, codes.unbind(-1), strict=True)
@@ -45,18 +48,24 @@ def delay(codes: Tensor, delays: Sequence[int], before: int, after: int) -> Tens
 
 
 def undelay(columns: Tensor, delays: Sequence[int]) -> Tensor:
-    """Columns [B, T, K] to the frames they are complete for, [B, T - max delay, K]; none where T is too small."""
-    check(delays, columns.shape[-1])
+    """Columns [B, T, K] to the frames that are complete in them, [B, max(T - max delay, 0), K].
+
+    Raises:
+        ArgumentError: If there is not one delay per codebook.
+    """
+    check_delays(delays, columns.shape[-1])
     frames = max(columns.shape[1] - max(delays), 0)
     return torch.stack([book[:, d : d + frames] for d, book in zip(delays, columns.unbind(-1), strict=True)], dim=-1)
 
 
 def triangles(columns: int, delays: Sequence[int], before: int | None, after: int | None) -> NDArray[np.int64]:
-    """The constants of both triangles in so many columns, host int64 [T, K]; -1 in the cells that frames fill.
+    """The constants of both triangles, host int64 [columns, K]; -1 in the cells that frames fill.
 
     Args:
-        before: The constants; None leaves a triangle out.
-        after: The constants; None leaves a triangle out.
+        columns: Number of columns.
+        delays: K delays in columns, 0 or more.
+        before: The constant of the triangle at the beginning; None leaves the triangle out.
+        after: The constant of the triangle at the end; None leaves the triangle out.
     """
     t, d, last = np.arange(columns)[:, None], np.asarray(delays), max(delays)
     out = np.full((columns, len(delays)), -1, dtype=np.int64)
@@ -67,11 +76,11 @@ def triangles(columns: int, delays: Sequence[int], before: int | None, after: in
     return out
 
 
-def check(delays: Sequence[int], codebooks: int) -> None:
-    """Checks the delays.
+def check_delays(delays: Sequence[int], codebooks: int) -> None:
+    """Checks that there is one delay per codebook.
 
     Raises:
-        ArgumentError: When there is not one delay for each codebook.
+        ArgumentError: If there is not.
     """
     if len(delays) != codebooks:
         raise ArgumentError(f"delays has {len(delays)} values for {codebooks} codebooks; give one for each")

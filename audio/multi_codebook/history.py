@@ -1,4 +1,4 @@
-"""The columns a target has been handed, for distributions that look back."""
+"""The columns that a target has read, for distributions that depend on earlier columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ NEVER = 2**40
 
 
 class ColumnHistory:
-    """Columns by position. A position that is handed anew is overwritten; what lies after it does not count.
+    """Columns by position. Rollback is by position: a column that is written again is overwritten, and queries before
+    a position never see the columns at or after it.
 
     Args:
-        before: int64 [B, A, K], what comes before position 0; A may be 0.
-        room: Positions of the sequence and of the longest window together.
+        before: int64 [B, A, K], the columns before position 0; A may be 0.
+        room: Length of the sequence plus the longest window.
     """
 
     def __init__(self, before: Tensor, room: int) -> None:
@@ -24,26 +25,33 @@ class ColumnHistory:
         self._columns = F.pad(before, (0, 0, 0, room), value=-1)
 
     def write(self, tokens: Tensor, at: NDArray[np.int64]) -> None:
-        """Columns int64 [B, W, K], the first of each row at its position `at` (host int64 [B])."""
+        """Writes columns int64 [B, W, K], the first of each row at its position `at` (host int64 [B])."""
         rows = np.arange(len(at))[:, None]
         slots = self._before + at[:, None] + np.arange(tokens.shape[1])
         self._columns[torch.from_numpy(rows), torch.from_numpy(slots)] = tokens
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows only."""
         self._columns = self._columns[row_ids]
 
     def first(self, token: int, codebooks: int, positions: NDArray[np.int64]) -> Tensor:
-        """The first position, before each of `positions` (host int64 [B, W]), that has a token in one of the first
-        `codebooks` cells: int64 [B, W]; `NEVER` where there is none.
+        """The first position before each of `positions` that has `token` in one of its first `codebooks` cells.
+
+        Args:
+            token: A code.
+            codebooks: Cells to look at, from the first.
+            positions: Host int64 [B, W].
+
+        Returns:
+            int64 [B, W]; `NEVER` where there is no such position.
         """
-        here = (self._columns[:, self._before :, :codebooks] == token).any(-1)
-        place = torch.arange(here.shape[1], device=here.device).masked_fill(~here, NEVER)
-        earliest = F.pad(place.cummin(1).values, (1, 0), value=NEVER)  # [:, t]: among the positions before t
-        return earliest.gather(1, torch.from_numpy(positions).to(here.device))
+        found = (self._columns[:, self._before :, :codebooks] == token).any(-1)
+        position = torch.arange(found.shape[1], device=found.device).masked_fill(~found, NEVER)
+        earliest = F.pad(position.cummin(1).values, (1, 0), value=NEVER)  # [:, t]: among the positions before t
+        return earliest.gather(1, torch.from_numpy(positions).to(found.device))
 
     def latest(self, count: int, positions: NDArray[np.int64]) -> Tensor:
-        """The last `count` columns before each of `positions`, int64 [B, W, count, K]; -1 where there are less."""
+        """The last `count` columns before each of `positions`, int64 [B, W, count, K]; -1 before the first column."""
         slots = self._before + positions[..., None] + np.arange(-count, 0)
         index = torch.from_numpy(slots).to(self._columns.device)
         rows = torch.arange(len(slots), device=index.device)[:, None, None]

@@ -58,7 +58,7 @@ def by_recipe(pipe: SpeechPipeline, recipe: str, texts: list[str]) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.wav"
         for first in range(0, len(texts), _BATCH):
-            voice = pipe.speaker.voices[first // _BATCH % len(pipe.speaker.voices)]
+            voice = pipe.adapter.voices[first // _BATCH % len(pipe.adapter.voices)]
             sounds: Any = pipe(texts[first : first + _BATCH], recipe=recipe, seed=SEED_EVAL + first, voice=voice)
             tokens += sounds.stats.tokens
             calls += sounds.stats.tokens / sounds.stats.tokens_per_call

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.pipeline import Reading, SpeechPipeline, Task
+from mmspec.audio.pipeline import PreparedText, SpeechPipeline, TargetJob
 from mmspec.audio.spoken.checkpoint import load as load_net
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, RECIPE, TEMPERATURE, TOP_K, VOICES, WEIGHTS
@@ -55,13 +55,13 @@ class SpokenAdapter:
         self.table = table
         self._paces: AdaptiveWindows = {}
 
-    def read(self, text: str, voice: str | None) -> Reading:
+    def read(self, text: str, voice: str | None) -> PreparedText:
         reading = read(text)
         number = self.voices.index(voice) if voice is not None else 0
         notes = [f"spelled, since the voice has not learnt it: {word}" for word in reading.spelled]
-        return Reading([script(sentence, number) for sentence in reading.sentences], notes)
+        return PreparedText([script(sentence, number) for sentence in reading.sentences], notes)
 
-    def task(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Task:
+    def job(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         features = [alphabet().features(part) for part in parts]
         length = _TOKENS_PER_PHONE * max(map(len, parts)) + 20
         target = SpokenTarget(self.net, features, length, slack=recipe.window)
@@ -72,7 +72,7 @@ class SpokenAdapter:
             guesses=lambda: TextNGramDrafter(self.table, target, features),
             adaptive_windows=self._paces,
         )
-        return Task(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)
+        return TargetJob(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         said = tokens[tokens != STOP]

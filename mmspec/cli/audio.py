@@ -50,7 +50,7 @@ def make(pipe: Any, model: str, order: ImageRequest) -> None:
     """Makes the sounds by a `mmspec.audio.pipeline.SpeechPipeline` and says so on stdout."""
     from mmspec.audio.wave import write_audio
 
-    codec, start = pipe.speaker.codec, time.perf_counter()
+    codec, start = pipe.adapter.codec, time.perf_counter()
     record: dict[str, Any] = {"outputs": [str(path) for path in order.paths]}
     record |= {"recipe": str(order.recipe or pipe.config["recipe"]), "seed": order.seed, "model": model}
     record |= {"sampling_rate": codec.sampling_rate}
@@ -84,7 +84,7 @@ def _stream(pipe: Any, order: ImageRequest, on_step: OnStep | None) -> tuple[flo
     """Writes each text as it comes; returns the seconds until the first sound, and of each its length and notes."""
     from mmspec.audio.wave import write_raw, write_stream
 
-    codec, start, first = pipe.speaker.codec, time.perf_counter(), 0.0
+    codec, start, first = pipe.adapter.codec, time.perf_counter(), 0.0
 
     def timed(chunks: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         nonlocal first

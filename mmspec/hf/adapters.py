@@ -1,4 +1,4 @@
-"""Which adapter decodes which class of transformers: our own, and those of installed plug-ins."""
+"""The adapter of each transformers class: those of mmspec, and those of installed plug-ins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mmspec.errors import ArgumentError, did_you_mean
 from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.registry import plugins, resolve
 
-# By name, so that an adapter is imported only when a model of its class is there.
+# By name, so that an adapter is imported only for a model of its class.
 GENERATE_ADAPTERS = {
     "JanusForConditionalGeneration": "mmspec.vision.hf.decoding.janus",
     "Emu3ForConditionalGeneration": "mmspec.vision.hf.decoding.emu3",
@@ -31,17 +31,22 @@ GENERATE_ADAPTERS = {
 
 
 class GenerateAdapter(Protocol):
-    """The adapter of a model class: a module with two functions, or an object with two methods."""
+    """Defines how `mmspec.generate` decodes a model class: a module with two functions, or an object with two methods.
+
+    Three more attributes are optional: `generate(request: GenerateRequest)` takes over the whole call, for models whose
+    tokens are not single ids; `READS_EMBEDS = True` accepts a prompt in `inputs_embeds`; `image_adapter(model,
+    components)` returns the `mmspec.vision.hf.image_adapter.ImageAdapter` of a plug-in's class.
+    """
 
     def vocab_size(self, model: Any) -> int:
-        """Size of the vocabulary that logits are over."""
+        """The number of ids that the model's logits cover."""
         ...
 
     def plan(self, model: Any, request: PlanRequest) -> Plan:
         """How a request is decoded.
 
         Raises:
-            ArgumentError: For what the class cannot do.
+            ArgumentError: If the class does not support an argument of the request.
         """
         ...
 
@@ -50,13 +55,13 @@ def adapter_of(model: Any) -> GenerateAdapter:
     """The adapter of a model's class, or of a class it derives from.
 
     Raises:
-        ArgumentError: For a class without one.
+        ArgumentError: If the class has no adapter.
     """
     known = {**GENERATE_ADAPTERS, **{name: info.where for name, info in plugins("mmspec.adapters").items()}}
     for kind in type(model).__mro__:
         if kind.__name__ in known:
-            family: GenerateAdapter = resolve(known[kind.__name__])
-            return family
+            adapter: GenerateAdapter = resolve(known[kind.__name__])
+            return adapter
     name = type(model).__name__
     raise ArgumentError(
         f"mmspec has no adapter for {name}{did_you_mean(name, known)}; it has them for {', '.join(known)}; "

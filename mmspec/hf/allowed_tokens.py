@@ -1,4 +1,4 @@
-"""`prefix_allowed_tokens_fn` asked for every position before decoding, and once more after it."""
+"""`prefix_allowed_tokens_fn` evaluated at every position before decoding, and checked again afterwards."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from mmspec.hf.plan import Allowed, PlanRequest
 AllowedFn = Callable[[int, Tensor], Any]
 
 
-def ask(allowed_fn: AllowedFn, prompts: Tensor, length: int, vocab_size: int) -> Allowed:
-    """What a `prefix_allowed_tokens_fn` allows at each new position of each row.
+def tabulate(allowed_fn: AllowedFn, prompts: Tensor, length: int, vocab_size: int) -> Allowed:
+    """The ids that a `prefix_allowed_tokens_fn` allows at each new position of each row.
 
-    Verification needs the answer for tokens that are not decided yet, so the function may count tokens and look at the
-    row and its prompt, but not at the image. The first row is asked about two different images to see that early;
-    `confirm` asks all of them about the ones that were made.
+    Verification needs the allowed ids of positions whose earlier tokens are still drafts, so they may depend on the
+    position, the row and the prompt, but not on the generated tokens. The function is evaluated on two different images
+    for the first row, to find a dependence early; `confirm` evaluates it on the generated images of all rows.
 
     Args:
+        allowed_fn: The function.
         prompts: int64 [B, T].
-        length: New tokens N.
-        vocab_size: Ids the model has.
+        length: N new tokens.
+        vocab_size: The number of ids of the model.
 
     Raises:
-        ArgumentError: When the answers depend on the tokens, or allow nothing.
+        ArgumentError: If the allowed ids depend on the generated tokens, or there are none at some position.
     """
     batch, start = prompts.shape
     kinds = Kinds(vocab_size)
@@ -43,13 +44,13 @@ def ask(allowed_fn: AllowedFn, prompts: Tensor, length: int, vocab_size: int) ->
         lowest = [kinds.ends[answer][0] for answer in answers]
         if min(lowest) < 0:
             raise ArgumentError(
-                f"prefix_allowed_tokens_fn allows no token at all for new token {n - start} of row {lowest.index(-1)}"
+                f"prefix_allowed_tokens_fn allows no id for new token {n - start} of row {lowest.index(-1)}"
             )
         sequences[:, n] = prompts.new_tensor([*lowest[:-1], kinds.ends[answers[-1]][1]])
         kind.append(answers[:-1])
     by_row = [list(answers) for answers in zip(*kind, strict=True)]
     widths = {line_width([kinds.only[k] for k in answers]) for answers in by_row}
-    # Most often all rows are alike, and then there is less to carry along.
+    # Usually all rows are equal, and one row of kinds is enough.
     alike = all(answers == by_row[0] for answers in by_row)
     return Allowed(
         torch.tensor(by_row[0] if alike else by_row, device=prompts.device),
@@ -59,15 +60,15 @@ def ask(allowed_fn: AllowedFn, prompts: Tensor, length: int, vocab_size: int) ->
 
 
 def confirm(request: PlanRequest, sequences: Tensor, eos: Collection[int]) -> None:
-    """Asks once more, about the tokens that were made: what two other images did not show would show here.
+    """Checks the function on the generated tokens: a dependence that `tabulate` missed would show here.
 
     Args:
-        request: With what `ask` gave, if anything.
-        sequences: int64 [B, T + n] of ids, prompts first.
+        request: With the result of `tabulate` in `allowed`, or None.
+        sequences: Ids int64 [B, T + n], prompts first.
         eos: Ids that end a row.
 
     Raises:
-        ArgumentError: When the answer is another one.
+        ArgumentError: If the allowed ids differ from those in `request`.
     """
     allowed, allowed_fn, start = request.allowed, request.allowed_fn, request.input_ids.shape[1]
     if allowed is None or allowed_fn is None:
@@ -83,24 +84,24 @@ def confirm(request: PlanRequest, sequences: Tensor, eos: Collection[int]) -> No
 
 
 def depends_on_tokens(n: int, row: int) -> ArgumentError:
-    """The error for a function that looks at the image."""
+    """The error for a function whose result depends on generated tokens."""
     return ArgumentError(
-        f"prefix_allowed_tokens_fn depends on the tokens made so far (at new token {n} of row {row}); mmspec needs it "
-        "to depend on the position, the row and the prompt alone: leave it out, or take the model's own generate"
+        f"prefix_allowed_tokens_fn depends on generated tokens (at new token {n} of row {row}); it may depend on the "
+        "position, the row and the prompt only: leave it out, or use the model's own generate"
     )
 
 
 class Kinds:
-    """The different answers met so far, numbered.
+    """The distinct sets of allowed ids, numbered in order of their first occurrence.
 
     Args:
         vocab_size: V.
-        known: bool [kinds, V], answers that are numbered already.
+        known: bool [kinds, V], sets that are numbered from the start.
 
     Attributes:
-        masks: bool [V] each.
-        ends: Lowest and highest id, -1 when there is none.
-        only: The id, where just one is.
+        masks: The sets, bool [V] each.
+        ends: Lowest and highest id of each set; -1 for an empty set.
+        only: The id of a set with a single one, else None.
     """
 
     def __init__(self, vocab_size: int, known: Iterable[Tensor] = ()) -> None:
@@ -109,14 +110,14 @@ class Kinds:
         self.only: list[int | None] = []
         self._vocab_size = vocab_size
         self._numbers: dict[bytes, int] = {}
-        # Large answers tend to be one and the same list; holding it keeps its address from being used again.
+        # Large sets tend to be one list object, found by its address; a reference keeps it from reuse.
         self._held: dict[int, tuple[Any, int]] = {}
         self._single: dict[int, int] = {}
         for mask in known:
             self._number(mask.cpu())
 
     def of(self, answer: Any) -> int:
-        """The number of an answer: a sequence or tensor of ids."""
+        """The number of a set of ids, given as a sequence or tensor."""
         if id(answer) in self._held:
             return self._held[id(answer)][1]
         single = answer[0] if type(answer) is list and len(answer) == 1 else None
@@ -142,7 +143,11 @@ class Kinds:
 
 
 def line_width(forced: Sequence[int | None]) -> int | None:
-    """Tokens per line, its end included: the distance at which one forced token comes back; None without lines."""
+    """Tokens per line, its end included: the distance at which a forced token recurs; None without lines.
+
+    Args:
+        forced: For each position the only allowed id, or None.
+    """
     places: dict[int, list[int]] = defaultdict(list)
     for n, token in enumerate(forced):
         if token is not None:

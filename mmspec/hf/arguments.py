@@ -1,4 +1,4 @@
-"""What transformers prepared for a generation loop, read into the loop's own terms."""
+"""Conversion of the arguments that transformers prepares for a generation loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.hf.allowed_tokens import AllowedFn, ask
-from mmspec.hf.logits_processors import KNOWN, rule_of
+from mmspec.hf.allowed_tokens import AllowedFn, tabulate
+from mmspec.hf.logits_processors import KNOWN, convert_processor
 from mmspec.hf.plan import PlanRequest
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
-# In the order in which `mmspec.sampling.sampler` applies them; transformers builds its list in the same one.
+# In the order in which `mmspec.sampling.sampler` applies them, which is that of transformers.
 ORDER = (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
@@ -35,39 +35,41 @@ ORDER = (
     TopPLogitsWarper,
     LogitNormalization,
 )
-# The engine sees to these itself.
+# Inputs that decoding sets itself.
 IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
 
 
 def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[LogitsProcessor, ...]]:
-    """The logits processors of the distribution by class, and those that are rules of the prefix in order.
+    """Splits logits processors into those of the sampler, by class, and functions of the prefix, in order.
 
     Raises:
-        ArgumentError: For a processor that has no place in either, and for one out of order.
+        ArgumentError: If a processor is of another class, or out of order.
     """
     found: dict[type, Any] = {}
-    rules: list[LogitsProcessor] = []
+    converted: list[LogitsProcessor] = []
     last = -1
     for processor in processors:
         kind = type(processor)
         if kind in KNOWN:
             if last >= ORDER.index(TemperatureLogitsWarper):
                 raise ArgumentError(f"logits_processor has {kind.__name__} after temperature, top-k or top-p")
-            rules.append(rule_of(processor))
+            converted.append(convert_processor(processor))
             continue
         if kind not in ORDER or kind in found:
             names = ", ".join(known.__name__ for known in (*ORDER, *KNOWN))
-            what = "twice" if kind in found else "which mmspec cannot verify drafts with"
-            raise ArgumentError(f"logits_processor has {kind.__name__}, {what}; it may have one each of {names}")
+            what = "twice" if kind in found else "which is not supported with drafts"
+            raise ArgumentError(f"logits_processor has {kind.__name__} {what}; allowed is one each of {names}")
         if ORDER.index(kind) < last:
-            raise ArgumentError(f"logits_processor has {kind.__name__} too late; temperature, top-k and top-p go last")
+            raise ArgumentError(
+                f"logits_processor has {kind.__name__} out of order; temperature, top-k and top-p come last"
+            )
         last = ORDER.index(kind)
         found[kind] = processor
-    return found, tuple(rules)
+    return found, tuple(converted)
 
 
 def read_sampling(found: Mapping[type, Any], do_sample: bool) -> SamplingParams:
-    """Temperature, top-k and top-p; temperature 0 when nothing is sampled."""
+    """Temperature, top-k and top-p; temperature 0 for greedy search."""
     if not do_sample:
         return SamplingParams(temperature=0)
     temperature, top_k, top_p = (found.get(kind) for kind in ORDER[2:5])
@@ -79,10 +81,14 @@ def read_sampling(found: Mapping[type, Any], do_sample: bool) -> SamplingParams:
 
 
 def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int]]:
-    """New tokens asked for, and the ids that end a row.
+    """The number of new tokens, and the ids that end a row.
+
+    Args:
+        stopping_criteria: Those of the call.
+        prompt: Tokens of the prompt.
 
     Raises:
-        ArgumentError: For any other criterion.
+        ArgumentError: If there is no length, or a criterion other than a length and end-of-sequence ids.
     """
     length: int | None = None
     ends: frozenset[int] = frozenset()
@@ -93,28 +99,34 @@ def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int
             ends = frozenset(criterion.eos_token_id.flatten().tolist())
         else:
             raise ArgumentError(
-                f"stopping_criteria has {type(criterion).__name__}, which looks at one token at a time; "
+                f"stopping_criteria has {type(criterion).__name__}, which is evaluated after every token; "
                 "use max_new_tokens and eos_token_id"
             )
     if length is None or length < 1:
-        raise ArgumentError("max_new_tokens is not set; give the number of tokens to make, 1 or more")
+        raise ArgumentError("max_new_tokens is not set; give the number of tokens to generate, 1 or more")
     return length, ends
 
 
 def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -> None:
-    """Checks the way of decoding that was asked for.
+    """Checks that a call samples or searches greedily, and starts from a prompt.
+
+    Args:
+        config: The prepared `GenerationConfig`.
+        inputs: Inputs of the model.
+        embeds: Whether the model accepts a prompt in `inputs_embeds`.
 
     Raises:
-        ArgumentError: For anything but sampling or greedy search from a prompt, of ids unless `embeds`.
+        ArgumentError: If the call uses beams, asks for scores or hidden states, continues from a filled cache, or
+            passes `inputs_embeds` that the model does not accept.
     """
     if config.num_beams not in (None, 1):
-        raise ArgumentError(f"num_beams={config.num_beams} is not supported; mmspec samples, or is greedy")
+        raise ArgumentError(f"num_beams={config.num_beams} is not supported; use sampling or greedy search")
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
-            raise ArgumentError(f"{name}=True is not supported; drafts that are not taken would be among them")
+            raise ArgumentError(f"{name}=True is not supported; it would include rejected drafts")
     cache = inputs.get("past_key_values")
     if cache is not None and int(cache.get_seq_length()) > 0:
-        raise ArgumentError("past_key_values already holds tokens; mmspec reads the prompt itself: leave it out")
+        raise ArgumentError("past_key_values already holds tokens; mmspec prefills the prompt itself: leave it out")
     if inputs.get("inputs_embeds") is not None and not embeds:
         raise ArgumentError("inputs_embeds is not supported; give input_ids")
 
@@ -123,17 +135,17 @@ def read_request(
     model: Any,
     input_ids: Tensor,
     found: Mapping[type, Any],
-    rules: tuple[LogitsProcessor, ...],
+    processors: tuple[LogitsProcessor, ...],
     length: int,
     vocab_size: int,
     config: Any,
     inputs: Mapping[str, Any],
 ) -> PlanRequest:
-    """Everything a model's adapter wants to know; `found` and `rules` are what `read_processors` gave.
+    """The request that a model's adapter plans for; `found` and `processors` are the result of `read_processors`.
 
     Raises:
-        PromptError: For prompts that are padded on the right.
-        ArgumentError: For what `ask` refuses.
+        PromptError: If prompts are padded on the right.
+        ArgumentError: If `prefix_allowed_tokens_fn` depends on generated tokens; see `tabulate`.
     """
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     negative: Mapping[str, Any] = guidance.unconditional_context if guidance is not None else {}
@@ -150,11 +162,11 @@ def read_request(
         guidance_scale=config.guidance_scale if guidance is None else float(guidance.guidance_scale),
         negative_ids=negative.get("input_ids"),
         negative_mask=negative.get("attention_mask"),
-        allowed=None if allowed_fn is None else ask(allowed_fn, input_ids, length, vocab_size),
+        allowed=None if allowed_fn is None else tabulate(allowed_fn, input_ids, length, vocab_size),
         allowed_fn=allowed_fn,
-        rules=rules,
-        # A penalty of single tokens needs those of the others only where log-probabilities are guided.
-        whole=any(type(rule) is not RepetitionPenalty or guidance is not None for rule in rules),
+        processors=processors,
+        # A repetition penalty changes logits one by one; it needs all only where guidance mixes log-probabilities.
+        all_logits=any(type(p) is not RepetitionPenalty or guidance is not None for p in processors),
         config=config,
         inputs={name: value for name, value in inputs.items() if name not in IGNORED},
     )

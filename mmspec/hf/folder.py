@@ -1,4 +1,4 @@
-"""What transformers saves in a folder."""
+"""Folders that `save_pretrained` of transformers wrote: models, their classes and their processors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from safetensors import SafetensorError
 
 from mmspec.errors import ArgumentError, ModelError
 
-# Argument names of original LlamaGen files, whose converted form borrows a class name of transformers.
+# Argument names of original LlamaGen files, whose converted form uses a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """The JSON object in a file; {} if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def architecture(folder: Path) -> str | None:
-    """The class that `save_pretrained` noted in a folder; None where no model of transformers lies."""
+    """The name of the class in a folder's config.json; None if the folder does not contain a transformers model."""
     config = read_json(folder / "config.json")
     names = config.get("architectures")
     if not isinstance(names, list) or not names or any(key in config for key in LLAMAGEN):
@@ -35,10 +35,14 @@ def architecture(folder: Path) -> str | None:
 
 
 def read_processor(where: str | Path, name: str) -> Any:
-    """The processor in a folder or under a Hub id, of the kind that a class takes.
+    """The processor, or for ImageGPT the image processor, of a model class.
+
+    Args:
+        where: A folder or a Hub id.
+        name: The model class.
 
     Raises:
-        ArgumentError: When there is none.
+        ArgumentError: If it cannot be loaded.
     """
     kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
     try:
@@ -49,14 +53,16 @@ def read_processor(where: str | Path, name: str) -> Any:
 
 
 def model_class(folder: Path) -> str:
-    """The name of the class that `save_pretrained` wrote into a folder's config.json.
+    """As `architecture`.
 
     Raises:
         ModelError: If the folder does not contain a transformers model.
     """
     name = architecture(folder)
     if name is None:
-        raise ModelError(f"folder {str(folder)!r} holds no model of transformers (a config.json that names its class)")
+        raise ModelError(
+            f"folder {str(folder)!r} does not contain a transformers model (a config.json that names its class)"
+        )
     return name
 
 

@@ -1,4 +1,4 @@
-"""Logits processors of transformers that look back, or at nothing but the logits, as prefix rules."""
+"""Logits processors of transformers as functions of the prefix, for `mmspec.decoding.processed_target`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from transformers.generation.logits_process import BarkEosPrioritizerLogitsProce
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.sampling.logits_processors import RepetitionPenalty, one_by_one
 
-# Those that keep nothing between calls and treat every id by itself, so that it does not matter on which side of
-# `prefix_allowed_tokens_fn` they stand.
-LOOK_BACK: tuple[type, ...] = (
+# Stateless processors that treat every id on its own, so that their order relative to `prefix_allowed_tokens_fn` does
+# not matter. Those of PREFIX_DEPENDENT read the ids before the position, those of POSITION_INDEPENDENT only the logits.
+PREFIX_DEPENDENT: tuple[type, ...] = (
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
     MinLengthLogitsProcessor,
@@ -37,32 +37,43 @@ LOOK_BACK: tuple[type, ...] = (
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
 )
-ANYWHERE: tuple[type, ...] = (SuppressTokensLogitsProcessor, BarkEosPrioritizerLogitsProcessor)
-KNOWN = (RepetitionPenaltyLogitsProcessor, AlternatingCodebooksLogitsProcessor, *LOOK_BACK, *ANYWHERE)
+POSITION_INDEPENDENT: tuple[type, ...] = (SuppressTokensLogitsProcessor, BarkEosPrioritizerLogitsProcessor)
+KNOWN = (
+    RepetitionPenaltyLogitsProcessor,
+    AlternatingCodebooksLogitsProcessor,
+    *PREFIX_DEPENDENT,
+    *POSITION_INDEPENDENT,
+)
 
 
-def rule_of(processor: Any) -> LogitsProcessor:
-    """A processor of a class in `KNOWN` as a rule over all ids of the model."""
+def convert_processor(processor: Any) -> LogitsProcessor:
+    """A processor of a class in `KNOWN` as a function of the prefix and the logits of all ids."""
     kind = type(processor)
     if kind is RepetitionPenaltyLogitsProcessor:
-        # transformers gives it the length of each row's padding, which does not count here either.
+        # A tensor holds the padding of each row, which is not part of the prefix here.
         skip = processor.prompt_ignore_length
         return RepetitionPenalty(processor.penalty, skip if isinstance(skip, int) else 0)
     if kind is AlternatingCodebooksLogitsProcessor:
         return alternating(processor.input_start_len, processor.semantic_vocab_size, processor.codebook_size)
-    if kind in ANYWHERE:
-        ask: Callable[[Tensor, Tensor], Tensor] = processor
-        return ask
+    if kind in POSITION_INDEPENDENT:
+        convert: Callable[[Tensor, Tensor], Tensor] = processor
+        return convert
     return one_by_one(processor)
 
 
 def alternating(start: int, first: int, size: int) -> LogitsProcessor:
-    """Two codebooks by turns, `size` ids each from `first` on; of the second, what lies after it is open too."""
+    """Alternates between two codebooks of `size` ids each: ids from `first` on, and ids from `first + size` on.
 
-    def rule(prefix: Tensor, logits: Tensor) -> Tensor:
+    Args:
+        start: Tokens of the prompt.
+        first: The first id of the first codebook.
+        size: Ids of the first codebook; the second one has all ids after it.
+    """
+
+    def process(prefix: Tensor, logits: Tensor) -> Tensor:
         turn = ((prefix != -1).sum(-1, keepdim=True) - start) % 2
         ids = torch.arange(logits.shape[-1], device=logits.device)
         allowed = torch.where(turn == 0, (ids >= first) & (ids < first + size), ids >= first + size)
         return logits.masked_fill(~allowed, -torch.inf)
 
-    return rule
+    return process

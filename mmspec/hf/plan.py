@@ -1,4 +1,4 @@
-"""Between a call of `generate` and the loop: what was asked for, and how a model class decodes it."""
+"""The interface of adapters: the request of a call of `generate`, and the plan of how a model decodes it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError
-from mmspec.hf.causal_target import Backbone, Prompt, columns
+from mmspec.hf.causal_target import Backbone, Prompt, slice_head
 from mmspec.sampling.constraints import Constraint
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Ids each new token may have.
+    """The ids that each new token may have.
 
     Attributes:
-        kind: int64 [N], the kind of each position, or [B, N] where rows differ.
-        ids: bool [kinds, ids of the model], what each kind allows.
-        width: Tokens per line, where lines are known and of one length in all rows.
+        kind: The kind of each position, int64 [N], or [B, N] where rows differ.
+        ids: bool [kinds, ids of the model], the ids that each kind allows.
+        width: Tokens per line, if all lines of all rows have the same length, else None.
     """
 
     kind: Tensor
@@ -32,22 +32,22 @@ class Allowed:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What transformers prepared from the arguments of `generate`.
+    """The arguments of `generate`, as transformers prepared them.
 
     Attributes:
         input_ids: int64 [B, T], padded on the left.
         mask: bool [B, T], False on padding.
         position_ids: int64 [B, T], or None.
-        length: Tokens asked for.
-        guidance_scale: None when nothing was said.
+        length: The number of new tokens.
+        guidance_scale: None if the call does not set it.
         negative_ids: The unconditional prompts, or None.
-        negative_mask: Their mask, or None.
-        allowed: Of `prefix_allowed_tokens_fn`, or None.
-        allowed_fn: That function.
-        rules: Of the prefix, in order.
-        whole: Whether they need the logits of all ids.
+        negative_mask: Their attention mask, or None.
+        allowed: The ids that `prefix_allowed_tokens_fn` allows, or None.
+        allowed_fn: That function, or None.
+        processors: Logits processors that depend on the prefix, in order.
+        all_logits: Whether they need the logits of all ids.
         config: The prepared `GenerationConfig`.
-        inputs: What else the model was given.
+        inputs: All other inputs of the model.
     """
 
     input_ids: Tensor
@@ -59,8 +59,8 @@ class PlanRequest:
     negative_mask: Tensor | None
     allowed: Allowed | None
     allowed_fn: Callable[[int, Tensor], Any] | None
-    rules: tuple[LogitsProcessor, ...]
-    whole: bool
+    processors: tuple[LogitsProcessor, ...]
+    all_logits: bool
     config: Any
     inputs: Mapping[str, Any]
 
@@ -70,18 +70,19 @@ class Plan:
     """How a request is decoded.
 
     Attributes:
-        backbone: See `CausalTarget`; no `uncond` without guidance.
-        cond: See `CausalTarget`; no `uncond` without guidance.
-        uncond: See `CausalTarget`; no `uncond` without guidance.
-        length: Of the sequence, see `mmspec.decoding.layout.Layout`.
-        width: Of the sequence, see `mmspec.decoding.layout.Layout`.
-        constraint: Of the sequence, see `mmspec.decoding.layout.Layout`.
+        backbone: The parts of the model; see `mmspec.hf.causal_target.CausalTarget`.
+        cond: The conditional prompts.
+        uncond: The unconditional prompts; None without guidance.
+        length: Tokens to generate; see `mmspec.decoding.layout.Layout`.
+        width: Tokens per line of the image, or None; see `mmspec.decoding.layout.Layout`.
+        constraint: Allowed tokens by position, or None; see `mmspec.decoding.layout.Layout`.
         guidance_scale: 1 is off.
-        first_id: The model's id of the loop's token 0; the others follow.
+        first_id: The model's id of the loop's token 0; the other tokens follow.
         ends: Whether end-of-sequence ids end a row.
         keep_prompt: Whether the result begins with the prompt.
-        history: int64 [B, T], the prompt as prefix rules see it, in the loop's tokens; None where they have no place.
-        salt: Mixed into the seeds of the rows, where one call of the user's makes several of this plan.
+        history: The prompt in the loop's tokens, int64 [B, T], for logits processors that read the prefix; None if
+            prompts and images have different ids, so that such processors are refused.
+        salt: One integer per row that is mixed into its seed, for models whose `generate` calls the loop several times.
     """
 
     backbone: Backbone
@@ -99,24 +100,29 @@ class Plan:
 
 
 def refuse_inputs(model: Any, request: PlanRequest, *known: str) -> None:
-    """Checks that the adapter reads every input of the model.
+    """Checks that the adapter supports every input of the model.
+
+    Args:
+        model: The model.
+        request: The request.
+        known: Names of the inputs that the adapter uses.
 
     Raises:
-        ArgumentError: For an input of the model, such as an image, that its adapter does not read.
+        ArgumentError: If there is another input, such as an image.
     """
     for name, value in request.inputs.items():
         empty = value is None or (isinstance(value, dict) and all(part is None for part in value.values()))
         if name not in known and not empty:
-            # transformers encodes images in the prompt before it calls a generation loop.
+            # transformers encodes the images of a prompt before it calls the generation loop.
             name = "pixel_values" if name == "mm_encoder_outputs" else name
             raise ArgumentError(f"{name} is not supported by mmspec for {type(model).__name__}; leave it out")
 
 
 def refuse_guidance(model: Any, request: PlanRequest) -> None:
-    """Checks that no guidance is asked for.
+    """Checks that a request sets no guidance, for models whose own generate has none.
 
     Raises:
-        ArgumentError: When guidance is asked of a model whose own generate has none.
+        ArgumentError: If the guidance scale is set and not 1.
     """
     if request.guidance_scale not in (None, 1):
         raise ArgumentError(
@@ -125,12 +131,12 @@ def refuse_guidance(model: Any, request: PlanRequest) -> None:
 
 
 def negative_prompt(request: PlanRequest) -> tuple[Tensor, Tensor]:
-    """Ids int64 and mask bool [B, U] of the unconditional side, by the rules of transformers.
+    """Ids int64 [B, U] and mask bool [B, U] of the unconditional prompts, with the defaults of transformers.
 
-    Without a negative prompt it is the last token of the prompt; without a mask every token of it counts.
+    The default is the last token of each prompt, and a mask without padding.
 
     Raises:
-        ArgumentError: When it does not have one row per row of the batch.
+        ArgumentError: If ids and batch, or ids and mask, differ in shape.
     """
     rows = len(request.input_ids)
     ids = request.input_ids[:, -1:] if request.negative_ids is None else request.negative_ids
@@ -145,20 +151,26 @@ def negative_prompt(request: PlanRequest) -> tuple[Tensor, Tensor]:
 
 
 def position_ids_of(mask: Tensor) -> Tensor:
-    """Positions int64 [1, B, T] that count what `mask` (bool [B, T]) shows."""
+    """Position ids int64 [1, B, T] that count the tokens of `mask`, bool [B, T]; padding on the left has position 0."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)[None]
 
 
 def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, request: PlanRequest) -> Plan:
-    """The plan of a model that writes its image as ids of one vocabulary, in which prompts are written too.
+    """The plan of a model whose prompts and images are ids of one vocabulary.
 
-    Of the vocabulary only the stretch between the lowest and the highest allowed id is ever computed, unless rules of
-    the prefix need the rest.
+    Only the logits from the lowest to the highest allowed id are computed, unless a logits processor needs all.
+
+    Args:
+        model: The model.
+        decoder: See `mmspec.hf.causal_target.Backbone`.
+        embed: Ids int64 [B, T] to embeddings.
+        head: Hidden states to logits over all ids; a linear layer.
+        request: The request.
     """
     low, high = 0, logits_size(head)
     constraint = width = None
     if request.allowed is not None:
-        if not request.whole:
+        if not request.all_logits:
             used = request.allowed.ids.any(0).nonzero()[:, 0]
             low, high = int(used[0]), int(used[-1]) + 1
         constraint = Constraint(request.allowed.kind, request.allowed.ids[:, low:high].contiguous())
@@ -168,12 +180,12 @@ def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, requ
     uncond = None
     if scale != 1:
         ids, mask = negative_prompt(request)
-        # A negative prompt without a mask of its own counts every slot, padding or not.
+        # transformers numbers the tokens of a negative prompt from 0, padding included.
         every = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)[None]
         uncond = Prompt(embed(ids), mask, every)
     device = request.input_ids.device
     return Plan(
-        Backbone(decoder, lambda tokens: embed(tokens + low), columns(head, low, high), high - low, device),
+        Backbone(decoder, lambda tokens: embed(tokens + low), slice_head(head, low, high), high - low, device),
         Prompt(embed(request.input_ids), request.mask, positions),
         uncond,
         request.length,
@@ -181,11 +193,11 @@ def shared_vocabulary_plan(model: Any, decoder: Any, embed: Any, head: Any, requ
         constraint,
         scale,
         low,
-        # Padding that transformers' own processors see, and a penalty leaves out.
+        # Padding x is -2 - x: processors of transformers read the id, a repetition penalty skips it.
         history=torch.where(request.mask.cumsum(-1) > 0, request.input_ids - low, -2 - request.input_ids),
     )
 
 
 def logits_size(head: Any) -> int:
-    """How many logits a head gives."""
+    """The number of logits of a head."""
     return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])

@@ -1,4 +1,4 @@
-"""A call of `generate` for models whose tokens are no plain numbers, and which therefore answer it themselves."""
+"""A call of `generate`, for models whose tokens are not single ids and whose adapters take over the whole call."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mmspec.recipes import Recipe
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What transformers made of the arguments, and those of `mmspec.generate`.
+    """The arguments of a call, as transformers prepared them, and those of `mmspec.generate`.
 
     Attributes:
-        model: As it is inside `torch.compile`.
-        draft_model: Likewise, or None.
-        input_ids: As the model's own generate has them.
+        model: The model, without the wrapper of `torch.compile`.
+        input_ids: The prompts, in the form that the model's own generate uses.
         processors: The logits processors.
         criteria: The stopping criteria.
         config: The prepared `GenerationConfig`.
-        inputs: What else the model was given.
+        inputs: All other inputs of the model.
         recipe: See `mmspec.generate`.
         seed: See `mmspec.generate`.
+        draft_model: The draft model, without the wrapper of `torch.compile`, or None.
         on_step: See `mmspec.generate`.
     """
 

@@ -1,4 +1,4 @@
-"""A key-value cache whose rows are written, and thereby rolled back, each at its own place."""
+"""A KV cache for transformers models whose rows are rolled back, each on its own, by writing again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from mmspec.decoding.kv_cache import WindowSlots, move_slots
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, [R, heads, capacity, head_dim], allocated when the first ones arrive.
+    """Keys and values of one layer, [R, heads, capacity, head_dim], allocated by the first `update`.
 
-    Slots past the running window keep what an earlier one left there; the mask hides them.
+    Args:
+        window: The slots of the running window, shared by all layers.
+        capacity: Slots per row.
     """
 
     is_sliding = False
@@ -25,29 +27,29 @@ class SlotLayer(CacheLayerMixin):
         self._capacity = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        # Zeros, because a hidden slot still counts with weight 0, and 0 times whatever memory holds may be NaN.
-        def room(states: Tensor) -> Tensor:
+        # Zeros, because a hidden slot still counts with weight 0, and 0 times uninitialised memory may be NaN.
+        def allocate(states: Tensor) -> Tensor:
             rows, heads, _, width = states.shape
             return states.new_zeros(rows, heads, self._capacity, width)
 
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = room(key_states), room(value_states)
+        self.keys, self.values = allocate(key_states), allocate(value_states)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Writes a window [R, heads, W, head_dim] of the first R rows; returns all of theirs before its end."""
+        """Writes a window, [R, heads, W, head_dim], and returns what it attends to, [R, heads, end, head_dim]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         return self._window.write(self.keys, key_states), self._window.write(self.values, value_states)
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [rows'])."""
+        """Drops all rows but these (int64 [R'])."""
         if self.is_initialized:
             row_ids = row_ids.to(self.keys.device)
             self.keys, self.values = self.keys[row_ids], self.values[row_ids]
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copies each row's slots `source` to its slots `target`, int64 [R, D] both, all at once."""
+        """Copies each row's slots `source` to its slots `target`; see `mmspec.decoding.kv_cache.move_slots`."""
         for store in (self.keys, self.values):
             move_slots(store, source, target)
 
@@ -65,12 +67,15 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Stands in for the cache a model would make itself, whichever kind was asked for.
+    """The cache that decoding passes to a model, instead of the one that the caller asked for.
 
-    `place` is set before each forward pass; a row goes back by being written again further left.
+    `at` or `at_slots` is called before each forward pass. A row is rolled back by writing to an earlier slot again.
 
     Args:
         capacity: Slots per row.
+
+    Attributes:
+        window: The slots of the running window.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -78,15 +83,15 @@ class SlotCache(Cache):
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.window, capacity))
 
     def at(self, start: int, end: int) -> None:
-        """The next window goes to the same slots in all rows."""
+        """Writes the next window to slots `start` to `end - 1` of all rows."""
         self.window.start, self.window.end, self.window.slots = start, end, None
 
     def at_slots(self, slots: Tensor, end: int) -> None:
-        """Each row of the next window goes to its own `slots` int64 [R, W], all before `end`."""
+        """Writes the next window to `slots`, int64 [R, W], all below `end`."""
         self.window.end, self.window.slots = end, slots
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [rows'])."""
+        """Drops all rows but these (int64 [R'])."""
         for layer in self.layers:
             layer.select_rows(row_ids)
 

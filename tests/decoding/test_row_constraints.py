@@ -22,7 +22,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError
-from mmspec.hf.allowed_tokens import ask
+from mmspec.hf.allowed_tokens import tabulate
 from mmspec.hf.generate import generate
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
@@ -180,20 +180,20 @@ def test_sampled_pictures_have_their_own_sizes() -> None:
 
 def test_what_is_asked_of_rows() -> None:
     prompts = torch.tensor([[1, 2], [3, 4]])
-    found = ask(lambda row, ids: [3 + row] if len(ids) == 3 else [5, 6], prompts, 3, 9)
+    found = tabulate(lambda row, ids: [3 + row] if len(ids) == 3 else [5, 6], prompts, 3, 9)
     allowed = [[found.ids[k].nonzero()[:, 0].tolist() for k in row] for row in found.kind]
     assert allowed == [[[5, 6], [3], [5, 6]], [[5, 6], [4], [5, 6]]]
-    assert ask(lambda row, ids: [3, 5], prompts, 3, 9).kind.shape == (3,)
+    assert tabulate(lambda row, ids: [3, 5], prompts, 3, 9).kind.shape == (3,)
     # Lines of one length are known even where the rows differ in what is on them.
-    assert ask(lambda row, ids: [7] if len(ids) % 3 == 1 else [3, 4 + row], prompts, 8, 9).width == 3
-    assert ask(lambda row, ids: [7] if len(ids) % (3 + row) == 1 else [3, 4], prompts, 8, 9).width is None
+    assert tabulate(lambda row, ids: [7] if len(ids) % 3 == 1 else [3, 4 + row], prompts, 8, 9).width == 3
+    assert tabulate(lambda row, ids: [7] if len(ids) % (3 + row) == 1 else [3, 4], prompts, 8, 9).width is None
 
 
 def test_a_function_that_looks_at_the_picture_is_refused() -> None:
     prompts = torch.tensor([[1, 2], [3, 4]])
-    message = "prefix_allowed_tokens_fn depends on the tokens made so far (at new token 1 of row 0)"
+    message = "prefix_allowed_tokens_fn depends on generated tokens (at new token 1 of row 0)"
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        ask(lambda row, ids: [3] if ids[-1] == 5 else [3, 5], prompts, 6, 9)
+        tabulate(lambda row, ids: [3] if ids[-1] == 5 else [3, 5], prompts, 6, 9)
 
     # Neither the lowest nor the highest code is special, so that only the image that was made can show it.
     def hidden(row: int, ids: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ from transformers import ChameleonForConditionalGeneration
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from mmspec.hf.generate import Job, generate, prepare
+from mmspec.hf.generate import GenerateJob, generate, prepare
 from mmspec.vision.hf.decoding.chameleon import ImageConstraint
 
 
@@ -156,12 +156,12 @@ def ours(model: Any, call: dict[str, Any], method: Any = generate, **options: An
     return GenerationMixin.generate(model, **call, custom_generate=method, **options)
 
 
-def job_of(model: Any, call: dict[str, Any], **options: Any) -> Job:
+def job_of(model: Any, call: dict[str, Any], **options: Any) -> GenerateJob:
     """What generate would decode."""
 
     def stop(
         model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any
-    ) -> Job:
+    ) -> GenerateJob:
         return prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i)
 
     return ours(model, call, stop, **options)

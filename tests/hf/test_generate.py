@@ -22,9 +22,9 @@ from transformers.generation import GenerationMixin
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError, UnknownNameError
-from mmspec.hf.allowed_tokens import ask, line_width
-from mmspec.hf.causal_target import columns
-from mmspec.hf.generate import Job, generate, prepare
+from mmspec.hf.allowed_tokens import line_width, tabulate
+from mmspec.hf.causal_target import slice_head
+from mmspec.hf.generate import GenerateJob, generate, prepare
 from mmspec.hf.ngram import count_table
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -39,7 +39,7 @@ def model() -> Any:
     return tiny.emu3()
 
 
-def read(model: Any, **call: Any) -> Job:
+def read(model: Any, **call: Any) -> GenerateJob:
     def stop(
         model: Any,
         input_ids: Tensor,
@@ -47,7 +47,7 @@ def read(model: Any, **call: Any) -> Job:
         stopping_criteria: Any,
         generation_config: Any,
         **inputs: Any,
-    ) -> Job:
+    ) -> GenerateJob:
         return prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
 
     return GenerationMixin.generate(model, **(CALL | call), custom_generate=stop)
@@ -142,22 +142,22 @@ def test_a_head_that_is_no_plain_layer_runs_whole() -> None:
     hooked.load_state_dict(plain.state_dict())
     hooked.register_forward_hook(lambda module, inputs, output: output + 1)
     expected = plain(hidden)[..., 2:7]
-    assert torch.allclose(columns(plain, 2, 7)(hidden), expected)
-    assert torch.allclose(columns(packed, 2, 7)(hidden), expected)
-    assert torch.allclose(columns(hooked, 2, 7)(hidden), expected + 1)
+    assert torch.allclose(slice_head(plain, 2, 7)(hidden), expected)
+    assert torch.allclose(slice_head(packed, 2, 7)(hidden), expected)
+    assert torch.allclose(slice_head(hooked, 2, 7)(hidden), expected + 1)
 
 
 def test_allowed_tokens_are_asked_for_once() -> None:
     prompts = torch.tensor([[1, 2], [3, 4]])
-    found = ask(lambda row, ids: [7] if len(ids) % 3 == 1 else [3, 5], prompts, 6, 9)
+    found = tabulate(lambda row, ids: [7] if len(ids) % 3 == 1 else [3, 5], prompts, 6, 9)
     allowed = [found.ids[k].nonzero()[:, 0].tolist() for k in found.kind]
     assert allowed == [[3, 5], [3, 5], [7], [3, 5], [3, 5], [7]]
     assert found.width == 3
     assert line_width([None, None]) is None and line_width([4, None, 4, None, 4]) == 2
     with pytest.raises(ArgumentError, match="depends on the tokens made so far"):
-        ask(lambda row, ids: [3, 5] if ids[-1] != 3 else [3], prompts, 6, 9)
+        tabulate(lambda row, ids: [3, 5] if ids[-1] != 3 else [3], prompts, 6, 9)
     with pytest.raises(ArgumentError, match="allows no token at all for new token 0 of row 0"):
-        ask(lambda row, ids: [], prompts, 6, 9)
+        tabulate(lambda row, ids: [], prompts, 6, 9)
 
 
 def lines(row: int, ids: Tensor) -> list[int]:
@@ -189,17 +189,17 @@ REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
         ArgumentError,
         "ExponentialDecayLengthPenalty, which mmspec cannot",
     ),
-    ({"do_sample": True, "min_p": 0.1}, ArgumentError, "MinPLogitsWarper, which mmspec cannot verify drafts with"),
+    ({"do_sample": True, "min_p": 0.1}, ArgumentError, "MinPLogitsWarper which is not supported with drafts"),
     ({"num_beams": 2}, ArgumentError, "num_beams=2 is not supported"),
     ({"output_scores": True}, ArgumentError, "output_scores=True is not supported"),
-    ({"max_time": 3.0}, ArgumentError, "stopping_criteria has MaxTimeCriteria, which looks at one token at a time"),
+    ({"max_time": 3.0}, ArgumentError, "stopping_criteria has MaxTimeCriteria, which is evaluated after every token"),
     ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])}, ArgumentError, "has MaxTimeCriteria"),
     ({"recipe": "scdd"}, UnknownNameError, "unknown recipe 'scdd' (did you mean 'scd'?)"),
     ({"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
-    ({"recipe": "table"}, ArgumentError, "recipe 'table' needs a table; pass table=, the new tokens of images that"),
+    ({"recipe": "table"}, ArgumentError, "recipe 'table' needs a table; pass table=, the new ids of images from"),
     ({"recipe": "scd:start=table"}, ArgumentError, "recipe 'scd:start=table' needs a table; pass table="),
     ({"table": IDS[0]}, ArgumentError, "table has shape [6] and dtype torch.int64; it must be int64 [n, N]"),
-    ({"table": IDS + 9}, ArgumentError, "table has the id 40, which this call cannot make; it makes 0 to 39"),
+    ({"table": IDS + 9}, ArgumentError, "table has the id 40, which this call cannot generate; its ids are 0 to 39"),
     ({"attention_mask": (IDS != 3).long()}, PromptError, "attention_mask hides the last token of a prompt; pad on the"),
     ({"seed": [1]}, ArgumentError, "seed has 1 values for 2 rows"),
     ({"guidance_scale": 2.0, "negative_prompt_ids": NEGATIVE}, ArgumentError, "negative_prompt_ids has 1 rows"),
@@ -224,7 +224,7 @@ def generate_from_picture(glm: Any) -> Tensor:
 
 def test_what_does_not_fit_the_model(model: Any) -> None:
     call = CALL | {"custom_generate": generate, "recipe": "draft"}
-    with pytest.raises(ModelError, match="draft_model is a ImageGPTForCausalImageModeling, which is another class"):
+    with pytest.raises(ModelError, match="draft_model is a ImageGPTForCausalImageModeling, the model a Emu3"):
         model.generate(**call, draft_model=tiny.imagegpt())
     small = tiny.imagegpt()
     start = {"input_ids": torch.tensor([[20]]), "custom_generate": generate}

@@ -156,19 +156,19 @@ def no_roll_back(patch: pytest.MonkeyPatch) -> None:
     read = CausalTarget._read
 
     def append(self: CausalTarget, embeds: Tensor, start: NDArray[np.int64], *part: Any) -> Tensor:
-        return read(self, embeds, np.full_like(start, self._cache.place.end), *part)
+        return read(self, embeds, np.full_like(start, self._cache.window.end), *part)
 
     patch.setattr(CausalTarget, "_read", append)
 
 
 def stale_slots_seen(patch: pytest.MonkeyPatch) -> None:
     """Rows that are after see what an earlier window of theirs left further right."""
-    bias = CausalTarget._bias
+    bias = CausalTarget._causal_mask
 
     def lock_step(self: CausalTarget, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         return bias(self, slots.max(0, keepdim=True).values.expand_as(slots), end, dtype)
 
-    patch.setattr(CausalTarget, "_bias", lock_step)
+    patch.setattr(CausalTarget, "_causal_mask", lock_step)
 
 
 MISTAKES: dict[str, Break] = {

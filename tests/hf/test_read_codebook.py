@@ -12,7 +12,7 @@ from transformers.generation import GenerationMixin
 
 import mmspec
 from mmspec.hf.codebook import read_codebook
-from mmspec.hf.generate import Job, prepare
+from mmspec.hf.generate import GenerateJob, prepare
 from mmspec.vision.hf.decoding.chameleon import ImageConstraint
 
 PROMPT = torch.tensor([[1, 31, 33, 34, 30, 3], [1, 31, 31, 32, 34, 3]])
@@ -50,7 +50,7 @@ def test_lantern_uses_the_models_codes(name: str) -> None:
         stopping_criteria: Any,
         generation_config: Any,
         **inputs: Any,
-    ) -> Job:
+    ) -> GenerateJob:
         return prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
 
     call = {"attention_mask": torch.ones_like(call["input_ids"]), **call}

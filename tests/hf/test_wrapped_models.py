@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, Emu3ForConditionalGeneration, StaticCache
 from transformers.generation import GenerationMixin
 
-from mmspec.hf.causal_target import columns
+from mmspec.hf.causal_target import slice_head
 from mmspec.hf.generate import generate
 
 RECIPES = ["plain", "sjd:window=5", "scd:window=4", "draft:window=3"]
@@ -217,4 +217,4 @@ def test_a_quantised_head_is_cut_behind_itself() -> None:
     packed.weight = nn.Parameter(PackedTensor(head.weight.detach()), requires_grad=False)
     hidden = torch.randn(2, 3, 4)
     for kind in (packed, PackedLinear(head)):
-        assert torch.allclose(columns(kind, 2, 7)(hidden), head(hidden)[..., 2:7], atol=0.05)
+        assert torch.allclose(slice_head(kind, 2, 7)(hidden), head(hidden)[..., 2:7], atol=0.05)

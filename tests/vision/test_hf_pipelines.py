@@ -602,7 +602,7 @@ def test_a_janus_without_what_it_needs() -> None:
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "GlmImagePipeline"}))
-    with pytest.raises(ModelError, match="vision_language_encoder' holds no model of transformers"):
+    with pytest.raises(ModelError, match="vision_language_encoder' does not contain a transformers model"):
         mmspec.load(tmp_path)
 
 

@@ -28,7 +28,7 @@ from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.tokenizer import decode_tokens
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GOLDEN = Path(os.environ.get("MMSPEC_GOLDEN", ROOT.parent / "shared" / "golden"))
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are elsewhere; set MMSPEC_GOLDEN")
 FILES = {

@@ -32,7 +32,7 @@ from mmspec.vision.mar.masked import missing
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GOLDEN = Path(os.environ.get("MMSPEC_GOLDEN", ROOT.parent / "shared" / "golden")) / "mar"
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are elsewhere; set MMSPEC_GOLDEN")
 SIZES: dict[str, Any] = {

@@ -18,7 +18,7 @@ from transformers.generation import GenerationMixin
 from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
-from mmspec.hf.generate import Job, generate, prepare
+from mmspec.hf.generate import GenerateJob, generate, prepare
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -192,7 +192,7 @@ class TransformersPipeline(DiffusionPipeline):
         check_room(image_job, adapter.room)
         device = home(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
-        jobs: list[Job] = []
+        jobs: list[GenerateJob] = []
 
         def take(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any) -> Tensor:
             config = given.pop("generation_config")

@@ -1,7 +1,8 @@
-"""Bark: text to semantic codes, and these to the first two codebooks of EnCodec, by turns in one stream.
+"""Bark: a semantic stage from text to codes, and a coarse stage to two codebooks of EnCodec in one alternating stream.
 
-`BarkModel.generate(..., custom_generate=mmspec.generate)` decodes both stages by any recipe; the third is not
-autoregressive. The second makes a prompt of the last 630 tokens anew every 60 tokens, which are one call of the loop.
+`BarkModel.generate(..., custom_generate=mmspec.generate)` decodes both stages by any recipe; the third stage is not
+autoregressive. The coarse stage builds a new prompt from the last 630 tokens after every 60 tokens; each such window of
+60 tokens is one run of the decoding loop.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from mmspec.hf.plan import (
 )
 
 
-class Semantic:
-    """The family of `BarkSemanticModel`, whose prompt are vectors: text and a voice, added up."""
+class SemanticStage:
+    """The generate adapter of `BarkSemanticModel`, whose prompt consists of embeddings: the sum of text and a voice."""
 
     READS_EMBEDS = True
 
@@ -40,7 +41,7 @@ class Semantic:
         """How a request is decoded.
 
         Raises:
-            ArgumentError: For a model that did not make the prompt, as one that drafts.
+            ArgumentError: If another model made the prompt, as for a draft model.
         """
         refuse_inputs(model, request, "inputs_embeds")
         refuse_guidance(model, request)
@@ -48,20 +49,20 @@ class Semantic:
         mark = embed(torch.tensor(request.config.semantic_infer_token, device=prompt.device))
         if prompt.shape[-1] != len(mark) or not torch.equal(prompt[0, -1], mark):
             raise ArgumentError(
-                "draft_model cannot draft Bark's semantic stage, whose prompt is made of vectors of the model itself; "
-                "give it as coarse_draft_model"
+                "draft_model cannot draft Bark's semantic stage, whose prompt consists of the model's own embeddings; "
+                "pass it as coarse_draft_model"
             )
         return Plan(
             Backbone(BarkLayers(model), embed, model.lm_head, logits_size(model.lm_head), prompt.device),
             Prompt(prompt, request.mask, position_ids_of(request.mask)),
             None,
-            room(model, request),
+            generation_length(model, request),
             history=request.input_ids,
         )
 
 
-class Coarse:
-    """The family of `BarkCoarseModel`."""
+class CoarseStage:
+    """The generate adapter of `BarkCoarseModel`."""
 
     def vocab_size(self, model: Any) -> int:
         return logits_size(model.lm_head)
@@ -69,27 +70,27 @@ class Coarse:
     def plan(self, model: Any, request: PlanRequest) -> Plan:
         refuse_inputs(model, request)
         refuse_guidance(model, request)
-        room(model, request)
-        made = shared_vocabulary_plan(model, BarkLayers(model), model.input_embeds_layer, model.lm_head, request)
-        # One seed of the user's goes for all windows: each is told apart by what it begins with.
+        generation_length(model, request)
+        plan = shared_vocabulary_plan(model, BarkLayers(model), model.input_embeds_layer, model.lm_head, request)
+        # All windows share the user's seed; the salt, a hash of the prompt, gives each window its own random numbers.
         salt = tuple(zlib.crc32(row.cpu().numpy().tobytes()) for row in request.input_ids)
-        return replace(made, width=2, salt=salt)
+        return replace(plan, width=2, salt=salt)
 
 
-SEMANTIC, COARSE = Semantic(), Coarse()
+SEMANTIC, COARSE = SemanticStage(), CoarseStage()
 
 
-def room(model: Any, request: PlanRequest) -> int:
-    """Tokens to be made.
+def generation_length(model: Any, request: PlanRequest) -> int:
+    """Tokens to generate.
 
     Raises:
-        ArgumentError: When the model has no positions for them.
+        ArgumentError: If the model has fewer positions.
     """
-    places, prompt = int(model.config.block_size), request.input_ids.shape[1]
-    if prompt + request.length > places + 1:
+    positions, prompt = int(model.config.block_size), request.input_ids.shape[1]
+    if prompt + request.length > positions + 1:
         raise ArgumentError(
-            f"max_new_tokens={request.length} is not allowed; after a prompt of {prompt} tokens this model has places "
-            f"for {places + 1 - prompt}"
+            f"max_new_tokens={request.length} is not allowed; after a prompt of {prompt} tokens this model has "
+            f"positions for {positions + 1 - prompt}"
         )
     return request.length
 
@@ -110,7 +111,7 @@ class BarkLayers(DecoderLayers):
 
 
 def attend(attention: Any, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
-    """Self-attention [R, W, D] with a mask [R, 1, W, end] of numbers to add."""
+    """Self-attention of hidden states [R, W, D]; `mask` [R, 1, W, end] is added to the attention scores."""
 
     def heads(x: Tensor) -> Tensor:
         return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)

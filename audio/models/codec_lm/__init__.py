@@ -1,1 +1,1 @@
-"""Codec language models with their own text side: CosyVoice, Chatterbox."""
+"""CosyVoice and Chatterbox: text models with an embedding and a head for codec tokens."""

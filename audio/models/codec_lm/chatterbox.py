@@ -1,7 +1,7 @@
-"""Chatterbox as it is published: a folder with `t3_cfg.safetensors`, `tokenizer.json` and a voice in `conds.pt`.
+"""Chatterbox as published: a folder with `t3_cfg.safetensors`, `tokenizer.json` and a voice in `conds.pt`.
 
-A prompt is: the voice, the text between two marks, and the start mark of speech, twice. On the unconditional side the
-text is nothing but its places. Text is read as it stands.
+A prompt is: the voice, the text between its start and stop tokens, and the start token of speech, twice. In the
+unconditional prompt the text is its learned positions alone. Text is used as it is.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
-from mmspec.audio.models.codec_lm.speech import Line, fill, read_state
+from mmspec.audio.models.codec_lm.speech import TextPrompt, fill, read_state
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.params import SamplingParams
 
 FILE = "t3_cfg.safetensors"
 START_TEXT, STOP_TEXT = 255, 0
-CODES, INIT, END = 6561, 6561, 6562
-LONGEST = 1000  # codes
-HEAD, VOICE_HEADS = 64, 4  # width of an attention head; heads of what reads the voice
+CODES, START_SPEECH, STOP_SPEECH = 6561, 6561, 6562
+MAX_CODES = 1000
+HEAD_DIM, VOICE_HEADS = 64, 4  # width of the decoder's attention heads; number of heads of the voice's perceiver
 ROPE = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
     "original_max_position_embeddings": 8192,
@@ -34,19 +34,19 @@ ROPE = {
 
 
 class Chatterbox:
-    """A `mmspec.audio.models.codec_lm.speech.TextSide`.
+    """The `mmspec.audio.models.codec_lm.speech.TextSide` of Chatterbox.
 
     Args:
-        codec_lm: What makes codes.
-        texts: The embedding of ids of text.
-        places: The embedding of their places.
-        voice: Vectors [T, D] that a prompt begins with.
-        tokenizer: Of texts.
+        codec_lm: The part that generates codes.
+        texts: The embedding of text ids.
+        places: The embedding of their learned positions.
+        voice: Embeddings [T, D] with which a prompt begins.
+        tokenizer: The tokenizer of texts.
     """
 
     codes = CODES
-    ends: Sequence[int] = (END,)
-    start: int | None = INIT
+    ends: Sequence[int] = (STOP_SPEECH,)
+    start: int | None = START_SPEECH
     sampling = SamplingParams(0.8, guidance_scale=1.5)
     guided = True
 
@@ -56,14 +56,14 @@ class Chatterbox:
         self.codec_lm = codec_lm
         self._texts, self._places, self._voice, self._tokenizer = texts, places, voice, tokenizer
 
-    def line(self, text: str) -> Line:
+    def prompt(self, text: str) -> TextPrompt:
         ids = [START_TEXT, *self._tokenizer.encode(text.replace(" ", "[SPACE]")).ids, STOP_TEXT]
         device = self._voice.device
         words, places = self._texts(torch.tensor(ids, device=device)), self._places.weight[: len(ids)]
         assert self.codec_lm.places is not None
-        begin = (self.codec_lm.embed.weight[INIT] + self.codec_lm.places[0]).expand(2, -1)
-        sides = [torch.cat([self._voice, side, begin]) for side in (words + places, places)]
-        return Line(sides[0], sides[1], 0, LONGEST)
+        start = (self.codec_lm.embed.weight[START_SPEECH] + self.codec_lm.places[0]).expand(2, -1)
+        cond, uncond = (torch.cat([self._voice, embeds, start]) for embeds in (words + places, places))
+        return TextPrompt(cond, uncond, 0, MAX_CODES)
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
         s = sampling
@@ -72,16 +72,23 @@ class Chatterbox:
 
 
 def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dtype) -> Chatterbox:
-    """`voice` is a file like `conds.pt`, or its part `t3`; None takes the one in the folder.
+    """Reads a Chatterbox from its published folder.
+
+    Args:
+        folder: The folder.
+        tokenizer: A tokenizer, or its path; None is the one in the folder.
+        voice: A file like `conds.pt`, or the mapping under its key `t3`; None is the file in the folder.
+        device: Where to load the model.
+        dtype: Its dtype.
 
     Raises:
-        ModelError: For files that are not what they claim to be.
-        ArgumentError: For a voice that is none.
+        ModelError: For missing, broken or unsupported files.
+        ArgumentError: For a missing or incomplete voice.
     """
     file, state = folder / FILE, read_state(folder / FILE)
     needed = ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb", "tfmr.layers.0.self_attn.q_proj")
     if missing := [name for name in needed if f"{name}.weight" not in state]:
-        raise ModelError(f"model '{file}' is no Chatterbox on a Llama; missing: {', '.join(missing)}")
+        raise ModelError(f"model '{file}' is not a Chatterbox with a Llama decoder; missing: {', '.join(missing)}")
     embed, texts, text_places, places = (
         fill(file, nn.Embedding(*state[f"{name}.weight"].shape), state, f"{name}.")
         for name in ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb")
@@ -91,27 +98,27 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     decoder = fill(file, LlamaModel(config_of(state)), state, "tfmr.")
     if voice is None or isinstance(voice, (str, Path)):
         voice = read_voice(Path(voice or folder / "conds.pt"))
-    began = voice_of(state, voice, embed.weight.float(), places.weight.float())
+    voice_embeds = embed_voice(state, voice, embed.weight.float(), places.weight.float())
     for part in (embed, texts, text_places, places, head, decoder):
         part.to(device, dtype).eval()
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         tokenizer = read_tokenizer(Path(tokenizer or folder))
     return Chatterbox(
-        CodecLM(decoder, embed, head, places.weight), texts, text_places, began.to(device, dtype), tokenizer
+        CodecLM(decoder, embed, head, places.weight), texts, text_places, voice_embeds.to(device, dtype), tokenizer
     )
 
 
 def config_of(state: Mapping[str, Tensor]) -> LlamaConfig:
-    """The Llama's, of which the files tell sizes only."""
+    """The config of the Llama; its sizes are read off the tensors, the files contain no config."""
     first = "tfmr.layers.0."
     return LlamaConfig(
         vocab_size=len(state["tfmr.embed_tokens.weight"]),
         hidden_size=state[f"{first}self_attn.q_proj.weight"].shape[1],
         intermediate_size=len(state[f"{first}mlp.up_proj.weight"]),
         num_hidden_layers=1 + max(int(name.split(".")[2]) for name in state if name.startswith("tfmr.layers.")),
-        num_attention_heads=len(state[f"{first}self_attn.q_proj.weight"]) // HEAD,
-        num_key_value_heads=len(state[f"{first}self_attn.k_proj.weight"]) // HEAD,
-        head_dim=HEAD,
+        num_attention_heads=len(state[f"{first}self_attn.q_proj.weight"]) // HEAD_DIM,
+        num_key_value_heads=len(state[f"{first}self_attn.k_proj.weight"]) // HEAD_DIM,
+        head_dim=HEAD_DIM,
         rms_norm_eps=1e-5,
         max_position_embeddings=131072,
         rope_parameters=ROPE,
@@ -119,23 +126,24 @@ def config_of(state: Mapping[str, Tensor]) -> LlamaConfig:
 
 
 def read_tokenizer(where: Path) -> Tokenizer:
-    """The tokenizer in a folder, or in a file.
+    """The tokenizer in a folder or a file.
 
     Raises:
-        ModelError: When there is none.
+        ModelError: If there is none.
     """
     file = where / "tokenizer.json" if where.is_dir() else where
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises nothing narrower
+    except Exception as error:  # tokenizers has no narrower class
         raise ModelError(f"tokenizer '{file}' cannot be loaded: {error}") from None
 
 
 def read_voice(file: Path) -> Mapping[str, Any]:
-    """The part of a voice's file that text is read with.
+    """The part of a voice file that the text side uses, under the key `t3`.
 
     Raises:
-        ArgumentError: When it is not there.
+        ArgumentError: If the file does not exist.
+        ModelError: If it has no such part.
     """
     if not file.is_file():
         raise ArgumentError(f"voice='{file}' does not exist; name a file like conds.pt")
@@ -145,37 +153,38 @@ def read_voice(file: Path) -> Mapping[str, Any]:
     return found
 
 
-def voice_of(state: Mapping[str, Tensor], voice: Mapping[str, Any], codes: Tensor, places: Tensor) -> Tensor:
-    """A voice as vectors [T, D]: who speaks, a summary of how, and how moved.
+def embed_voice(state: Mapping[str, Tensor], voice: Mapping[str, Any], codes: Tensor, places: Tensor) -> Tensor:
+    """The embeddings [T, D] of a voice: its speaker, a summary of its reference codes, and its emotion.
 
     Args:
-        voice: `speaker_emb` [1, E], `cond_prompt_speech_tokens` int64 [1, n] and `emotion_adv`.
-        codes: The vectors of codes.
-        places: The vectors of their places.
+        state: The state dict of the model.
+        voice: `speaker_emb` [1, E], and optionally `cond_prompt_speech_tokens` int64 [1, n] and `emotion_adv`.
+        codes: Embeddings of codes.
+        places: Embeddings of their learned positions.
 
     Raises:
-        ArgumentError: For a voice without a speaker.
+        ArgumentError: For a voice without a speaker embedding.
     """
     if voice.get("speaker_emb") is None:
-        raise ArgumentError("voice has no 'speaker_emb'; give what Chatterbox writes as conds.pt")
+        raise ArgumentError("voice has no 'speaker_emb'; pass a file that Chatterbox wrote, like conds.pt")
     prefix = "cond_enc."
     own = {name.removeprefix(prefix): value.float() for name, value in state.items() if name.startswith(prefix)}
     parts = [F.linear(voice["speaker_emb"].float().view(1, -1), own["spkr_enc.weight"], own["spkr_enc.bias"])]
-    if (said := voice.get("cond_prompt_speech_tokens")) is not None:
-        heard = codes[said.view(-1).long()] + places[: said.numel()]
+    if (reference_codes := voice.get("cond_prompt_speech_tokens")) is not None:
+        reference = codes[reference_codes.view(-1).long()] + places[: reference_codes.numel()]
         if "perceiver.pre_attention_query" in own:
             query = own["perceiver.pre_attention_query"][0]
-            heard = attend(own, query, heard)
-            heard = attend(own, heard, heard)
-        parts.append(heard)
+            reference = attend(own, query, reference)
+            reference = attend(own, reference, reference)
+        parts.append(reference)
     if "emotion_adv_fc.weight" in own:
-        moved = torch.as_tensor(voice.get("emotion_adv", 0.5)).float().view(1, 1)
-        parts.append(F.linear(moved, own["emotion_adv_fc.weight"]))
+        emotion = torch.as_tensor(voice.get("emotion_adv", 0.5)).float().view(1, 1)
+        parts.append(F.linear(emotion, own["emotion_adv_fc.weight"]))
     return torch.cat(parts)
 
 
-def attend(own: Mapping[str, Tensor], query: Tensor, seen: Tensor) -> Tensor:
-    """The attention block [Q, D] that reads a voice [T, D]."""
+def attend(own: Mapping[str, Tensor], query: Tensor, context: Tensor) -> Tensor:
+    """The perceiver's attention block: queries [Q, D] attend to `context` [T, D]; returns [Q, D]."""
 
     def part(name: str, x: Tensor) -> Tensor:
         return F.linear(x, own[f"perceiver.attn.{name}.weight"], own[f"perceiver.attn.{name}.bias"])
@@ -184,6 +193,6 @@ def attend(own: Mapping[str, Tensor], query: Tensor, seen: Tensor) -> Tensor:
         return x.unflatten(-1, (VOICE_HEADS, -1)).transpose(0, 1)[None]
 
     norm = own["perceiver.attn.norm.weight"], own["perceiver.attn.norm.bias"]
-    a, b = (F.layer_norm(x, x.shape[-1:], *norm) for x in (query, seen))
+    a, b = (F.layer_norm(x, x.shape[-1:], *norm) for x in (query, context))
     mixed = F.scaled_dot_product_attention(heads(part("to_q", a)), heads(part("to_k", b)), heads(part("to_v", b)))
     return query + part("proj_out", mixed[0].transpose(0, 1).flatten(1))

@@ -1,4 +1,4 @@
-"""CosyVoice and Chatterbox with what surrounds them, up to their codes; what makes sound, the caller brings."""
+"""The speech adapter of CosyVoice and Chatterbox, up to their codes; the caller provides the codec."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
-from mmspec.audio.models.flat.speech import pieces
-from mmspec.audio.pipeline import Reading
+from mmspec.audio.pipeline import PreparedText
+from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -30,37 +30,37 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
 
-LETTERS = 300
-BROKEN = (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, BadZipFile, SafetensorError)
+MAX_LETTERS = 300  # of a part
+LOAD_ERRORS = (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, BadZipFile, SafetensorError)
 
 
 @dataclass(frozen=True)
-class Line:
-    """A piece of text as a model reads it.
+class TextPrompt:
+    """The prompt of a piece of text, and bounds of its number of codes.
 
     Attributes:
-        cond: Vectors [T, D].
-        uncond: Those of the unconditional side, or None.
-        least: How many codes it takes at least.
-        most: How many codes it takes at most.
+        cond: Embeddings [T, D].
+        uncond: Embeddings of the unconditional prompt, or None.
+        min_codes: Codes before the stream may end.
+        max_codes: Codes after which the stream ends.
     """
 
     cond: Tensor
     uncond: Tensor | None
-    least: int
-    most: int
+    min_codes: int
+    max_codes: int
 
 
 class TextSide(Protocol):
-    """A model with its text side.
+    """A codec language model together with the text side that makes its prompts.
 
     Attributes:
-        codec_lm: What makes codes.
-        codes: How many there are, from id 0 on.
+        codec_lm: The part that generates codes.
+        codes: Number of codes; their ids begin at 0.
         ends: The ids that end a stream.
-        start: An id that rules count as made already, or None.
-        sampling: The defaults of a call.
-        guided: Whether it takes guidance.
+        start: An id that logits processors see before the first code, or None.
+        sampling: Default sampling parameters of a call.
+        guided: Whether the model supports guidance.
     """
 
     codec_lm: CodecLM
@@ -70,25 +70,25 @@ class TextSide(Protocol):
     sampling: SamplingParams
     guided: bool
 
-    def line(self, text: str) -> Line:
-        """Reads a piece of text."""
+    def prompt(self, text: str) -> TextPrompt:
+        """The prompt of a piece of text."""
         ...
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
-        """How codes are drawn for the settings of a call."""
+        """How codes are sampled, from the sampling parameters of a call."""
         ...
 
 
 class CodecLMAdapter:
-    """A `mmspec.audio.pipeline.SpeechAdapter`.
+    """The `mmspec.audio.pipeline.SpeechAdapter` of codec language models.
 
     Args:
-        side: The model.
-        codec: Of its codes, of one codebook.
-        draft: A smaller model of the same codes, with a text side of its own, or None.
+        side: The model and its text side.
+        codec: The codec of its codes, with one codebook.
+        draft: A smaller model of the same codes, with its own text side, or None.
 
     Raises:
-        ModelError: For a codec or a draft model of other codes.
+        ModelError: If the codec or the draft model has other codes.
     """
 
     recipe = "recycle:window=4"
@@ -101,32 +101,39 @@ class CodecLMAdapter:
             )
         ids = side.codec_lm.head.out_features
         if draft is not None and (draft.codec_lm.head.out_features, draft.codes) != (ids, side.codes):
-            raise ModelError(f"draft_model makes {draft.codes} codes, the model {side.codes}; they are of two families")
+            raise ModelError(
+                f"draft_model makes {draft.codes} codes, the model {side.codes}; they belong to different families"
+            )
         self.side, self.codec, self.draft = side, codec, draft
         self.sampling, self.guided = side.sampling, side.guided
 
-    def read(self, text: str, voice: str | None) -> Reading:
-        return Reading(pieces(text, LETTERS))
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        return PreparedText(split_text(text, MAX_LETTERS))
 
-    def task(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CodecLMJob:
+    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CodecLMJob:
         return CodecLMJob(self, parts)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = torch.isin(tokens, torch.tensor(self.side.ends, device=tokens.device)).nonzero()
-        made = tokens[: int(ends[0])] if len(ends) else tokens
-        return made[made < self.side.codes][None]  # other marks are no sound
+        tokens = tokens[: int(ends[0])] if len(ends) else tokens
+        return tokens[tokens < self.side.codes][None]  # special tokens have no audio
 
     def codebook(self) -> Codebook:
-        """What the tokens stand for."""
+        """The vectors that tokens stand for."""
         count = self.side.codes
         return Codebook(self.codec.tables()[0][:count], torch.arange(count), self.side.codec_lm.head.out_features)
 
 
 @dataclass(frozen=True)
 class CodecLMJob:
-    """A batch of pieces of text; see `mmspec.audio.pipeline.DecodingJob`."""
+    """A batch of pieces of text; see `mmspec.audio.pipeline.DecodingJob`.
 
-    speaker: CodecLMAdapter
+    Attributes:
+        adapter: The adapter.
+        parts: The pieces.
+    """
+
+    adapter: CodecLMAdapter
     parts: Sequence[str]
 
     def run(
@@ -137,49 +144,49 @@ class CodecLMJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        """Codes int64 [B, N]; how they are drawn lies in the rules of their manner."""
-        side, draft = self.speaker.side, self.speaker.draft
-        settings, lines = side.settings(samplings[0]), [side.line(part) for part in self.parts]
-        layout = spans(lines, side.ends, side.codec_lm.head.out_features)
-        drawn = [settings.sampling] * len(lines)
+        """Codes int64 [B, N], sampled with the parameters and logits processors of the model's settings."""
+        side, draft = self.adapter.side, self.adapter.draft
+        settings, prompts = side.settings(samplings[0]), [side.prompt(part) for part in self.parts]
+        layout = layout_of(prompts, side.ends, side.codec_lm.head.out_features)
+        row_sampling = [settings.sampling] * len(prompts)
 
-        def target(side: TextSide, lines: Sequence[Line], guided: bool) -> ProcessedTarget:
-            conds = [line.cond for line in lines]
-            unconds = [line.uncond for line in lines if line.uncond is not None] if guided else None
-            before = None if side.start is None else torch.full((len(lines), 1), side.start)
+        def target(side: TextSide, prompts: Sequence[TextPrompt], guided: bool) -> ProcessedTarget:
+            conds = [prompt.cond for prompt in prompts]
+            unconds = [prompt.uncond for prompt in prompts if prompt.uncond is not None] if guided else None
+            before = None if side.start is None else torch.full((len(prompts), 1), side.start)
             return side.codec_lm.target(conds, unconds, layout.length, recipe.window, settings, before)
 
-        def smaller() -> ProcessedTarget:
+        def draft_target() -> ProcessedTarget:
             assert draft is not None
-            return target(draft, [draft.line(part) for part in self.parts], False)
+            return target(draft, [draft.prompt(part) for part in self.parts], False)
 
         resources = DraftResources(
-            draft_model=None if draft is None else smaller,
-            draft_sampling=drawn,
-            codebook=self.speaker.codebook,
+            draft_model=None if draft is None else draft_target,
+            draft_sampling=row_sampling,
+            codebook=self.adapter.codebook,
             adaptive_windows=adaptive_windows_of(side.codec_lm.decoder),
         )
-        made = target(side, lines, settings.guidance != 1)
-        return run(made, recipe, layout, drawn, seeds, resources, on_step, measure_entropy)
+        prompted = target(side, prompts, settings.guidance != 1)
+        return run(prompted, recipe, layout, row_sampling, seeds, resources, on_step, measure_entropy)
 
 
-def spans(lines: Sequence[Line], ends: Sequence[int], vocab_size: int) -> Layout:
-    """Streams that may end with any of `ends` once they have their `least` codes, and do so with their `most`."""
+def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: int) -> Layout:
+    """Streams that any of `ends` may end after a prompt's `min_codes`, and does end after its `max_codes`."""
     allowed = torch.ones(3, vocab_size, dtype=torch.bool)
     allowed[0, list(ends)] = False
     allowed[2] = ~allowed[0]
-    place = torch.arange(max(line.most for line in lines))
-    kinds = [(place >= line.least).long() + (place >= line.most) for line in lines]
-    device = lines[0].cond.device
+    position = torch.arange(max(prompt.max_codes for prompt in prompts))
+    kinds = [(position >= prompt.min_codes).long() + (position >= prompt.max_codes) for prompt in prompts]
+    device = prompts[0].cond.device
     constraint = Constraint(torch.stack(kinds).to(device), allowed.to(device))
-    return Layout(len(place), constraint=constraint, eos=frozenset(ends), pad=ends[0])
+    return Layout(len(position), constraint=constraint, eos=frozenset(ends), pad=ends[0])
 
 
 def make(side: TextSide, codec: Codec | None, draft: TextSide | None, options: dict[str, Any]) -> CodecLMAdapter:
-    """The speaker around a model.
+    """The `CodecLMAdapter` of a loaded model; see `mmspec.audio.load.from_codec_lm_folder`.
 
     Raises:
-        ArgumentError: For options it does not have, and when there is nothing to make sound with.
+        ArgumentError: For unknown options, and if there is no codec.
     """
     if options:
         raise ArgumentError(
@@ -188,33 +195,39 @@ def make(side: TextSide, codec: Codec | None, draft: TextSide | None, options: d
         )
     if codec is None:
         raise ArgumentError(
-            "this model makes codes, and what makes sound of them is another library's; pass it as "
+            "this model generates codes, and the codec that decodes them belongs to another library; pass one as "
             "config={'codec': ...} (mmspec.audio.codec.Codec)"
         )
     return CodecLMAdapter(side, codec, draft)
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """What a published file holds, by name.
+    """The state dict in a published file.
 
     Raises:
-        ModelError: When it cannot be read.
+        ModelError: If it cannot be read.
     """
     try:
         state = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-    except BROKEN as error:
+    except LOAD_ERRORS as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"model '{file}' cannot be loaded: {type(error).__name__}: {reason}") from None
     if not isinstance(state, dict):
-        raise ModelError(f"model '{file}' holds a {type(state).__name__}, and not the state of a model")
+        raise ModelError(f"model '{file}' contains a {type(state).__name__} instead of a state dict")
     return state
 
 
 def fill(file: Path, module: nn.Module, state: dict[str, Any], prefix: str) -> Any:
-    """The module with those of a state whose names begin so.
+    """The module, frozen, with the tensors of a state dict whose names begin with `prefix`.
+
+    Args:
+        file: Where the state comes from, for errors.
+        module: The module.
+        state: The state dict.
+        prefix: Removed from the names.
 
     Raises:
-        ModelError: For missing or misshapen ones.
+        ModelError: For missing tensors, and tensors of another shape.
     """
     own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     missing = [prefix + name for name in module.state_dict() if name not in own]

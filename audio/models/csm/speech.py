@@ -1,4 +1,4 @@
-"""CSM with what surrounds it: text by speaker, frames, Mimi."""
+"""The speech adapter of CSM: texts by speaker, frames, Mimi."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import Frames
 from mmspec.audio.depth.frame_windows import MOST
 from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
-from mmspec.audio.models.flat.speech import pieces
-from mmspec.audio.pipeline import Reading
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.pipeline import PreparedText
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.text import split_text
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
@@ -24,22 +24,24 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
-FRAMES = 375  # half a minute, at most, of a piece of text
-LETTERS = 300
+MAX_FRAMES = 375  # of a part: half a minute
+MAX_LETTERS = 300  # of a part
 
 
 class CsmAdapter:
-    """A `mmspec.audio.pipeline.SpeechAdapter`.
+    """The `mmspec.audio.pipeline.SpeechAdapter` of CSM.
 
-    A call's sampling is that of all codebooks. Unless it differs from the default, the depth decoder keeps its own.
+    The sampling parameters of a call apply to all codebooks. If they are the defaults, the depth decoder uses those of
+    its own generation config.
 
     Args:
         model: A `CsmForConditionalGeneration`.
         processor: A `CsmProcessor`, or its tokenizer.
-        draft_model: A smaller one of the family, which drafts the depth, or None.
-        frames: At most, of a piece of text.
-        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 stays inside a frame.
-        heard: A recording to go on from, what it says and its codes int64 [F, codebooks], or None.
+        codec: The codec of its codes.
+        draft_model: A smaller model of the family, which drafts the depth, or None.
+        frames: Frames of a part, at most.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
+        reference: Reference audio to continue, its codes int64 [F, codebooks]; or None.
     """
 
     recipe = "scd:window=8"
@@ -52,49 +54,50 @@ class CsmAdapter:
         processor: Any,
         codec: Codec,
         draft_model: Any = None,
-        frames: int = FRAMES,
+        frames: int = MAX_FRAMES,
         ahead: int = 0,
-        heard: tuple[str, Tensor] | None = None,
+        reference: ReferenceCodes | None = None,
     ) -> None:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
-        self.ahead, self.heard = ahead, heard
+        self.ahead, self.reference = ahead, reference
         self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
         config = model.generation_config
         self.sampling = SamplingParams(
             float(config.temperature or 1.0) if config.do_sample else 0.0, int(config.top_k or 0), config.top_p or 1.0
         )
 
-    def read(self, text: str, voice: str | None) -> Reading:
-        who, before = voice or self.voices[0], []
-        if self.heard is not None:
-            said, codes = self.heard
-            config = self.model.config
-            before = [*self._ids(f"[{who}]{said}"), *[config.audio_token_id] * len(codes), config.audio_eos_token_id]
-        return Reading([before + self._ids(f"[{who}]{piece}") for piece in pieces(text, LETTERS)])
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        speaker, before = voice or self.voices[0], []
+        if self.reference is not None:
+            config, reference = self.model.config, self.reference
+            audio_ids = [*[config.audio_token_id] * len(reference.codes), config.audio_eos_token_id]
+            before = [*self._ids(f"[{speaker}]{reference.transcript}"), *audio_ids]
+        return PreparedText([before + self._ids(f"[{speaker}]{piece}") for piece in split_text(text, MAX_LETTERS)])
 
     def _ids(self, line: str) -> list[int]:
         return list(torch.as_tensor(self.processor(line)["input_ids"]).flatten().tolist())
 
-    def with_reference_audio(self, sound: ReferenceAudio) -> CsmAdapter:
+    def with_reference_audio(self, reference: ReferenceAudio) -> CsmAdapter:
         mimi = self.model.codec_model
-        said, wave = sound.said("CSM"), sound.mono(self.codec.sampling_rate).to(mimi.device, mimi.dtype)
+        transcript = reference.require_transcript("CSM")
+        wave = reference.mono(self.codec.sampling_rate).to(mimi.device, mimi.dtype)
         with torch.inference_mode():
             codes = mimi.encode(wave[None, None]).audio_codes[0, : self.model.config.num_codebooks].T
-        places = self.model.config.max_position_embeddings
-        if len(codes) + self.frames >= places:
+        positions = self.model.config.max_position_embeddings
+        if len(codes) + self.frames >= positions:
             raise ArgumentError(
-                f"audio of {len(codes)} frames is too long for a voice; of the model's {places} places, {self.frames} "
-                "are for what it says with it"
+                f"audio of {len(codes)} frames is too long for a voice; of the model's {positions} positions, "
+                f"{self.frames} are for the generated frames"
             )
-        heard = said, codes.to(self.model.device)
-        return CsmAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, heard)
+        found = ReferenceCodes(transcript, codes.to(self.model.device))
+        return CsmAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, found)
 
-    def task(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+    def job(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CsmJob:
         longest = max(len(part) for part in parts)
         ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=self.model.device)
         lengths = torch.tensor([[len(part)] for part in parts], device=ids.device)
         mask = torch.arange(longest, device=ids.device) >= longest - lengths
-        return FrameJob(self, ids, mask)
+        return CsmJob(self, ids, mask)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()
@@ -102,10 +105,16 @@ class CsmAdapter:
 
 
 @dataclass(frozen=True)
-class FrameJob:
-    """A batch of texts, ids int64 [B, T] padded on the left."""
+class CsmJob:
+    """A batch of texts; see `mmspec.audio.pipeline.DecodingJob`.
 
-    speaker: CsmAdapter
+    Attributes:
+        adapter: The adapter.
+        ids: int64 [B, T], padded on the left.
+        mask: bool [B, T], False on padding.
+    """
+
+    adapter: CsmAdapter
     ids: Tensor
     mask: Tensor
 
@@ -117,37 +126,37 @@ class FrameJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        speaker, first = self.speaker, samplings[0]
+        adapter, first = self.adapter, samplings[0]
         if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible for CSM, whose tokens have two models")
-        rest = depth_sampling(speaker.model) if first == speaker.sampling else first
-        pad = int(speaker.model.config.codebook_eos_token_id)
-        frames = Frames(speaker.frames, frame_ends(speaker.model), pad, first, rest)
-        draft = speaker.draft_model if recipe.needs_draft_model else None
-        model, smaller = self._prompted(speaker.model), None if draft is None else self._prompted(draft)
-        windows = adaptive_windows_of(speaker.model)
-        made = decode_csm(model, recipe, frames, seeds, speaker.ahead, smaller, on_step, windows)
+            raise ArgumentError("measure_entropy is not possible for CSM, whose tokens come from two models")
+        rest = depth_sampling(adapter.model) if first == adapter.sampling else first
+        pad = int(adapter.model.config.codebook_eos_token_id)
+        frames = Frames(adapter.frames, frame_ends(adapter.model), pad, first, rest)
+        draft = adapter.draft_model if recipe.needs_draft_model else None
+        model, smaller = self._prompted(adapter.model), None if draft is None else self._prompted(draft)
+        windows = adaptive_windows_of(adapter.model)
+        made = decode_csm(model, recipe, frames, seeds, adapter.ahead, smaller, on_step, windows)
         return Decoded(made.frames, made.stats)
 
     def _prompted(self, model: Any) -> CsmFrames:
         config, embeds = model.config, model.embed_text_tokens(self.ids)
-        if self.speaker.heard is not None:
-            codes = self.speaker.heard[1]
+        if self.adapter.reference is not None:
+            codes = self.adapter.reference.codes
             end = torch.full_like(codes[:1], config.codebook_eos_token_id)
-            for mark, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, end)):
-                read = model.backbone_model.embed_tokens(frames[None])[0]
-                embeds = embeds.masked_scatter((self.ids == mark)[..., None], read.repeat(len(embeds), 1))
-        return CsmFrames(model, embeds, self.mask, self.speaker.frames, self.speaker.ahead)
+            for placeholder, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, end)):
+                frame_embeds = model.backbone_model.embed_tokens(frames[None])[0].repeat(len(embeds), 1)
+                embeds = embeds.masked_scatter((self.ids == placeholder)[..., None], frame_embeds)
+        return CsmFrames(model, embeds, self.mask, self.adapter.frames, self.adapter.ahead)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> CsmAdapter:
-    """The speaker around a model.
+    """The `CsmAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
     Raises:
-        ArgumentError: For options it does not have.
+        ArgumentError: For unknown options, and values that are not allowed.
     """
     options = dict(config)
-    frames, ahead = options.pop("frames", FRAMES), options.pop("ahead", 0)
+    frames, ahead = options.pop("frames", MAX_FRAMES), options.pop("ahead", 0)
     if options:
         wrong = sorted(options)[0]
         raise ArgumentError(

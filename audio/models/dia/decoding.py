@@ -1,11 +1,11 @@
-"""Dia: columns of 9 DAC codes with delays 0, 8, 9, ..., read out of text in bytes.
+"""Dia: columns of 9 DAC codes with delays 0, 8, 9, ..., generated from the bytes of a text.
 
-`GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate)` takes the place of the model's own
-`generate`, which takes the argument and ignores it.
+Call `GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate)`: the model's own `generate` accepts
+the argument and ignores it.
 
-What transformers keeps in processors that count steps is here a function of the columns so far: where the first
-codebook has ended at column s, codebook k ends at s + d_k and is padding from there on. A stream that reaches its
-length ends its first codebook so that the others have room.
+transformers ends codebooks with processors that count steps; here the end is a function of the columns so far. If the
+first codebook ends at column s, codebook k ends at s + d_k and is padding from there on. A stream that reaches its
+length ends its first codebook early enough for the others to end too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from transformers.generation.logits_process import (
 
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.cross_attention import CrossAttention
-from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
+from mmspec.audio.multi_codebook.decoding import (
+    ColumnDecodingPlan,
+    ColumnOutput,
+    decode_columns,
+    prompt_and_columns,
+    refuse_logits_processors,
+)
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import EarlyExit
@@ -40,7 +46,7 @@ from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 
-OWN = (
+DIA_PROCESSORS = (
     DiaClassifierFreeGuidanceLogitsProcessor,
     DiaEOSChannelFilterLogitsProcessor,
     DiaEOSDelayPatternLogitsProcessor,
@@ -48,11 +54,12 @@ OWN = (
 
 
 @dataclass(frozen=True)
-class Guidance:
-    """Dia's own: `cond + scale * (cond - uncond)` says which `top_k` codes are possible, `cond` how likely each is.
+class DiaGuidance:
+    """Dia's guidance: the `top_k` codes of `cond + scale * (cond - uncond)` are possible, with the logits `cond`.
 
     Attributes:
-        top_k: None takes the guided logits as they are.
+        scale: Guidance scale.
+        top_k: Codes per cell; None returns the guided logits instead.
     """
 
     scale: float
@@ -68,21 +75,21 @@ class Guidance:
 
 @dataclass(frozen=True)
 class DiaRequest:
-    """What transformers prepared from the arguments of `generate`.
+    """The arguments of a `generate` call, as transformers prepared them.
 
     Attributes:
-        prompt: int64 [B, P, C], delayed columns to go on from.
+        prompt: int64 [B, P, C], delayed columns to continue.
         mask: bool [B, P], False on padding.
-        known: Host int64 [B, N, C], what of the new columns is given; else -1.
+        known: Host int64 [B, N, C], the given cells of the columns to generate; -1 elsewhere.
         guidance: None is off.
-        sampling: The rest.
-        inputs: The text's states and mask, of both sides where guided.
+        sampling: Sampling parameters, without guidance.
+        inputs: `encoder_outputs` and `attention_mask` of the text; if guided, of the unconditional rows too.
     """
 
     prompt: Tensor
     mask: Tensor
     known: NDArray[np.int64]
-    guidance: Guidance | None
+    guidance: DiaGuidance | None
     sampling: SamplingParams
     inputs: Mapping[str, Any]
 
@@ -93,31 +100,31 @@ def vocab_size(model: Any) -> int:
 
 
 def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
-    """Delayed columns int64 [B, T, C], prompt included, as the model's own generate gives them.
+    """`mmspec.generate` for Dia: delayed columns int64 [B, T, C], prompt included, as its own `generate` returns them.
 
-    `DiaProcessor.batch_decode` makes sound of them; see `mmspec.generate`.
+    `DiaProcessor.batch_decode` decodes them into audio.
     """
     model, request = call.model, read(call)
     decoded = decode_columns(call, len(request.prompt), lambda model: plan(model, request))
-    return ids_of(request.prompt, decoded, ending(model), bool(call.config.return_dict_in_generate))
+    return prompt_and_columns(request.prompt, decoded, row_end(model), bool(call.config.return_dict_in_generate))
 
 
 def read(call: GenerateRequest) -> DiaRequest:
-    """Reads the arguments of a call.
+    """Reads the arguments of a `generate` call.
 
     Raises:
-        ArgumentError: For what columns cannot have.
+        ArgumentError: For arguments that are not supported for columns.
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
     if config.num_return_sequences not in (None, 1):
         raise ArgumentError(f"num_return_sequences={config.num_return_sequences} is not supported for Dia; use 1")
-    own = {type(processor): processor for processor in call.processors if type(processor) in OWN}
-    found, rules = read_processors([processor for processor in call.processors if type(processor) not in OWN])
-    refuse_rules(model, rules)
+    own = {type(each): each for each in call.processors if type(each) in DIA_PROCESSORS}
+    found, others = read_processors([each for each in call.processors if type(each) not in DIA_PROCESSORS])
+    refuse_logits_processors(model, others)
     cfg = own.get(DiaClassifierFreeGuidanceLogitsProcessor)
-    prompt = call.input_ids.transpose(1, 2)  # [B, C, P] comes
-    # GenerationMixin counts the channels of [B, C, P] where it means to count columns.
+    prompt = call.input_ids.transpose(1, 2)  # from [B, C, P]
+    # GenerationMixin takes the number of channels of [B, C, P] for the length of the prompt.
     length = config.max_new_tokens or read_length(call.criteria, prompt.shape[1])[0]
     pad = int(model.config.decoder_config.pad_token_id)
     known = np.full((len(prompt), length, prompt.shape[2]), -1, dtype=np.int64)
@@ -127,20 +134,20 @@ def read(call: GenerateRequest) -> DiaRequest:
         prompt,
         inputs["decoder_attention_mask"][:, : prompt.shape[1]].bool(),
         known,
-        None if cfg is None else Guidance(float(cfg.guidance_scale), cfg.guidance_top_k),
+        None if cfg is None else DiaGuidance(float(cfg.guidance_scale), cfg.guidance_top_k),
         read_sampling(found, bool(config.do_sample)),
         inputs,
     )
 
 
-def ending(model: Any) -> Any:
-    """Which columns end their row, bool [B, W]: the one in which the last codebook ends."""
+def row_end(model: Any) -> Any:
+    """A function of columns [B, W, C] to bool [B, W]: True for the column in which the last codebook ends."""
     delays, end = model.config.delay_pattern, int(model.config.decoder_config.eos_token_id)
     return lambda columns: columns[..., int(np.argmax(delays))] == end
 
 
-def plan(model: Any, request: DiaRequest) -> ColumnPlan:
-    """How a request is decoded."""
+def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
+    """The plan of a request with a model, which is the target's or the draft model."""
     decoder, config = model.model.decoder, model.config.decoder_config
     rows, length, channels = request.known.shape
     size = vocab_size(model)
@@ -172,24 +179,24 @@ def plan(model: Any, request: DiaRequest) -> ColumnPlan:
         cell=(channels,),
         forced=ForcedCells(request.known),
         pad=int(config.pad_token_id),
-        ends=ending(model),
+        ends=row_end(model),
     )
-    return ColumnPlan(target, layout, size, request.sampling, request.guidance is not None)
+    return ColumnDecodingPlan(target, layout, size, request.sampling, request.guidance is not None)
 
 
 class DiaTarget:
-    """A Dia whose logits say what its processors make of them.
+    """A Dia whose logits include its guidance and its logits processors.
 
     Args:
         inner: The model.
-        history: The columns it is handed.
-        guidance: Where it has two sides.
-        length: N columns.
-        config: The model's.
+        history: The columns that it reads.
+        guidance: Guidance, if it has unconditional rows.
+        length: N, columns to generate.
+        config: The model's config.
     """
 
     def __init__(
-        self, inner: ColumnTarget, history: ColumnHistory, guidance: Guidance | None, length: int, config: Any
+        self, inner: ColumnTarget, history: ColumnHistory, guidance: DiaGuidance | None, length: int, config: Any
     ) -> None:
         self.vocab_size, self.layers = inner.vocab_size, inner.layers
         self.device = inner.device
@@ -199,7 +206,8 @@ class DiaTarget:
         self._delays = torch.tensor(config.delay_pattern, device=self.device)
         self._end = int(config.decoder_config.eos_token_id)
         self._pad = int(config.decoder_config.pad_token_id)
-        # Where the first codebook ends at the latest; a stream too short for all delays never ends.
+        # The last column in which the first codebook may end; negative for a stream too short for all delays, which
+        # never ends.
         self._latest = length - 1 - max(config.delay_pattern)
 
     def prefill(self) -> Logits:
@@ -215,27 +223,27 @@ class DiaTarget:
         self._inner.select_rows(row_ids)
 
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
-        """Logits [B, W, C, V] at the given positions, host int64 [B, W]."""
+        """The processed logits [B, W, C, V] of the given positions, host int64 [B, W]."""
         z = logits.cond.float()
         if self._guidance is not None and logits.uncond is not None:
             z = self._guidance(z, logits.uncond.float())
         code = torch.arange(self.vocab_size, device=z.device)
-        # The first codebook ends if and only if that is the likeliest; no other one ends by itself.
+        # The first codebook ends if and only if the end token has the highest logit; the others end by the delays.
         z = z.masked_fill((code > self._end) | ((code == self._end) & (self._delays > 0)[:, None]), -torch.inf)
-        over = z.argmax(-1, keepdim=True) == self._end
-        z = z.masked_fill(torch.where(over, code != self._end, code == self._end), -torch.inf)
+        is_end = z.argmax(-1, keepdim=True) == self._end
+        z = z.masked_fill(torch.where(is_end, code != self._end, code == self._end), -torch.inf)
         ended = self._history.first(self._end, 1, positions)
-        here = torch.from_numpy(positions).to(z.device)
+        position = torch.from_numpy(positions).to(z.device)
         if self._latest >= 0:
-            ended = torch.where((ended > self._latest) & (here >= self._latest), self._latest, ended)
-        since = (here - ended)[..., None] - self._delays  # [B, W, C]: 0 where a codebook ends
-        z = torch.where((since == 0)[..., None], only(code, self._end), z)
-        return Logits(torch.where((since > 0)[..., None], only(code, self._pad), z), None)
+            ended = torch.where((ended > self._latest) & (position >= self._latest), self._latest, ended)
+        since = (position - ended)[..., None] - self._delays  # [B, W, C]: 0 where a codebook ends
+        z = torch.where((since == 0)[..., None], allow_only(code, self._end), z)
+        return Logits(torch.where((since > 0)[..., None], allow_only(code, self._pad), z), None)
 
 
-def only(codes: Tensor, one: int) -> Tensor:
-    """Logits [V] that allow one code."""
-    return torch.zeros(len(codes), device=codes.device).masked_fill_(codes != one, -torch.inf)
+def allow_only(codes: Tensor, code: int) -> Tensor:
+    """Logits [V] that allow a single code."""
+    return torch.zeros(len(codes), device=codes.device).masked_fill_(codes != code, -torch.inf)
 
 
 class DiaLayers(DecoderLayers):

@@ -1,1 +1,1 @@
-"""Flat speech models: codec tokens in a language model's vocabulary."""
+"""Flat speech language models: text and codec tokens in one vocabulary."""

@@ -1,7 +1,7 @@
-"""Flat speech language models: text and sound are ids of one vocabulary, one token at a time.
+"""Flat speech language models: text and audio are ids of one vocabulary, generated one token at a time.
 
 Llasa, Orpheus, Spark and many others are a Llama or a Qwen whose vocabulary was extended by codes; `mmspec.generate`
-takes any of them. What tells one from another is a `Stream`.
+supports all of them. A `StreamFormat` describes how such a model writes codes as ids.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ def vocab_size(model: Any) -> int:
 
 
 def plan(model: Any, request: PlanRequest) -> Plan:
-    """`prefix_allowed_tokens_fn` gives the layout, see `Stream`; without one, text and sound mix freely."""
+    """How a request is decoded.
+
+    `prefix_allowed_tokens_fn` defines the layout, see `StreamFormat`; without it, all ids are allowed everywhere.
+    """
     refuse_inputs(model, request)
     return shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
 
 
 @dataclass(frozen=True)
-class Stream:
-    """How sound is written as ids.
+class StreamFormat:
+    """How codes are written as ids: super-frames of one token per slot.
 
     Attributes:
-        codes: Entries of a codebook.
+        codes: Entries per codebook.
         first: The id of entry 0.
         end: The id that ends a stream, or None.
-        slots: Which codebook each token of a super-frame stands for, in order. The ids of slot i begin at
-            `first + i * codes` where `offset`, else all slots share theirs.
-        codebooks: `slots` as tokens per super-frame of each codebook, coarse to fine.
+        slots: The codebook of each token of a super-frame, in order.
+        offset: Whether each slot has its own ids, those of slot i beginning at `first + i * codes`; otherwise all slots
+            share the same ids.
+        codebooks: Tokens per super-frame of each codebook, coarse to fine; computed from `slots`.
 
     Raises:
-        ArgumentError: For a stream without slots, or one that skips a codebook.
+        ArgumentError: If there are no slots, or a codebook is skipped.
     """
 
     codes: int
@@ -58,82 +62,86 @@ class Stream:
         object.__setattr__(self, "codebooks", tuple(self.slots.count(k) for k in used))
 
     def allowed(self, slot: int) -> list[int]:
-        """The ids of a slot; a stream may end where a super-frame begins."""
+        """The ids that a slot allows; a stream may end where a super-frame begins."""
         low = self.first + (slot * self.codes if self.offset else 0)
         ids = list(range(low, low + self.codes))
         return ids + [self.end] if slot == 0 and self.end is not None else ids
 
-    def after(self, prompt: int) -> Spelling:
-        """What `model.generate` takes as `prefix_allowed_tokens_fn`, for prompts of so many ids."""
-        return Spelling(self, prompt)
+    def allowed_tokens_fn(self, prompt_length: int) -> SlotConstraint:
+        """The `prefix_allowed_tokens_fn` of `model.generate` for prompts of `prompt_length` ids."""
+        return SlotConstraint(self, prompt_length)
 
-    def read(self, ids: Tensor) -> list[Tensor]:
-        """Codes of ids int64 [n] without the prompt: int64 [frames * tokens per super-frame] of each codebook.
+    def to_codes(self, ids: Tensor) -> list[Tensor]:
+        """The codes of ids int64 [n] without the prompt: int64 [super-frames * tokens per super-frame] per codebook.
 
-        What follows the end, and a super-frame that is not whole, is left out.
+        Ids after the end and an incomplete super-frame are dropped.
 
         Raises:
-            ModelError: For an id that its slot does not allow, as a model that is not held to its slots may give.
+            ModelError: For an id that its slot does not allow, which an unconstrained model may generate.
         """
         ids, count = self.until_end(ids), len(self.slots)
-        codes = ids[: len(ids) // count * count].view(-1, count) - self.lowest().to(ids.device)
+        codes = ids[: len(ids) // count * count].view(-1, count) - self.first_ids().to(ids.device)
         if bool(((codes < 0) | (codes >= self.codes)).any()):
             raise ModelError(
-                "ids that are not of their slot are no sound; hold the model to its slots (`Stream.after`)"
+                "ids contains an id that its slot does not allow; constrain the model with `allowed_tokens_fn`"
             )
         books: list[list[Tensor]] = [[] for _ in self.codebooks]
         for column, book in zip(codes.unbind(1), self.slots, strict=True):
             books[book].append(column)
         return [torch.stack(book, dim=1).flatten() for book in books]
 
-    def write(self, books: Sequence[Tensor]) -> Tensor:
-        """The ids int64 [n] of codes as `read` gives them; without an end."""
+    def to_ids(self, books: Sequence[Tensor]) -> Tensor:
+        """The ids int64 [n] of codes as `to_codes` returns them, without an end."""
         parts = [list(book.view(-1, n).unbind(1)) for book, n in zip(books, self.codebooks, strict=True)]
         columns = [parts[book].pop(0) for book in self.slots]
-        return (torch.stack(columns, dim=1) + self.lowest().to(columns[0].device)).flatten()
+        return (torch.stack(columns, dim=1) + self.first_ids().to(columns[0].device)).flatten()
 
-    def lowest(self) -> Tensor:
+    def first_ids(self) -> Tensor:
         """The id of entry 0 in each slot, int64 [slots]."""
         return self.first + torch.arange(len(self.slots)) * (self.codes if self.offset else 0)
 
     def until_end(self, ids: Tensor) -> Tensor:
-        """Ids int64 [n] up to the end of the stream, without it."""
+        """Ids int64 [n] before the end of the stream."""
         if self.end is not None and len(stop := (ids == self.end).nonzero()):
             return ids[: int(stop[0])]
         return ids
 
 
-class Spelling:
-    """Which ids may come next, by position alone: sound in its slots, and an end between super-frames.
+class SlotConstraint:
+    """The ids that may come next, a function of the position alone: codes in their slots, an end between super-frames.
+
+    Args:
+        stream: The format.
+        prompt_length: Ids before the stream.
 
     Attributes:
-        width: Tokens per super-frame, where there are several.
+        width: Tokens per super-frame; None if it is one.
     """
 
-    def __init__(self, stream: Stream, prompt: int) -> None:
-        self._prompt = prompt
+    def __init__(self, stream: StreamFormat, prompt_length: int) -> None:
+        self._prompt_length = prompt_length
         self._allowed = [stream.allowed(slot) for slot in range(len(stream.slots))]
         self.width = len(stream.slots) if len(stream.slots) > 1 else None
 
     def __call__(self, row: int, ids: Tensor) -> list[int]:
-        return self._allowed[(len(ids) - self._prompt) % len(self._allowed)]
+        return self._allowed[(len(ids) - self._prompt_length) % len(self._allowed)]
 
 
-# Those whose ids are published with fixed numbers.
-STREAMS = {
-    # X-codec2: 4^8 levels in one code, 50 a second.
-    "llasa": Stream(codes=65536, first=128264, end=128261),
-    # SNAC: 1, 2 and 4 codes of three codebooks per super-frame, 12 super-frames a second.
-    "orpheus": Stream(codes=4096, first=128266, end=128258, slots=(0, 1, 2, 2, 1, 2, 2)),
+# The formats of published model families.
+STREAM_FORMATS = {
+    # X-codec2: codes of 8 digits with 4 levels, 50 per second.
+    "llasa": StreamFormat(codes=65536, first=128264, end=128261),
+    # SNAC: 1, 2 and 4 codes of three codebooks per super-frame, 12 super-frames per second.
+    "orpheus": StreamFormat(codes=4096, first=128266, end=128258, slots=(0, 1, 2, 2, 1, 2, 2)),
 }
 
 
-def stream_named(name: str) -> Stream:
-    """The stream of that name.
+def stream_format(name: str) -> StreamFormat:
+    """The format of a published model family, by name.
 
     Raises:
-        UnknownNameError: When there is no stream of that name.
+        UnknownNameError: For a name that is not in `STREAM_FORMATS`.
     """
-    if name not in STREAMS:
-        raise unknown_name("stream", name, STREAMS)
-    return STREAMS[name]
+    if name not in STREAM_FORMATS:
+        raise unknown_name("stream", name, STREAM_FORMATS)
+    return STREAM_FORMATS[name]

@@ -1,8 +1,7 @@
-"""Flat speech models with what surrounds them: prompts, limits, codec."""
+"""The speech adapter of flat speech models: prompts, limits, codec."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +12,16 @@ from torch import Tensor
 from mmspec import hub
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
-from mmspec.audio.models.flat.decoding import STREAMS, Stream
-from mmspec.audio.pipeline import Reading, Task
+from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
+from mmspec.audio.pipeline import PreparedText, TargetJob
+from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, columns, with_cuda_graphs
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, slice_head, with_cuda_graphs
 from mmspec.hf.plan import position_ids_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
@@ -31,23 +31,23 @@ from mmspec.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Style:
-    """How a family is spoken to.
+    """The prompt, stream format, sampling and limits of a family of flat speech models.
 
     Attributes:
-        stream: Its codes.
-        prompt: Tokenizer, text and voice to ids.
-        sampling: How its codes are drawn.
-        rules: How its codes are drawn.
-        tokens: At most, of a part.
-        letters: Of text in one part, at most.
-        voices: Names, the default first.
-        codec: The Hub id of a SNAC, for a family whose codec is one.
+        stream: How codes are written as ids.
+        prompt: Maps tokenizer, text and voice to the ids of a prompt.
+        sampling: Default sampling parameters.
+        processors: Logits processors, applied before `sampling`.
+        tokens: Tokens of a part, at most.
+        letters: Letters of a part's text, at most.
+        voices: Names of the voices, the default first.
+        codec: The Hub id of a SNAC, for families that use it; None otherwise.
     """
 
-    stream: Stream
+    stream: StreamFormat
     prompt: Callable[[Any, str, str | None], list[int]]
     sampling: SamplingParams
-    rules: tuple[LogitsProcessor, ...]
+    processors: tuple[LogitsProcessor, ...]
     tokens: int
     letters: int = 300
     voices: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Style:
 
 
 def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
-    """Llasa's chat: a turn that asks for a text, and the begin of an answer that is sound."""
+    """The prompt of Llasa: a chat turn that asks for a text to be spoken, and the beginning of an answer in codes."""
     ask = f"Convert the text to speech:<|TEXT_UNDERSTANDING_START|>{text}<|TEXT_UNDERSTANDING_END|>"
     turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"}]
     found = tokenizer.apply_chat_template(turns, tokenize=True, continue_final_message=True, return_dict=True)
@@ -63,14 +63,14 @@ def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
 
 
 def orpheus_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
-    """Orpheus: a human turn with voice and text, then the marks of an answer and of speech."""
+    """The prompt of Orpheus: a human turn with voice and text, then the tokens that begin an answer and speech."""
     return [128259, *tokenizer(f"{voice}: {text}")["input_ids"], 128009, 128260, 128261, 128257]
 
 
 STYLES = {
-    "llasa": Style(STREAMS["llasa"], llasa_prompt, SamplingParams(0.8), (), 1500),
+    "llasa": Style(STREAM_FORMATS["llasa"], llasa_prompt, SamplingParams(0.8), (), 1500),
     "orpheus": Style(
-        STREAMS["orpheus"],
+        STREAM_FORMATS["orpheus"],
         orpheus_prompt,
         SamplingParams(0.6, top_p=0.8),
         (RepetitionPenalty(1.1),),
@@ -82,18 +82,18 @@ STYLES = {
 
 
 class FlatAdapter:
-    """A `mmspec.audio.pipeline.SpeechAdapter`.
+    """The `mmspec.audio.pipeline.SpeechAdapter` of flat speech models.
 
     Args:
-        model: A `LlamaForCausalLM`, a `Qwen2ForCausalLM` or the like.
-        tokenizer: Its own.
-        codec: Of its codes, with as many codebooks as a super-frame has slots.
-        style: How it is spoken to, or the name of a known one.
-        draft_model: A smaller one of the family, or None.
+        model: A `LlamaForCausalLM`, a `Qwen2ForCausalLM` or similar.
+        tokenizer: Its tokenizer.
+        codec: The codec of its codes, with as many codebooks as a super-frame has slots.
+        style: A `Style`, or the name of one of `STYLES`.
+        draft_model: A smaller model of the family, or None.
 
     Raises:
-        UnknownNameError: For a style.
-        ModelError: For a codec or a draft model of other codes.
+        UnknownNameError: For an unknown style.
+        ModelError: If the codec or the draft model does not match the model.
     """
 
     recipe = "recycle:window=4"
@@ -126,19 +126,19 @@ class FlatAdapter:
             allowed[slot, [i - self._low for i in stream.allowed(slot)]] = True
         self._allowed = allowed.to(model.device)
 
-    def read(self, text: str, voice: str | None) -> Reading:
+    def read(self, text: str, voice: str | None) -> PreparedText:
         voice = voice or (self.voices[0] if self.voices else None)
-        parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in pieces(text, self.style.letters)]
+        parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in split_text(text, self.style.letters)]
         longest = getattr(self.model.config, "max_position_embeddings", None)
         for part in parts:
             if longest is not None and len(part) + self.style.tokens > longest:
                 raise PromptError(
-                    f"text is too long in one piece: {len(part)} ids and {self.style.tokens} of sound do not fit into "
-                    f"{longest} positions; use shorter sentences"
+                    f"text has a sentence that is too long: {len(part)} ids and {self.style.tokens} codes do not fit "
+                    f"into {longest} positions; use shorter sentences"
                 )
-        return Reading(parts)
+        return PreparedText(parts)
 
-    def task(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Task:
+    def job(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         stream, count = self.style.stream, self.style.tokens
         slots = len(stream.slots)
         layout = Layout(
@@ -154,17 +154,17 @@ class FlatAdapter:
             draft_model=None if draft is None else lambda: self._target(draft, parts, recipe.window),
             draft_sampling=samplings,
         )
-        return Task(self._target(self.model, parts, recipe.window), layout, resources)
+        return TargetJob(self._target(self.model, parts, recipe.window), layout, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ids = tokens + self._low
         stream, slots = self.style.stream, len(self.style.stream.slots)
         ids = stream.until_end(ids)
         frames = ids[: len(ids) // slots * slots].view(-1, slots)
-        return (frames - stream.lowest().to(ids.device)).T
+        return (frames - stream.first_ids().to(ids.device)).T
 
     def codebook(self) -> Codebook | None:
-        """What the tokens stand for, where all slots have one codebook."""
+        """The vectors that tokens stand for; None if there are several slots."""
         stream = self.style.stream
         if len(stream.slots) > 1:
             return None
@@ -174,58 +174,36 @@ class FlatAdapter:
     def _target(self, model: Any, parts: Sequence[list[int]], window: int) -> Target:
         longest = max(len(part) for part in parts)
         ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=model.device)
-        places = torch.arange(longest, device=model.device)
-        mask = places >= longest - torch.tensor([[len(part)] for part in parts], device=model.device)
+        positions = torch.arange(longest, device=model.device)
+        mask = positions >= longest - torch.tensor([[len(part)] for part in parts], device=model.device)
         embed = model.get_input_embeddings()
         backbone = Backbone(
             model.model,
             lambda tokens: embed(tokens + self._low),
-            columns(model.lm_head, self._low, self._high),
+            slice_head(model.lm_head, self._low, self._high),
             self._high - self._low,
             model.device,
         )
         prompt = Prompt(embed(ids), mask, position_ids_of(mask))
         target = with_cuda_graphs(CausalTarget(backbone, prompt, None, self.style.tokens, window))
-        if not self.style.rules:
+        if not self.style.processors:
             return target
         history = torch.where(mask, ids - self._low, -1)
-        return ProcessedTarget(target, self.style.rules, history, self.style.tokens + window)
-
-
-def pieces(text: str, letters: int) -> list[str]:
-    """A text cut after sentences, else after commas, else between words, so that no piece has more than `letters`.
-
-    Raises:
-        PromptError: For a word longer than that.
-    """
-    out: list[str] = []
-    for mark in (r"(?<=[.!?;:。！？])\s+", r"(?<=,)\s+", r"\s+"):
-        parts = out or [text.strip()]
-        out = []
-        for part in parts:
-            for piece in re.split(mark, part) if len(part) > letters else [part]:
-                # Short sentences stay together.
-                if out and len(out[-1]) + 1 + len(piece) <= letters and len(part) > letters:
-                    out[-1] += f" {piece}"
-                else:
-                    out.append(piece)
-    if long := next((piece for piece in out if len(piece) > letters), None):
-        raise PromptError(f"text has a word of {len(long)} letters ({long[:20]}...); at most {letters} are possible")
-    return out
+        return ProcessedTarget(target, self.style.processors, history, self.style.tokens + window)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> FlatAdapter:
-    """The speaker around a model.
+    """The `FlatAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
     Raises:
-        ArgumentError: When it is not said how the model is spoken to, or what makes sound of its codes.
+        ArgumentError: For unknown options, and if the style or the codec is missing.
     """
     options = dict(config)
     style = options.pop("style", None)
     if options or (style is None and codec is not None):
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
         raise ArgumentError(
-            f"{wrong}; name one of {', '.join(STYLES)}, or give a mmspec.audio.models.flat.speech.Style"
+            f"{wrong}; name one of {', '.join(STYLES)}, or pass a mmspec.audio.models.flat.speech.Style"
         )
     known = STYLES.get(style) if isinstance(style, str) else style
     if codec is None and known is not None and known.codec is not None:
@@ -234,7 +212,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         codec = read_snac(folder, str(model.device))
     if codec is None:
         raise ArgumentError(
-            "a flat speech model comes without a codec; pass its folder or Hub id as tokenizer=, or one of your own as "
+            "a flat speech model comes without a codec; pass its folder or Hub id as tokenizer=, or your own codec as "
             "config={'codec': ...} (mmspec.audio.codec.Codec)"
         )
     return FlatAdapter(model, processor, codec, style, draft_model)

@@ -1,1 +1,1 @@
-"""Higgs Audio."""
+"""Higgs Audio v2."""

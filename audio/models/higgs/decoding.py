@@ -1,11 +1,11 @@
-"""Higgs Audio v2: columns of 8 codes inside a Llama's stream, each codebook a column later.
+"""Higgs Audio v2: columns of 8 codes inside a Llama's stream of text, each codebook a column later.
 
-What transformers keeps in processors that count steps is here a function of the columns so far: after the mark that
-begins sound, codebook k begins k + 1 columns later; after the first column s in which any codebook ends, codebook k
-ends at s + k + 1; a column that ends in all codebooks is the last.
+transformers begins and ends codebooks with processors that count steps; here both are functions of the columns so far.
+After the token that begins audio, codebook k begins k + 1 columns later; after the first column s in which any codebook
+ends, codebook k ends at s + k + 1; a column in which all codebooks end is the last.
 
-Repetition-aware sampling draws a code again, from the raw distribution, when it has come up often of late. Drawing twice is a
-distribution like any other: p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x) for each codebook.
+Repetition-aware sampling samples a code again, from the raw distribution, if it has occurred often among the latest
+codes. The result is a distribution: p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x) for each codebook.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from torch import Tensor
 from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import HiggsAudioV2DelayPatternLogitsProcessor
 
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
-from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, ids_of, refuse_rules
+from mmspec.audio.multi_codebook.decoding import (
+    ColumnDecodingPlan,
+    ColumnOutput,
+    decode_columns,
+    prompt_and_columns,
+    refuse_logits_processors,
+)
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import EarlyExit
@@ -37,8 +43,13 @@ from mmspec.sampling.sampler import TokenSampler
 
 
 @dataclass(frozen=True)
-class Repetition:
-    """A code that `limit` of the last `window` columns have in its codebook is drawn again."""
+class RepetitionLimit:
+    """Repetition-aware sampling: when a code is repetitive and sampled again.
+
+    Attributes:
+        window: How many of the latest columns count.
+        limit: How many of them must have the code in its codebook.
+    """
 
     window: int
     limit: int
@@ -46,23 +57,25 @@ class Repetition:
 
 @dataclass(frozen=True)
 class HiggsRequest:
-    """What transformers prepared from the arguments of `generate`.
+    """The arguments of a `generate` call, as transformers prepared them.
 
     Attributes:
-        ids: int64 [B, T], text with marks where sound is.
+        ids: int64 [B, T], text with placeholder tokens for audio.
         mask: bool [B, T], False on padding.
-        columns: int64 [B, A, K], the sound of these marks, padded on the right.
-        there: bool [B, A].
-        length: N columns to be made.
+        columns: int64 [B, A, K], the columns of the placeholders, padded on the right.
+        columns_mask: bool [B, A], False on padding.
+        length: N, columns to generate.
+        sampling: Sampling parameters.
+        repetition: Repetition-aware sampling, or None.
     """
 
     ids: Tensor
     mask: Tensor
     columns: Tensor
-    there: Tensor
+    columns_mask: Tensor
     length: int
     sampling: SamplingParams
-    repetition: Repetition | None
+    repetition: RepetitionLimit | None
 
 
 def vocab_size(model: Any) -> int:
@@ -71,79 +84,82 @@ def vocab_size(model: Any) -> int:
 
 
 def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
-    """Delayed columns int64 [B, A + n, K], those of the prompt included, as the model's own generate gives them.
+    """`mmspec.generate` for Higgs Audio: delayed columns int64 [B, A + n, K], those of the prompt included.
 
-    The model's processor makes sound of them; see `mmspec.generate`.
+    The model's own `generate` returns the same; its processor decodes them into audio.
     """
     model, request = call.model, read(call)
     decoded = decode_columns(call, len(request.ids), lambda model: plan(model, request))
-    return ids_of(request.columns, decoded, ending(model), bool(call.config.return_dict_in_generate))
+    return prompt_and_columns(request.columns, decoded, row_end(model), bool(call.config.return_dict_in_generate))
 
 
 def read(call: GenerateRequest) -> HiggsRequest:
-    """Reads the arguments of a call.
+    """Reads the arguments of a `generate` call.
 
     Raises:
-        ArgumentError: For what columns cannot have, and for a prompt that ends while sound is ending.
+        ArgumentError: For arguments that are not supported for columns, and for a prompt whose last ids contain the end
+            of an audio segment.
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs)
     own = HiggsAudioV2DelayPatternLogitsProcessor
-    found, rules = read_processors([processor for processor in call.processors if type(processor) is not own])
-    refuse_rules(model, rules)
+    found, others = read_processors([processor for processor in call.processors if type(processor) is not own])
+    refuse_logits_processors(model, others)
     codebooks = model.config.num_codebooks
     if bool((call.input_ids[:, -codebooks:] == model.config.audio_delay_token_id).any()):
-        raise ArgumentError("input_ids end in the middle of the end of a sound, from which mmspec cannot go on")
-    columns, there = inputs.get("audio_input_ids"), inputs.get("audio_input_ids_mask")
+        raise ArgumentError(
+            f"input_ids has the end of an audio segment among its last {codebooks} ids; mmspec cannot continue there"
+        )
+    columns, columns_mask = inputs.get("audio_input_ids"), inputs.get("audio_input_ids_mask")
     if columns is None:
         columns = call.input_ids.new_zeros(len(call.input_ids), 0, codebooks)
-    if there is None:
-        there = torch.ones(columns.shape[:2], dtype=torch.bool, device=columns.device)
+    if columns_mask is None:
+        columns_mask = torch.ones(columns.shape[:2], dtype=torch.bool, device=columns.device)
     mask = inputs.get("attention_mask")
     window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
     return HiggsRequest(
         call.input_ids,
         torch.ones_like(call.input_ids, dtype=torch.bool) if mask is None else mask.bool(),
         columns,
-        there.bool(),
+        columns_mask.bool(),
         read_length(call.criteria, call.input_ids.shape[1])[0],
         read_sampling(found, bool(config.do_sample)),
-        None if window is None or limit is None else Repetition(int(window), int(limit)),
+        None if window is None or limit is None else RepetitionLimit(int(window), int(limit)),
     )
 
 
-def ending(model: Any) -> Any:
-    """Which columns end their row, bool [B, W]: those that end in all codebooks."""
+def row_end(model: Any) -> Any:
+    """A function of columns [B, W, K] to bool [B, W]: True for columns in which all codebooks end."""
     end = int(model.config.audio_stream_eos_id)
     return lambda columns: (columns == end).all(-1)
 
 
-def beginning(model: Any, request: HiggsRequest) -> NDArray[np.int64]:
-    """The cells in which sound has not begun, host int64 [B, N, K]; -1 elsewhere."""
+def start_cells(model: Any, request: HiggsRequest) -> NDArray[np.int64]:
+    """The cells before their codebook begins, host int64 [B, N, K]; -1 elsewhere."""
     config, count = model.config, model.config.num_codebooks
     last = (request.ids[:, -count:] == config.audio_bos_token_id).cpu().numpy()
-    # How many columns each row is past the mark that begins sound, which counts too; all, where there is none.
+    # Columns of each row since the token that begins audio, this token included; more than K if there is none.
     past = np.where(last.any(1), last.shape[1] - last.argmax(1), count + 1)
     columns, books = np.arange(request.length)[:, None], np.arange(count)
     waits = books + 1 - past[:, None, None] - columns >= 0
     return np.where(waits, int(config.audio_stream_bos_id), -1)
 
 
-def plan(model: Any, request: HiggsRequest) -> ColumnPlan:
-    """How a request is decoded."""
+def plan(model: Any, request: HiggsRequest) -> ColumnDecodingPlan:
+    """The plan of a request with a model, which is the target's or the draft model."""
     config, core = model.config, model.model
     codebooks, size = int(config.num_codebooks), vocab_size(model)
     rows, length = len(request.ids), request.length
-    marks = (request.ids == config.audio_token_id) | (request.ids == config.audio_delay_token_id)
-    repetition, settings = request.repetition, request.sampling
+    placeholders = (request.ids == config.audio_token_id) | (request.ids == config.audio_delay_token_id)
+    repetition, sampling = request.repetition, request.sampling
 
     def target(window: int, guided: bool) -> HiggsTarget:
         embeds = core.embed_tokens(request.ids)
         if request.columns.shape[1]:
-            sound = core.embed_audio_tokens(request.columns)[request.there]
-            embeds = embeds.masked_scatter(marks[..., None], sound.to(embeds.dtype))
+            audio = core.embed_audio_tokens(request.columns)[request.columns_mask]
+            embeds = embeds.masked_scatter(placeholders[..., None], audio.to(embeds.dtype))
         inner = ColumnTarget(
-            HiggsLayers(core, marks),
+            HiggsLayers(core, placeholders),
             core.embed_audio_tokens,
             lambda hidden: model.audio_lm_head(hidden).unflatten(-1, (codebooks, size)),
             codebooks,
@@ -154,29 +170,29 @@ def plan(model: Any, request: HiggsRequest) -> ColumnPlan:
             window,
         )
         history = ColumnHistory(request.columns, length + window)
-        sampler = None if repetition is None else TokenSampler([settings] * rows, None, embeds.device)
+        sampler = None if repetition is None else TokenSampler([sampling] * rows, None, embeds.device)
         return HiggsTarget(inner, history, sampler, repetition, config)
 
     layout = Layout(
         length,
         cell=(codebooks,),
-        forced=ForcedCells(beginning(model, request)),
+        forced=ForcedCells(start_cells(model, request)),
         pad=int(config.audio_stream_eos_id),
-        ends=ending(model),
+        ends=row_end(model),
     )
-    # With repetition-aware sampling the target gives finished distributions.
-    return ColumnPlan(target, layout, size, settings if repetition is None else SamplingParams(), False)
+    # With repetition-aware sampling the target's logits are those of the final distribution.
+    return ColumnDecodingPlan(target, layout, size, sampling if repetition is None else SamplingParams(), False)
 
 
 class HiggsTarget:
-    """A Higgs Audio whose logits say what its processors, and its second draw, make of them.
+    """A Higgs Audio whose logits include its logits processors and its repetition-aware sampling.
 
     Args:
         inner: The model.
-        history: The columns it is handed.
-        sampler: How the first draw is made.
-        repetition: When there is a second; None for neither.
-        config: The model's.
+        history: The columns that it reads.
+        sampler: Makes the distribution p of the first sample; None without repetition-aware sampling.
+        repetition: When a code is sampled again; None without repetition-aware sampling.
+        config: The model's config.
     """
 
     def __init__(
@@ -184,7 +200,7 @@ class HiggsTarget:
         inner: ColumnTarget,
         history: ColumnHistory,
         sampler: TokenSampler | None,
-        repetition: Repetition | None,
+        repetition: RepetitionLimit | None,
         config: Any,
     ) -> None:
         self.vocab_size, self.layers = inner.vocab_size, inner.layers
@@ -198,11 +214,11 @@ class HiggsTarget:
 
     def prefill(self) -> Logits:
         logits = self._inner.prefill()
-        return self._shape(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
+        return self._processed(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
         self._history.write(tokens, at)
-        return self._shape(self._inner.forward(tokens, at, part).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
+        return self._processed(self._inner.forward(tokens, at, part).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._history.select_rows(row_ids)
@@ -210,8 +226,8 @@ class HiggsTarget:
         if self._sampler is not None:
             self._sampler.select_rows(torch.tensor(row_ids, device=self.device))
 
-    def _shape(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
-        """Logits [B, W, K, V] at the given positions, host int64 [B, W]."""
+    def _processed(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
+        """The processed logits [B, W, K, V] of the given positions, host int64 [B, W]."""
         raw = raw.float()
         code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
         since = torch.from_numpy(positions).to(raw.device) - self._history.first(self._end, self._codebooks, positions)
@@ -220,14 +236,14 @@ class HiggsTarget:
         if self._sampler is None or self._repetition is None:
             return Logits(z, None)
         width = z.shape[1]
-        places = positions.repeat(self._codebooks, axis=1)
-        p = self._sampler(Logits(z.flatten(1, 2), None), places).unflatten(1, (width, self._codebooks))
+        cell_positions = positions.repeat(self._codebooks, axis=1)
+        p = self._sampler(Logits(z.flatten(1, 2), None), cell_positions).unflatten(1, (width, self._codebooks))
         again = self._repetitive(positions)
         p = p.masked_fill(again, 0.0) + (p * again).sum(-1, keepdim=True) * raw.softmax(-1)
         return Logits(p.log(), None)
 
     def _repetitive(self, positions: NDArray[np.int64]) -> Tensor:
-        """Which codes have come up too often, bool [B, W, K, V]; marks never do."""
+        """Which codes have reached the limit, bool [B, W, K, V]; special tokens never do."""
         assert self._repetition is not None
         latest = self._history.latest(self._repetition.window, positions).transpose(2, 3)  # [B, W, K, window]
         counts = (latest >= 0) & (latest != self._begin) & (latest != self._end)

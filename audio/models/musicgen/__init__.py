@@ -1,1 +1,1 @@
-"""MusicGen."""
+"""MusicGen and MusicGen-melody."""

@@ -1,7 +1,7 @@
-"""MusicGen, MusicGen-melody and their stereo kin: columns of 4 or 8 EnCodec codes, each codebook a column later.
+"""MusicGen and MusicGen-melody, mono and stereo: columns of 4 or 8 EnCodec codes, each codebook a column later.
 
-`GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate)` takes the place of the models' own
-`generate`, which has no such argument, and gives the sound that gives.
+Call `GenerationMixin.generate(model, **inputs, custom_generate=mmspec.generate)`: the models' own `generate` has no
+such argument. It returns the audio that their own `generate` returns.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from mmspec.audio.codec import Codec, CodecStream
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.cross_attention import CrossAttention
-from mmspec.audio.multi_codebook.decoding import ColumnOutput, ColumnPlan, decode_columns, refuse_rules
-from mmspec.audio.multi_codebook.delay_pattern import delay, steps, triangles, undelay
+from mmspec.audio.multi_codebook.decoding import (
+    ColumnDecodingPlan,
+    ColumnOutput,
+    decode_columns,
+    refuse_logits_processors,
+)
+from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, triangles, undelay
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
@@ -37,13 +42,13 @@ MELODY = "MusicgenMelodyForConditionalGeneration"
 
 @dataclass(frozen=True)
 class MusicgenRequest:
-    """What transformers prepared from the arguments of `generate`.
+    """The arguments of a `generate` call, as transformers prepared them.
 
     Attributes:
-        codes: int64 [B, P, K], frames to go on from; P may be 0.
-        columns: In all, those of these frames included.
-        sampling: With the guidance scale.
-        inputs: The text's states and mask, and the melody.
+        codes: int64 [B, P, K], frames to continue; P may be 0.
+        columns: Columns in all, including those of these frames.
+        sampling: Sampling parameters, with the guidance scale.
+        inputs: `encoder_outputs` and `attention_mask` of the text, and `input_features` of the melody.
     """
 
     codes: Tensor
@@ -58,33 +63,33 @@ def vocab_size(model: Any) -> int:
 
 
 def generate(call: GenerateRequest) -> Tensor | ColumnOutput:
-    """Sound float32 [B, channels, samples], as the model's own generate gives it; see `mmspec.generate`."""
+    """`mmspec.generate` for MusicGen: audio float32 [B, channels, samples], as its own `generate` returns it."""
     model, request = call.model, read(call)
-    tables = audio_of(model).tables
+    tables = musicgen_codec(model).tables
     decoded = decode_columns(call, len(request.codes), lambda model: plan(model, request), tables)
     frames = frames_of(model, request, decoded.tokens)
-    sound = audio_of(model).decode(frames.transpose(1, 2))
+    audio = musicgen_codec(model).decode(frames.transpose(1, 2))
     if call.config.return_dict_in_generate:
-        return ColumnOutput(sequences=sound, columns=decoded.tokens, stats=decoded.stats)
-    return sound
+        return ColumnOutput(sequences=audio, columns=decoded.tokens, stats=decoded.stats)
+    return audio
 
 
 def read(call: GenerateRequest) -> MusicgenRequest:
-    """Reads the arguments of a call.
+    """Reads the arguments of a `generate` call.
 
     Raises:
-        ArgumentError: For what columns cannot have, and for less than a frame.
+        ArgumentError: For arguments that are not supported for columns, and for a length below one frame.
     """
     model, config, inputs = call.model, call.config, call.inputs
     refuse_modes(config, inputs, embeds=True)
-    found, rules = read_processors(call.processors)
-    refuse_rules(model, rules)
+    found, others = read_processors(call.processors)
+    refuse_logits_processors(model, others)
     guidance = found.get(UnbatchedClassifierFreeGuidanceLogitsProcessor)
     scale = config.guidance_scale if guidance is None else guidance.guidance_scale
     scale = 1.0 if scale is None else float(scale)
     sampling = read_sampling(found, bool(config.do_sample))
     codebooks, copies = model.decoder.num_codebooks, int(config.num_return_sequences or 1)
-    # transformers repeats each row of [B * K, T], which leaves the codebooks of a prompt in disorder.
+    # transformers repeats each row of [B * K, T] separately, which scrambles the codebooks of a prompt.
     ids = call.input_ids[::copies].unflatten(0, (-1, codebooks)).repeat_interleave(copies, 0)
     codes = ids[..., 1:].transpose(1, 2)
     length, _ = read_length(call.criteria, 1)
@@ -97,29 +102,29 @@ def read(call: GenerateRequest) -> MusicgenRequest:
             f"max_new_tokens={length - codes.shape[1]} is not allowed; {last + 1} columns make one frame of "
             f"{codebooks} codebooks"
         )
-    settings = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, scale)
-    return MusicgenRequest(codes, length, settings, inputs)
+    sampling = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, scale)
+    return MusicgenRequest(codes, length, sampling, inputs)
 
 
 def encode(model: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """The codes int64 [B, P, K] of sound to go on from, `input_values` [B, channels, samples]."""
-    sound, mask = inputs["input_values"], inputs.get("padding_mask")
+    """The codes int64 [B, P, K] of the audio to continue, `input_values` [B, channels, samples]."""
+    audio, mask = inputs["input_values"], inputs.get("padding_mask")
     with torch.no_grad():
         if model.decoder.config.audio_channels == 1:
-            books = model.audio_encoder.encode(sound, mask).audio_codes[0]
+            books = model.audio_encoder.encode(audio, mask).audio_codes[0]
         else:
-            sides = [model.audio_encoder.encode(sound[:, i : i + 1], mask).audio_codes[0] for i in (0, 1)]
-            books = torch.stack(sides, dim=2).flatten(1, 2)
+            channels = [model.audio_encoder.encode(audio[:, i : i + 1], mask).audio_codes[0] for i in (0, 1)]
+            books = torch.stack(channels, dim=2).flatten(1, 2)
     return books.transpose(1, 2)
 
 
 def delays_of(model: Any) -> list[int]:
-    """Columns by which each codebook is late."""
-    return steps(model.decoder.num_codebooks, model.decoder.config.audio_channels)
+    """The delay of each codebook, in columns."""
+    return linear_delays(model.decoder.num_codebooks, model.decoder.config.audio_channels)
 
 
-def pattern(model: Any, request: MusicgenRequest) -> NDArray[np.int64]:
-    """What is known of the columns, host int64 [B, columns, K]: padding at both ends, the prompt's codes; else -1."""
+def known_cells(model: Any, request: MusicgenRequest) -> NDArray[np.int64]:
+    """The given cells, host int64 [B, columns, K]: padding at both ends and the prompt's codes; -1 elsewhere."""
     delays, pad = delays_of(model), int(model.decoder.config.pad_token_id)
     known = triangles(request.columns, delays, pad, pad)[None].repeat(len(request.codes), axis=0)
     if request.codes.shape[1]:
@@ -129,18 +134,18 @@ def pattern(model: Any, request: MusicgenRequest) -> NDArray[np.int64]:
 
 
 def frames_of(model: Any, request: MusicgenRequest, tokens: Tensor) -> Tensor:
-    """Frames int64 [B, F, K] of the columns decoded after the prompt's."""
-    first = torch.from_numpy(pattern(model, request)[:, : request.codes.shape[1]]).to(tokens.device)
+    """The frames int64 [B, F, K] of the prompt's columns followed by the generated columns `tokens`."""
+    first = torch.from_numpy(known_cells(model, request)[:, : request.codes.shape[1]]).to(tokens.device)
     return undelay(torch.cat([first, tokens], dim=1), delays_of(model))
 
 
-def plan(model: Any, request: MusicgenRequest) -> ColumnPlan:
-    """How a request is decoded."""
-    decoder, known, start = model.decoder, pattern(model, request), request.codes.shape[1]
+def plan(model: Any, request: MusicgenRequest) -> ColumnDecodingPlan:
+    """The plan of a request with a model, which is the target's or the draft model."""
+    decoder, known, start = model.decoder, known_cells(model, request), request.codes.shape[1]
     device, pad = request.codes.device, int(decoder.config.pad_token_id)
     length, rows, codebooks = request.columns - start, len(known), decoder.num_codebooks
-    beginning = torch.full((rows, 1, codebooks), pad, device=device)
-    beginning = torch.cat([beginning, torch.from_numpy(known[:, :start]).to(device)], dim=1)
+    prompt = torch.full((rows, 1, codebooks), pad, device=device)
+    prompt = torch.cat([prompt, torch.from_numpy(known[:, :start]).to(device)], dim=1)
     tables = decoder.model.decoder.embed_tokens
 
     def embed(ids: Tensor) -> Tensor:
@@ -151,8 +156,8 @@ def plan(model: Any, request: MusicgenRequest) -> ColumnPlan:
 
     def target(window: int, guided: bool) -> ColumnTarget:
         melody, cross_attention = conditions(model, request.inputs, guided)
-        embeds, sides = embed(beginning), [None, None] if melody is None else list(melody.split(rows))
-        prompts = [embeds if side is None else torch.cat([side, embeds], dim=1) for side in sides]
+        embeds, prefixes = embed(prompt), [None, None] if melody is None else list(melody.split(rows))
+        prompts = [embeds if prefix is None else torch.cat([prefix, embeds], dim=1) for prefix in prefixes]
         mask = torch.ones(prompts[0].shape[:2], dtype=torch.bool, device=device)
         cond, uncond = (Prompt(p, mask, position_ids_of(mask)) for p in (prompts[0], prompts[-1]))
         layers = MusicgenLayers(decoder.model.decoder, cross_attention)
@@ -162,11 +167,18 @@ def plan(model: Any, request: MusicgenRequest) -> ColumnPlan:
 
     layout = Layout(length, cell=(codebooks,), forced=ForcedCells(known[:, start:]), pad=pad)
     guided = request.sampling.guidance_scale != 1
-    return ColumnPlan(target, layout, vocab_size(model), request.sampling, guided)
+    return ColumnDecodingPlan(target, layout, vocab_size(model), request.sampling, guided)
 
 
 def conditions(model: Any, inputs: Mapping[str, Any], guided: bool) -> tuple[Tensor | None, CrossAttention | None]:
-    """What the decoder begins with, [R, S, D] (melody), or attends to; with `guided` the rows of both sides."""
+    """The text, and the melody, as the decoder reads them.
+
+    MusicGen-melody prepends both to the prompt; MusicGen attends to the text. If guided, the unconditional rows follow
+    the conditional ones.
+
+    Returns:
+        The prefix [R, S, D] of MusicGen-melody's prompts, or None; the cross-attention of MusicGen, or None.
+    """
     states, mask = inputs["encoder_outputs"][0], inputs.get("attention_mask")
     mask = torch.ones(states.shape[:2], device=states.device) if mask is None else mask
     if guided:
@@ -180,7 +192,7 @@ def conditions(model: Any, inputs: Mapping[str, Any], guided: bool) -> tuple[Ten
 
 
 def chroma(model: Any, inputs: Mapping[str, Any], states: Tensor, guided: bool) -> Tensor:
-    """The melody's features [R, chroma_length, D] in the decoder's width; without a melody, a constant one."""
+    """The melody's features [R, chroma_length, D] in the decoder's width; without a melody, constant features."""
     rows, features = len(states) // (1 + guided), inputs.get("input_features")
     length = 1 if features is None else features.shape[1]
     none = torch.zeros(rows, length, model.config.num_chroma, dtype=states.dtype, device=states.device)
@@ -223,14 +235,14 @@ class MusicgenLayers(DecoderLayers):
         return embeds + table.weights[positions].to(embeds.device), run
 
 
-def audio_of(model: Any) -> Codec:
-    """The codec of a model's columns."""
+def musicgen_codec(model: Any) -> Codec:
+    """The codec of a model's frames."""
     codec = codec_of(model.audio_encoder)
-    return codec if model.decoder.config.audio_channels == 1 else Stereo(codec)
+    return codec if model.decoder.config.audio_channels == 1 else StereoCodec(codec)
 
 
-class Stereo:
-    """Two channels in the codes of a codec of one: codebooks lie side by side, left and right by turns."""
+class StereoCodec:
+    """A stereo codec made of a mono codec: the codebooks of left and right alternate."""
 
     channels = 2
 
@@ -242,7 +254,7 @@ class Stereo:
         self.codebook_size = codec.codebook_size
 
     def decode(self, codes: Tensor) -> Tensor:
-        return torch.cat([self._codec.decode(codes[:, side::2]) for side in (0, 1)], dim=1)
+        return torch.cat([self._codec.decode(codes[:, channel::2]) for channel in (0, 1)], dim=1)
 
     def stream(self) -> CodecStream:
         return StereoStream([self._codec.stream(), self._codec.stream()])
@@ -252,13 +264,13 @@ class Stereo:
 
 
 class StereoStream:
-    """Decodes both channels as they grow."""
+    """A stream of two channels, each decoded by the stream of a mono codec."""
 
-    def __init__(self, sides: Sequence[CodecStream]) -> None:
-        self._sides = sides
+    def __init__(self, channels: Sequence[CodecStream]) -> None:
+        self._channels = channels
 
     def push(self, codes: Tensor) -> Tensor:
-        return torch.cat([stream.push(codes[:, side::2]) for side, stream in enumerate(self._sides)], dim=1)
+        return torch.cat([stream.push(codes[:, channel::2]) for channel, stream in enumerate(self._channels)], dim=1)
 
     def finish(self) -> Tensor:
-        return torch.cat([stream.finish() for stream in self._sides], dim=1)
+        return torch.cat([stream.finish() for stream in self._channels], dim=1)

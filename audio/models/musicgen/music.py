@@ -1,4 +1,4 @@
-"""MusicGen with what surrounds it: text by its processor, a length in seconds, EnCodec."""
+"""The music adapter of MusicGen: texts by its processor, a duration in seconds, EnCodec."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, audio_of, delays_of, plan
-from mmspec.audio.multi_codebook.decoding import ColumnJob, same_class
+from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
+from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
-from mmspec.audio.pipeline import Reading
+from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 SECONDS = 10.0
-TOP_K = 50  # what transformers takes where a model says nothing
+TOP_K = 50  # transformers' default, for models whose generation config has none
 
 
 class MusicgenAdapter:
-    """A `mmspec.audio.pipeline.SupportsDuration` speaker, of music.
+    """The adapter of MusicGen and MusicGen-melody.
+
+    It implements `mmspec.audio.pipeline.SupportsDuration` and, for MusicGen-melody,
+    `mmspec.audio.pipeline.SupportsReferenceAudio`.
 
     Args:
         model: A MusicGen or a MusicGen-melody.
         processor: Its processor or tokenizer.
-        codec: Of its codes.
-        draft_model: A smaller one of the family, or None.
-        seconds: Of sound.
-        melody: Features float [1, T, 12] of one to follow, or None.
+        codec: The codec of its codes.
+        draft_model: A smaller model of the family, or None.
+        seconds: Duration of the audio.
+        melody: Features float [1, T, 12] of the melody to follow, or None.
     """
 
     recipe = "scd:window=4"
@@ -54,7 +57,7 @@ class MusicgenAdapter:
                 f"{model.decoder.num_codebooks} of {codes}"
             )
         self.model, self.processor, self.codec = model.eval(), processor, codec
-        self.draft_model = None if draft_model is None else same_class(model, draft_model).eval()
+        self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         self.seconds, self.melody = seconds, melody
         config = model.generation_config
         settings = (config.temperature or 1.0, TOP_K if config.top_k is None else config.top_k, config.top_p or 1.0)
@@ -66,29 +69,31 @@ class MusicgenAdapter:
         )
 
     def with_duration(self, seconds: float) -> MusicgenAdapter:
-        rate, late = self.codec.sampling_rate / self.codec.hop, max(delays_of(self.model))
-        # Its table of positions grows with what is asked of it; what it was trained for does not.
-        most = (self.model.decoder.config.max_position_embeddings - 1 - late) / rate
+        rate, last_delay = self.codec.sampling_rate / self.codec.hop, max(delays_of(self.model))
+        # The table of sinusoidal positions grows on demand, but the model was trained for that many only.
+        most = (self.model.decoder.config.max_position_embeddings - 1 - last_delay) / rate
         if not 1 / rate <= seconds <= most:
             raise ArgumentError(
                 f"seconds={seconds:g} is not allowed; this model makes {1 / rate:g} to {most:g} seconds"
             )
         return MusicgenAdapter(self.model, self.processor, self.codec, self.draft_model, seconds, self.melody)
 
-    def with_reference_audio(self, sound: ReferenceAudio) -> MusicgenAdapter:
+    def with_reference_audio(self, reference: ReferenceAudio) -> MusicgenAdapter:
         if type(self.model).__name__ != MELODY:
-            raise ArgumentError("this model follows no melody; facebook/musicgen-melody and its kin do")
+            raise ArgumentError("this model does not follow a melody; facebook/musicgen-melody does")
         extract = getattr(self.processor, "feature_extractor", None)
         if extract is None:
-            raise ArgumentError("the processor reads no melody; pass that of the model, with its feature extractor")
+            raise ArgumentError(
+                "the processor cannot read a melody; pass the model's own processor, with its feature extractor"
+            )
         rate = extract.sampling_rate
-        features = extract(sound.mono(rate).numpy(), sampling_rate=rate, return_tensors="pt")["input_features"]
+        features = extract(reference.mono(rate).numpy(), sampling_rate=rate, return_tensors="pt")["input_features"]
         return MusicgenAdapter(self.model, self.processor, self.codec, self.draft_model, self.seconds, features)
 
-    def read(self, text: str, voice: str | None) -> Reading:
-        return Reading([text])
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        return PreparedText([text])
 
-    def task(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnJob:
+    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
         model, device = self.model, self.model.device
         words = self.processor(text=list(parts), padding=True, return_tensors="pt").to(device)
         states = model.text_encoder(input_ids=words["input_ids"], attention_mask=words["attention_mask"])
@@ -103,7 +108,7 @@ class MusicgenAdapter:
             inputs,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnJob(model, plan(model, request), draft, self.codec.tables)
+        return ColumnDecodingJob(model, plan(model, request), draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return undelay(tokens[None], delays_of(self.model))[0].T
@@ -112,13 +117,13 @@ class MusicgenAdapter:
 def make(
     model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any
 ) -> MusicgenAdapter:
-    """The speaker around a model.
+    """The `MusicgenAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
     Raises:
-        ArgumentError: For options it does not have.
+        ArgumentError: For unknown options.
     """
     if config:
         raise ArgumentError(
             f"config has {sorted(config)[0]!r}, which MusicGen does not have; it may have 'draft_model'"
         )
-    return MusicgenAdapter(model, processor, codec or audio_of(model), draft_model)
+    return MusicgenAdapter(model, processor, codec or musicgen_codec(model), draft_model)

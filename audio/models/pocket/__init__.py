@@ -1,1 +1,1 @@
-"""Pocket TTS."""
+"""Pocket TTS and Gradium Phonon TTS."""

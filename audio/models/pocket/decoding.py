@@ -1,6 +1,6 @@
-"""Pocket TTS and Gradium Phonon TTS: a causal backbone, a flow head of one step, and no way back through the codec.
+"""Pocket TTS and Gradium Phonon TTS: a causal backbone and a flow head that makes a latent in few steps.
 
-Of two latents per call of the backbone neither needs anything but the one before, so that a window is one pass.
+The backbone reads latents, not decoded audio, so that a window of drafted latents is one forward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.latents.backbone_runner import BackboneRunner, shallow
+from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
 from mmspec.continuous.run import Latents, LatentStats, run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -28,18 +28,20 @@ from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.seeds import row_seeds
 
-GOING = -1.0  # the mark of a frame that no end has been said before
+NO_END = -1.0  # the mark of frames before the end is predicted
 
 
 class PocketHead:
-    """The flow head: x = w + its velocity, in few steps. A frame's mark says how many follow it; 0 is the last.
+    """The flow head, which integrates a latent from noise in few steps.
+
+    The mark of a frame is the number of frames that follow it, 0 for the last; `NO_END` before the end is predicted.
 
     Args:
-        model: Of either class.
-        steps: Of the flow, which a "drifting" head ignores.
-        temperature: Variance of the noise; 0 takes none.
-        eos_threshold: From which logit an end counts.
-        min_frames: From which frame an end counts.
+        model: `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration`.
+        steps: Steps of the flow; a "drifting" head ignores it.
+        temperature: Variance of the noise; 0 is no noise.
+        eos_threshold: An end is predicted if its logit is above it.
+        min_frames: The first frame that may predict an end.
     """
 
     marks = 1
@@ -53,13 +55,13 @@ class PocketHead:
         self._min_frames = min_frames
 
     def __call__(self, logits: Logits, noise: Tensor, positions: NDArray[np.int64]) -> Gaussian:
-        # What the target says: the hidden state, the mark of the frame before, and how many frames follow an end.
+        # The "logits" of the target: hidden state, mark of the previous frame, number of frames after a predicted end.
         hidden, before, after = logits.cond[..., :-2], logits.cond[..., -2], logits.cond[..., -1]
         start = (noise * self._scale).to(hidden.dtype).flatten(0, 1)
         mean = self._model.sample_latent(hidden.flatten(0, 1), start, self._steps).unflatten(0, positions.shape).float()
         late = torch.from_numpy(positions >= self._min_frames).to(hidden.device)
         ends = (self._model.eos_head(hidden)[..., 0].float() > self._threshold) & late
-        mark = torch.where(before > 0, before - 1, torch.where(ends, after, GOING))
+        mark = torch.where(before > 0, before - 1, torch.where(ends, after, NO_END))
         return Gaussian.certain(mean, mark[..., None].float())
 
 
@@ -68,11 +70,11 @@ class PocketTarget:
 
     Args:
         model: `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration`.
-        prompt: int64 [B, T] and its mask [B, T], padded on the left, as the processor makes them; with a voice, its
-            latents and their mask.
-        after: Frames after the one that says the end, float [B].
-        room: Slots after the prompt.
-        layers: Only the first so many.
+        prompt: The processor's outputs: `input_ids` int64 [B, T] and `attention_mask` [B, T], padded on the left; with
+            a voice, its latents and their mask.
+        after: float [B], frames to generate after the one that predicts the end.
+        room: Slots of the KV cache after the prompt.
+        layers: Run only the first `layers` layers; None runs all.
     """
 
     vocab_size = 0
@@ -89,23 +91,22 @@ class PocketTarget:
         visible = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         self._length = ids.shape[1]
         self._visible = F.pad(visible, (0, room), value=True)
-        # Padding has positions too, which nothing looks at.
+        # Padding has positions too; nothing attends to it.
         self._positions = (self._visible.long().cumsum(1) - 1).clamp(min=0)
         self._after = after.to(self.device)
-        self._layers = layers
-        self._runner = BackboneRunner(shallow(model.model, layers), self._length + room)
+        self._runner = BackboneRunner(early_exit(model.model, layers), self._length + room)
 
     def prefill(self) -> Logits:
         prompt, self._prompt = self._prompt, None
         assert prompt is not None, "prompts are read once"
         embeds = embed_prompt(self._model, prompt)
         hidden = self._read(embeds, torch.zeros(len(embeds), dtype=torch.int64, device=self.device))[:, -1:]
-        return self._say(hidden, torch.full(hidden.shape[:2], GOING, device=self.device))
+        return self._logits(hidden, torch.full(hidden.shape[:2], NO_END, device=self.device))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         latents, marks = tokens[..., :-1], tokens[..., -1]
         embeds = self._model.model.embed_audio_latents(latents)
-        return self._say(self._read(embeds, self._length + torch.from_numpy(at).to(self.device)), marks)
+        return self._logits(self._read(embeds, self._length + torch.from_numpy(at).to(self.device)), marks)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids, self.device)
@@ -120,39 +121,40 @@ class PocketTarget:
     def _read(self, embeds: Tensor, start: Tensor) -> Tensor:
         slots = start[:, None] + torch.arange(embeds.shape[1], device=self.device)
         end = int(slots.max()) + 1
-        seen = self._visible[:, None, :end] & (torch.arange(end, device=self.device) <= slots[..., None])
-        return self._runner.read(embeds, slots, self._positions.gather(1, slots), seen)
+        visible = self._visible[:, None, :end] & (torch.arange(end, device=self.device) <= slots[..., None])
+        return self._runner.read(embeds, slots, self._positions.gather(1, slots), visible)
 
-    def _say(self, hidden: Tensor, before: Tensor) -> Logits:
+    def _logits(self, hidden: Tensor, before: Tensor) -> Logits:
+        """What `PocketHead` reads: hidden states, previous marks, and frames after an end, [B, W, H + 2]."""
         after = self._after[:, None].expand_as(before)
         return Logits(torch.cat([hidden.float(), before[..., None], after[..., None]], dim=-1), None)
 
 
 def embed_prompt(model: Any, prompt: dict[str, Tensor | None]) -> Tensor:
     """The prompt's embeddings [B, T, H], as the model makes them."""
-    caught: list[Tensor] = []
+    captured: list[Tensor] = []
 
-    def catch(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        caught.append(args[0] if args else kwargs["hidden_states"])
+    def capture(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        captured.append(args[0] if args else kwargs["hidden_states"])
 
-    # The model places voice and start latent itself, and hands on what comes out to its first layer.
-    hook = model.model.layers[0].register_forward_pre_hook(catch, with_kwargs=True)
+    # The model inserts the voice and the start latent itself; its first layer receives the result.
+    hook = model.model.layers[0].register_forward_pre_hook(capture, with_kwargs=True)
     try:
         model.model(**prompt, use_cache=False)
     finally:
         hook.remove()
-    return caught[0]
+    return captured[0]
 
 
 @dataclass
-class Spoken:
-    """What a call gives; the processor's `decode` makes sound of the first two.
+class PocketOutput:
+    """The output of `speak`; the processor's `decode` decodes the first two fields into audio.
 
     Attributes:
-        audio_latents: [B, F, D], in the codec's own space, zeros after a row's end.
-        audio_latents_mask: int64 [B, F], 1 up to it.
-        seeds: Of the rows.
-        stats: What it cost.
+        audio_latents: [B, F, D], in the codec's space, zeros after a row's end.
+        audio_latents_mask: int64 [B, F], 1 up to a row's end.
+        seeds: The seeds of the rows.
+        stats: Statistics of the call.
     """
 
     audio_latents: Tensor
@@ -175,38 +177,39 @@ def speak(
     eos_threshold: float = -4.0,
     min_frames_before_eos: int = 6,
     on_step: OnStep | None = None,
-) -> Spoken:
-    """Speaks prompts.
+) -> PocketOutput:
+    """Generates the latents of prompts.
 
     Args:
         model: `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration`.
-        inputs: What its processor gives: `input_ids`, `attention_mask`, `frames_after_eos`, and a voice as
+        inputs: The processor's outputs: `input_ids`, `attention_mask`, `frames_after_eos`, and a voice as
             `audio_prompt_latents` with its mask.
-        recipe: `plain`, or a way of drafting with a rule for vectors, such as `draft+smoothed:sigma=0.1`.
-        draft_model: A smaller model of the same latents, for `draft`: of the same codec, mean and deviation.
+        recipe: `plain`, or a drafter with a rule for latents, such as `draft+smoothed:sigma=0.1`.
+        draft_model: A smaller model of the same latents (same codec, mean and deviation), for the drafter `draft`.
         seed: Row i uses `seed + i`; or one seed per row.
-        max_frames: At most so many latents, 12.5 a second.
-        temperature: As in the model's `generate`; a temperature of 0 is its `do_sample=False`.
-        num_flow_steps: As in the model's `generate`; a temperature of 0 is its `do_sample=False`.
-        eos_threshold: As in the model's `generate`; a temperature of 0 is its `do_sample=False`.
-        min_frames_before_eos: As in the model's `generate`; a temperature of 0 is its `do_sample=False`.
+        max_frames: Latents per row, at most; 12.5 per second.
+        temperature: As in the model's `generate`; 0 is its `do_sample=False`.
+        num_flow_steps: As in the model's `generate`.
+        eos_threshold: As in the model's `generate`.
+        min_frames_before_eos: As in the model's `generate`.
+        on_step: Called after every target call.
 
     Raises:
-        ArgumentError: When an argument has a value that is not allowed.
-        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+        ArgumentError: For an argument whose value is not allowed.
+        UnknownNameError: For an unknown recipe, rule or drafter.
     """
     seeds = row_seeds(seed, len(inputs["input_ids"]))
-    found = draw_frames(
+    found = sample_frames(
         model, inputs, parse(recipe), seeds, draft_model, max_frames, temperature, num_flow_steps, eos_threshold,
         min_frames_before_eos, on_step,
     )  # fmt: skip
     lengths = torch.tensor([row.tokens for row in found.stats.rows], device=found.tokens.device)
     mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
     latents = model.denormalize_latents(found.tokens[:, : mask.shape[1], :-1]) * mask[..., None]
-    return Spoken(latents, mask.long(), seeds, found.stats)
+    return PocketOutput(latents, mask.long(), seeds, found.stats)
 
 
-def draw_frames(
+def sample_frames(
     model: Any,
     inputs: dict[str, Any],
     recipe: Recipe,
@@ -219,23 +222,23 @@ def draw_frames(
     min_frames_before_eos: int = 6,
     on_step: OnStep | None = None,
 ) -> Latents:
-    """Tokens of prompts, [B, F, D + 1], a frame's mark after its latent as the model reads it; see `speak`."""
-    given = dict(inputs)
-    after = given.pop("frames_after_eos", 1)
-    known = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
-    if unknown := [name for name in given if name not in known]:
-        raise ArgumentError(f"inputs has {', '.join(unknown)}, which speak cannot use; it takes {', '.join(known)}")
+    """The tokens of prompts, [B, F, D + 1]: each a latent in the model's space followed by its mark; see `speak`."""
+    prompt = dict(inputs)
+    after = prompt.pop("frames_after_eos", 1)
+    allowed = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
+    if unknown := [name for name in prompt if name not in allowed]:
+        raise ArgumentError(f"inputs has {', '.join(unknown)}, which is not allowed; use {', '.join(allowed)}")
     if not temperature >= 0:
         raise ArgumentError(f"temperature={temperature} is not allowed; it must be 0 or more")
     if max_frames < 1:
         raise ArgumentError(f"max_frames={max_frames} is not allowed; it must be 1 or more")
     if draft_model is not None:
         check_sibling(model, draft_model)
-    rows = len(given["input_ids"])
+    rows = len(prompt["input_ids"])
     frames_after = torch.as_tensor(after, dtype=torch.float32).expand(rows)
 
     def target(model: Any, layers: int | None = None) -> PocketTarget:
-        return PocketTarget(model, dict(given), frames_after, max_frames + recipe.window, layers)
+        return PocketTarget(model, dict(prompt), frames_after, max_frames + recipe.window, layers)
 
     def head(model: Any, steps: int = num_flow_steps) -> PocketHead:
         return PocketHead(model, steps, temperature, eos_threshold, min_frames_before_eos)
@@ -253,16 +256,16 @@ def draw_frames(
 
 
 def check_sibling(model: Any, draft: Any) -> None:
-    """Checks that a draft model has the latents of the model.
+    """Checks that a draft model has the same latents as the model.
 
     Raises:
-        ArgumentError: When the latents of two models do not mean the same.
+        ArgumentError: If their size, mean or deviation differs.
     """
     if draft.config.latent_dim != model.config.latent_dim:
         raise ArgumentError(
             f"draft_model has latents of {draft.config.latent_dim} numbers, the model of {model.config.latent_dim}; "
-            "they do not belong together"
+            "they belong to different families"
         )
     for name in ("latent_mean", "latent_std"):
         if not torch.allclose(getattr(draft, name).to(model.device), getattr(model, name), atol=1e-4):
-            raise ArgumentError(f"draft_model has another {name}: its latents are those of another codec or voice")
+            raise ArgumentError(f"draft_model has another {name} than the model; they belong to different codecs")

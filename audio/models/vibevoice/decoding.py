@@ -1,8 +1,9 @@
-"""VibeVoice: a language model whose next input is its last latent and what a semantic encoder hears of its sound.
+"""VibeVoice: a language model that reads its latents together with semantic features of the audio they decode to.
 
-A token is a latent and a kind: a frame of sound, the start or the end of a stretch of it, or the end of all. Kinds are
-the language model's favourites; where it says "sound", the diffusion head makes the latent by a deterministic solver
-from the noise of the position. The unconditional side reads the same sound after a start mark and no text.
+A token is a latent and a kind: a frame of audio, the start or the end of an audio segment, or the end of the sequence.
+The kind is the argmax of the language model's logits; for a frame of audio, the diffusion head computes the latent from
+the position's noise with a deterministic solver. The unconditional rows read the same audio after a start token and no
+text.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.latents.backbone_runner import BackboneRunner, shallow
+from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
 from mmspec.audio.latents.codecs import VibeVoiceCodec
-from mmspec.audio.latents.convolutions import Rewinding
+from mmspec.audio.latents.convolutions import RollbackPaddingCache
 from mmspec.continuous.run import Latents, LatentStats, run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -33,12 +34,12 @@ from mmspec.sampling.seeds import row_seeds
 
 
 class VibeVoiceHead:
-    """The diffusion head and its solver. A token's mark is its kind, an id of the vocabulary.
+    """The diffusion head and its solver. The mark of a token is its kind, an id of the vocabulary.
 
     Args:
-        model: Whose generation config names the solver.
-        steps: Of it.
-        guidance: Scale.
+        model: The model; its generation config names the solver.
+        steps: Steps of the solver.
+        guidance: Guidance scale.
     """
 
     marks = 1
@@ -58,10 +59,10 @@ class VibeVoiceHead:
     def __call__(self, logits: Logits, noise: Tensor, positions: NDArray[np.int64]) -> Gaussian:
         cond, uncond = logits
         assert uncond is not None
-        said = F.linear(cond, self._model.lm_head.weight[self._kinds]).float()
-        kind = self._kinds[said.argmax(-1)]
+        kind_logits = F.linear(cond, self._model.lm_head.weight[self._kinds]).float()
+        kind = self._kinds[kind_logits.argmax(-1)]
         mean = self._solve(cond.flatten(0, 1), uncond.flatten(0, 1), noise.flatten(0, 1)).unflatten(0, cond.shape[:2])
-        # Marks carry no latent; the zeros are never read.
+        # The other kinds have no latent; the zeros are never read.
         mean = torch.where((kind == self._audio)[..., None], mean, 0.0)
         return Gaussian.certain(mean, kind[..., None].float())
 
@@ -72,8 +73,8 @@ class VibeVoiceHead:
         condition, x = torch.cat([cond, uncond]), noise.to(cond.dtype)
         for t in solver.timesteps:
             both = x.repeat(2, 1)
-            said = self._model.model.diffusion_head(both, t.repeat(len(both)).to(both), condition=condition)
-            v, v_uncond = said.chunk(2)
+            velocity = self._model.model.diffusion_head(both, t.repeat(len(both)).to(both), condition=condition)
+            v, v_uncond = velocity.chunk(2)
             x = solver.step(v_uncond + self._guidance * (v - v_uncond), t, x).prev_sample
         return x.float()
 
@@ -81,14 +82,17 @@ class VibeVoiceHead:
 class VibeVoiceTarget:
     """A model with its prompts given.
 
-    Slot 0 of the unconditional side holds the start mark, slot n + 1 token n. It has read a token only where sound
-    follows, and a start mark among the tokens lets it begin anew, as in the model's own loop for one row.
+    In the unconditional rows, slot 0 of the KV cache holds the start token and slot n + 1 holds token n. As in the
+    model's own loop for one row, they see a token only if a frame of audio follows it, and they begin anew at each
+    start token.
 
     Args:
-        embeds: [B, T, H], `mask`: bool [B, T], padded on the left.
-        room: Slots after the prompt.
-        depth: Windows that the codec's memory can go back.
-        layers: Only the first so many of the language model.
+        model: A `VibeVoiceForConditionalGeneration`.
+        embeds: Prompts [B, T, H], padded on the left.
+        mask: bool [B, T], False on padding.
+        room: Slots of the KV cache after the prompt.
+        depth: Windows by which the padding caches of the audio tokenizers can be rolled back.
+        layers: Run only the first `layers` layers of the language model; None runs all.
     """
 
     vocab_size = 0
@@ -103,10 +107,13 @@ class VibeVoiceTarget:
         self._length = embeds.shape[1]
         self._visible = F.pad(mask, (0, room), value=True)
         self._positions = (self._visible.long().cumsum(1) - 1).clamp(min=0)
-        decoder = shallow(model.model.language_model, layers)
-        self._runner, self._negative = BackboneRunner(decoder, self._length + room), BackboneRunner(decoder, 1 + room)
+        decoder = early_exit(model.model.language_model, layers)
+        self._runner, self._uncond_runner = (
+            BackboneRunner(decoder, self._length + room),
+            BackboneRunner(decoder, 1 + room),
+        )
         self._kinds = np.full((len(embeds), room), -1, dtype=np.int64)
-        self._decoder, self._encoder = Rewinding(depth), Rewinding(depth)
+        self._decoder_cache, self._encoder_cache = RollbackPaddingCache(depth), RollbackPaddingCache(depth)
 
     def prefill(self) -> Logits:
         embeds, self._embeds = self._embeds, None
@@ -114,9 +121,9 @@ class VibeVoiceTarget:
         rows = len(embeds)
         cond = self._read(embeds, torch.zeros(rows, dtype=torch.int64, device=self.device))[:, -1:]
         start = torch.zeros(rows, 1, dtype=torch.int64, device=self.device)
-        mark = self._embed_kinds(torch.full((rows, 1), self._config.audio_bos_token_id, device=self.device))
-        seen = torch.ones(rows, 1, 1, dtype=torch.bool, device=self.device)
-        return Logits(cond, self._negative.read(mark, start, start, seen))
+        start_token = self._embed_kinds(torch.full((rows, 1), self._config.audio_bos_token_id, device=self.device))
+        visible = torch.ones(rows, 1, 1, dtype=torch.bool, device=self.device)
+        return Logits(cond, self._uncond_runner.read(start_token, start, start, visible))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         width = tokens.shape[1]
@@ -124,14 +131,14 @@ class VibeVoiceTarget:
         self._kinds[np.arange(len(at))[:, None], at[:, None] + np.arange(width)] = kinds.cpu().numpy()
         embeds = self._embed(tokens[..., :-1], kinds, at)
         cond = self._read(embeds, self._length + torch.from_numpy(at).to(self.device))
-        slots, positions, seen = self._unconditional(at, width)
-        return Logits(cond, self._negative.read(embeds, slots, positions, seen))
+        slots, positions, visible = self._unconditional(at, width)
+        return Logits(cond, self._uncond_runner.read(embeds, slots, positions, visible))
 
     def select_rows(self, row_ids: list[int]) -> None:
-        for reader in (self._runner, self._negative):
-            reader.select_rows(row_ids, self.device)
-        for memory in (self._decoder, self._encoder):
-            memory.select_rows(row_ids)
+        for runner in (self._runner, self._uncond_runner):
+            runner.select_rows(row_ids, self.device)
+        for cache in (self._decoder_cache, self._encoder_cache):
+            cache.select_rows(row_ids)
         self._visible, self._positions, self._kinds = (
             self._visible[row_ids],
             self._positions[row_ids],
@@ -143,73 +150,80 @@ class VibeVoiceTarget:
     def _read(self, embeds: Tensor, start: Tensor) -> Tensor:
         slots = start[:, None] + torch.arange(embeds.shape[1], device=self.device)
         end = int(slots.max()) + 1
-        seen = self._visible[:, None, :end] & (torch.arange(end, device=self.device) <= slots[..., None])
-        return self._runner.read(embeds, slots, self._positions.gather(1, slots), seen)
+        visible = self._visible[:, None, :end] & (torch.arange(end, device=self.device) <= slots[..., None])
+        return self._runner.read(embeds, slots, self._positions.gather(1, slots), visible)
 
     def _unconditional(self, at: NDArray[np.int64], width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a window's tokens go on the unconditional side: slots and positions [B, W], and the slots they see."""
+        """Slots and positions [B, W] of a window in the unconditional rows, and the slots it attends to [B, W, end]."""
         end, audio, begin = int(at.max()) + width + 1, self._config.audio_token_id, self._config.audio_bos_token_id
         slots = at[:, None] + 1 + np.arange(width)
-        positions, seen = np.zeros_like(slots), np.zeros((*slots.shape, end), dtype=bool)
+        positions, visible = np.zeros_like(slots), np.zeros((*slots.shape, end), dtype=bool)
         for row, kinds in enumerate(self._kinds):
-            # Slot s was read when the token after it turned out to be sound.
+            # Slot s, which holds token s - 1, counts as read if token s is a frame of audio.
             read = kinds[:end] == audio
             for i, slot in enumerate(slots[row]):
                 starts = np.flatnonzero(kinds[:slot] == begin)
                 since = 1 + int(starts[-1]) if len(starts) else 0
                 mine = np.flatnonzero(read[since:slot]) + since
-                seen[row, i, mine] = True
+                visible[row, i, mine] = True
                 positions[row, i] = len(mine)
-        found = [torch.from_numpy(part).to(self.device) for part in (slots, positions, seen)]
+        found = [torch.from_numpy(array).to(self.device) for array in (slots, positions, visible)]
         return found[0], found[1], found[2]
 
     def _embed_kinds(self, kinds: Tensor) -> Tensor:
         return self._model.get_input_embeddings()(kinds)
 
     def _embed(self, latents: Tensor, kinds: Tensor, at: NDArray[np.int64]) -> Tensor:
-        """What the language model reads of tokens, [B, W, H]: of sound the latent and what is heard of it."""
-        embeds, sound = self._embed_kinds(kinds), kinds == self._config.audio_token_id
-        if not bool(sound.any()):
+        """The embeddings of tokens, [B, W, H]: of a frame of audio, those of its latent and its semantic features."""
+        embeds, is_audio = self._embed_kinds(kinds), kinds == self._config.audio_token_id
+        if not bool(is_audio.any()):
             return embeds
         model = self._model.model
-        # Frames of sound come first; a codec's memory counts them and nothing else.
-        order = (~sound).int().argsort(dim=1, stable=True)
+        # Frames of audio are moved to the front, because the padding caches count frames of audio only.
+        order = (~is_audio).int().argsort(dim=1, stable=True)
         latents = latents.to(embeds.dtype)
         frames = latents.gather(1, order[..., None].expand_as(latents))
         earlier = np.arange(self._kinds.shape[1]) < at[:, None]
         before = ((self._kinds == self._config.audio_token_id) & earlier).sum(1)
         scaled = frames / model.latent_scaling_factor - model.latent_bias_factor
-        for memory in (self._decoder, self._encoder):
-            memory.begin(before, kinds.shape[1])
-        heard = model.audio_tower.decode(scaled, padding_cache=self._decoder, use_cache=True).audio
-        semantic = model.semantic_tokenizer_encoder(heard, padding_cache=self._encoder, use_cache=True).latents
-        for memory in (self._decoder, self._encoder):
-            memory.end()
-        audio = model.multi_modal_projector(frames) + model.semantic_connector(semantic)
-        audio = audio.gather(1, order.argsort(dim=1)[..., None].expand_as(audio))
-        return torch.where(sound[..., None], audio, embeds)
+        for cache in (self._decoder_cache, self._encoder_cache):
+            cache.begin(before, kinds.shape[1])
+        audio = model.audio_tower.decode(scaled, padding_cache=self._decoder_cache, use_cache=True).audio
+        semantic = model.semantic_tokenizer_encoder(audio, padding_cache=self._encoder_cache, use_cache=True).latents
+        for cache in (self._decoder_cache, self._encoder_cache):
+            cache.end()
+        audio_embeds = model.multi_modal_projector(frames) + model.semantic_connector(semantic)
+        audio_embeds = audio_embeds.gather(1, order.argsort(dim=1)[..., None].expand_as(audio_embeds))
+        return torch.where(is_audio[..., None], audio_embeds, embeds)
 
 
 def embed_prompt(model: Any, inputs: dict[str, Any], sample: bool) -> tuple[Tensor, Tensor]:
-    """Embeddings [B, T, H] and mask bool [B, T] of what the processor gives: ids, and voices to speak with."""
+    """The embeddings [B, T, H] and the mask bool [B, T] of the processor's outputs.
+
+    Args:
+        model: The model.
+        inputs: `input_ids`, `attention_mask`, and voices as `input_values` and `padding_mask`.
+        sample: Add noise to the latents of the voices.
+    """
     ids = inputs["input_ids"]
     embeds, mask = model.get_input_embeddings()(ids), inputs.get("attention_mask")
     if inputs.get("input_values") is not None:
-        heard = model.model.get_audio_features(inputs["input_values"], inputs["padding_mask"], sample=sample)
-        there = model.model.get_placeholder_mask(ids, inputs_embeds=embeds, audio_features=heard.pooler_output)
-        embeds = embeds.masked_scatter(there, heard.pooler_output.to(embeds))
+        features = model.model.get_audio_features(inputs["input_values"], inputs["padding_mask"], sample=sample)
+        audio_embeds = features.pooler_output
+        placeholders = model.model.get_placeholder_mask(ids, inputs_embeds=embeds, audio_features=audio_embeds)
+        embeds = embeds.masked_scatter(placeholders, audio_embeds.to(embeds))
     return embeds, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
 
 
 @dataclass
-class Conversation:
-    """What a call gives.
+class VibeVoiceOutput:
+    """The output of `converse`.
 
     Attributes:
-        audio: float32 [channels, samples] of each row at 24 kHz, as the codec's sound comes of all its frames.
+        audio: float32 [channels, samples] of each row at 24 kHz, decoded from all of its frames at once.
         tokens: float32 [n, D + 1] of each row, latents and kinds.
-        seeds: Of the rows.
-        stats: What it cost.
+        seeds: The seeds of the rows.
+        stats: Statistics of the call.
     """
 
     audio: list[Tensor]
@@ -231,39 +245,40 @@ def converse(
     num_diffusion_steps: int = 10,
     sample_voice: bool = False,
     on_step: OnStep | None = None,
-) -> Conversation:
-    """Speaks scripts.
+) -> VibeVoiceOutput:
+    """Generates the audio of scripts.
 
-    The model's own loop lets a guidance other than 1 also change which kinds are said, by a third pass over ids that
-    no model was trained on; here kinds are the conditional side's.
+    In the model's own loop, a guidance scale other than 1 also changes the kinds, by a third pass over ids that the
+    model was not trained on; here the kinds are those of the conditional rows.
 
     Args:
         model: `VibeVoiceForConditionalGeneration`, with the deterministic solver of its generation config.
-        inputs: What its processor gives: `input_ids`, `attention_mask`, and voices as `input_values`, `padding_mask`.
-        recipe: `plain`, or a way of drafting with a rule for vectors, such as `few-steps+tolerance`.
-        draft_model: A smaller model of the same tokenizers, for `draft`.
+        inputs: The processor's outputs: `input_ids`, `attention_mask`, and voices as `input_values`, `padding_mask`.
+        recipe: `plain`, or a drafter with a rule for latents, such as `few-steps+tolerance`.
+        draft_model: A smaller model with the same audio tokenizers, for the drafter `draft`.
         seed: Row i uses `seed + i`; or one seed per row.
-        max_tokens: At most so many, frames (7.5 a second) and marks.
+        max_tokens: Tokens per row, at most: frames (7.5 per second), starts and ends.
         guidance_scale: 1 is off.
-        num_diffusion_steps: Of the solver.
-        sample_voice: Add the noise to the voices that the model's own loop adds.
+        num_diffusion_steps: Steps of the solver.
+        sample_voice: Add noise to the latents of the voices, as the model's own loop does.
+        on_step: Called after every target call.
 
     Raises:
-        ArgumentError: When an argument has a value that is not allowed.
-        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+        ArgumentError: For an argument whose value is not allowed.
+        UnknownNameError: For an unknown recipe, rule or drafter.
     """
     seeds = row_seeds(seed, len(inputs["input_ids"]))
-    found = draw_tokens(
+    found = sample_tokens(
         model, inputs, parse(recipe), seeds, draft_model, max_tokens, guidance_scale, num_diffusion_steps,
         sample_voice, on_step,
     )  # fmt: skip
     tokens = [row[: stats.tokens] for row, stats in zip(found.tokens, found.stats.rows, strict=True)]
     codec = VibeVoiceCodec(model)
-    sounds = [codec.decode(latents_of(model, row)[None])[0].cpu() for row in tokens]
-    return Conversation(sounds, tokens, seeds, found.stats)
+    audio = [codec.decode(latents_of(model, row)[None])[0].cpu() for row in tokens]
+    return VibeVoiceOutput(audio, tokens, seeds, found.stats)
 
 
-def draw_tokens(
+def sample_tokens(
     model: Any,
     inputs: dict[str, Any],
     recipe: Recipe,
@@ -275,19 +290,18 @@ def draw_tokens(
     sample_voice: bool = False,
     on_step: OnStep | None = None,
 ) -> Latents:
-    """Tokens of scripts, [B, n, D + 1], latents and kinds; see `converse`."""
-    given = dict(inputs)
+    """The tokens of scripts, [B, n, D + 1], latents and kinds; see `converse`."""
     if max_tokens < 1 or num_diffusion_steps < 1:
         raise ArgumentError(
             f"max_tokens={max_tokens} and num_diffusion_steps={num_diffusion_steps} must both be 1 or more"
         )
     if draft_model is not None and draft_model.config.audio_config != model.config.audio_config:
         raise ArgumentError("draft_model has another acoustic tokenizer than the model; they do not belong together")
-    read = {id(each): embed_prompt(each, given, sample_voice) for each in (model, draft_model) if each is not None}
+    prompts = {id(each): embed_prompt(each, inputs, sample_voice) for each in (model, draft_model) if each is not None}
 
     def target(each: Any, layers: int | None = None) -> VibeVoiceTarget:
-        # A drafter reads single frames, and goes back a window of them.
-        return VibeVoiceTarget(each, *read[id(each)], max_tokens + recipe.window, recipe.window + 1, layers)
+        # A drafter reads frames one by one, and is rolled back by as many as a window has.
+        return VibeVoiceTarget(each, *prompts[id(each)], max_tokens + recipe.window, recipe.window + 1, layers)
 
     def head(each: Any, steps: int = num_diffusion_steps) -> VibeVoiceHead:
         return VibeVoiceHead(each, steps, guidance_scale)
@@ -310,7 +324,7 @@ def draw_tokens(
 
 
 def latents_of(model: Any, tokens: Tensor) -> Tensor:
-    """The frames of sound among a row's tokens [n, D + 1], as the codec wants them, [D, F]."""
+    """The latents [D, F] of the audio frames among a row's tokens [n, D + 1], up to the end of the sequence."""
     ends = (tokens[:, -1] == model.config.eos_token_id).nonzero()
     tokens = tokens[: int(ends[0])] if len(ends) else tokens
     return tokens[tokens[:, -1] == model.config.audio_token_id, :-1].T
