@@ -1,4 +1,4 @@
-"""What all tests share: marks that depend on the machine, and the root of the checkout."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tests reach no network; the Hub's client reads this once, when it is imported.
+# Tests do not use the network. The Hub's client reads this variable when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Without a device, kernels run in Triton's interpreter; it reads this when it is imported.
+# Without a CUDA device, kernels run in Triton's interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,12 @@ LAYERS = (
     ("mmspec.rules",),
     ("mmspec.decoding",),
     ("mmspec.heads",),
-    ("mmspec.drafters", "mmspec.continuous"),
+    ("mmspec.drafters",),
+    ("mmspec.continuous",),
     ("mmspec.recipes", "mmspec.registry"),
     ("mmspec.engine",),
+    # What pipelines of latents call; it hands their sampler to the engine.
+    ("mmspec.continuous.run",),
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
     ("mmspec.loading", "mmspec.cli", "mmspec.__main__"),
@@ -105,7 +108,12 @@ def test_every_name_in_a_string_exists(modules: dict[str, Module]) -> None:
 def test_every_name_in_the_documentation_exists(root: Path) -> None:
     texts = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("examples/**/*.md")]
     texts += [path for folder in FOLDERS for path in (root / folder).rglob("*.py")]
-    named = {(path.relative_to(root), name) for path in texts for name in NAMED.findall(path.read_text("utf-8"))}
+    named = set[tuple[Path, str]]()
+    for path in texts:
+        text = path.read_text("utf-8")
+        if path.name == "CHANGELOG.md":  # its table of renames has the old names
+            text = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+        named |= {(path.relative_to(root), name) for name in NAMED.findall(text)}
     assert len(named) > 20
     missing = {name for _, name in named if name not in GROUPS and not resolves(name)}
     assert not missing, "\n".join(f"{path}: {name}" for path, name in sorted(named) if name in missing)

@@ -1,4 +1,4 @@
-"""The five source folders import as `mmspec.*` from a wheel and from a checkout, and nothing is left after."""
+"""The five source folders import as `mmspec.*` from a wheel, an editable install and a checkout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings(root: Path) -> dict[str, Any]:
 
 
 def shipped(root: Path) -> dict[str, Path]:
-    """Every source and data file under the five roots: its name inside a wheel, and where it lies."""
+    """Source and data files under the five roots, by their names in a wheel."""
     files = {}
     for folder, package in ROOTS.items():
         for path in sorted((root / folder).rglob("*")):
@@ -43,8 +43,8 @@ def shipped(root: Path) -> dict[str, Path]:
 
 
 def python(code: str, cwd: Path, *flags: str, **environment: str) -> str:
-    """Run `code` in a fresh interpreter with `cwd` first on its path; return what it printed."""
-    # In safe-path mode the interpreter would leave the current folder off its path.
+    """Runs `code` in a new interpreter with `cwd` first on its path; returns its output."""
+    # In safe-path mode the current folder would not be on the path.
     names = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *flags, "-c", code],
@@ -77,7 +77,7 @@ def test_transformers_imports_with_the_checkout_on_the_path(root: Path) -> None:
     assert python("from transformers import AutoModel; print(AutoModel.__name__)", root) == "AutoModel"
 
 
-def test_kernels_is_the_one_of_hugging_face_or_nothing(root: Path) -> None:
+def test_kernels_is_the_package_of_hugging_face_or_missing(root: Path) -> None:
     installed = any(True for _ in importlib.metadata.distributions(name="kernels"))
     origin = python("import importlib.util as u; s = u.find_spec('kernels'); print(s.origin if s else None)", root)
     assert ("site-packages" in origin) if installed else (origin == "None")
@@ -91,7 +91,7 @@ def test_an_installed_kernels_package_wins_over_the_folder(root: Path, tmp_path:
 
 @pytest.fixture(scope="module")
 def source(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources: what a build leaves after must not appear in, or be reused from, the checkout."""
+    """A copy of the sources, so that builds neither write to the checkout nor reuse files from it."""
     copy = tmp_path_factory.mktemp("source")
     for folder in ROOTS:
         if (root / folder).is_dir():
@@ -102,7 +102,7 @@ def source(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(source: Path, kind: str, out: Path) -> Path:
-    """Build a `kind` of distribution ("wheel", "editable", "sdist") with the installed setuptools, warnings refused."""
+    """Builds a distribution ("wheel", "editable" or "sdist") with the installed setuptools, without warnings."""
     done = subprocess.run(
         [sys.executable, "-c", f"from setuptools import build_meta as b; b.build_{kind}({str(out)!r})"],
         cwd=source,
@@ -129,7 +129,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(root: Path, wheel: Path) ->
             assert archive.getinfo(name).file_size == path.stat().st_size, name
 
 
-def test_the_wheel_declares_command_and_licence(wheel: Path) -> None:
+def test_the_wheel_declares_command_and_license(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
         assert "mmspec = mmspec.cli.app:main" in archive.read(info["entry_points.txt"]).decode()
@@ -163,7 +163,7 @@ def test_an_editable_install_imports_the_checkout(source: Path, tmp_path: Path, 
 
 
 def imported_from(site: Path, cwd: Path) -> list[str]:
-    """Where mmspec.metrics and mmspec.vision come from when `site` is the only place that packages are installed in."""
+    """Paths of mmspec.metrics and mmspec.vision when `site` is the only folder of installed packages."""
     return python(f"import site; site.addsitedir({str(site)!r}); {WHERE}", cwd, "-S").split()
 
 
@@ -174,7 +174,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 
 def elsewhere(tmp_path: Path) -> Path:
-    """An empty folder to start Python in."""
+    """An empty working directory."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     return folder

@@ -1,4 +1,4 @@
-"""Recipes as text: reading, printing, and what is said of a wrong one."""
+"""Recipes as text: parsing, printing and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import ToyTarget
 
 
-def test_text_and_object_are_the_same() -> None:
+def test_parsing_and_printing_are_inverse() -> None:
     recipe = parse(" scd:window=32, coupling=gumbel ")
     assert recipe.name == "scd" and recipe.window == 32 and recipe.knobs["coupling"] == "gumbel"
     assert str(recipe) == "scd:window=32,coupling=gumbel" and parse(str(recipe)) == recipe == parse(recipe)
@@ -28,18 +28,18 @@ def test_text_and_object_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [1], float("inf"), 3.5])
-def test_wrong_objects_as_knobs(value: Any) -> None:
+def test_wrong_values_of_knobs(value: Any) -> None:
     with pytest.raises(ArgumentError, match="is not allowed"):
         Recipe("scd", {"window": value})
 
 
-def test_a_recipe_travels_between_processes() -> None:
+def test_recipes_can_be_pickled_and_copied() -> None:
     recipe = parse("scd:window=32")
     assert pickle.loads(pickle.dumps(recipe)) == recipe == copy.deepcopy(recipe)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_has_a_summary_and_reads_its_own_name(name: str) -> None:
+def test_every_recipe_has_a_summary_and_parses_its_name(name: str) -> None:
     assert parse(name).exact and RECIPES[name].summary and str(parse(name)) == name
 
 
@@ -65,6 +65,6 @@ def test_wrong_text(text: Any, error: type[MMSpecError], message: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["draft", "table", "scd:start=table"])
-def test_a_recipe_that_needs_what_the_model_lacks(recipe: str) -> None:
+def test_a_recipe_whose_resources_the_model_lacks(recipe: str) -> None:
     with pytest.raises(ArgumentError, match="this model has none"):
         run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())

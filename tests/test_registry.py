@@ -1,4 +1,4 @@
-"""Loading by name, and what is said of a name nobody knows."""
+"""Loading by name, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_bad_loads(arguments: dict[str, Any], error: type[MMSpecError], message:
 
 
 @pytest.mark.parametrize("index", ["{}", "garbage", '{"_class_name": "StableDiffusionPipeline"}'])
-def test_folders_that_are_no_pipelines(tmp_path: Path, index: str) -> None:
+def test_folders_without_a_pipeline(tmp_path: Path, index: str) -> None:
     (tmp_path / "model_index.json").write_text(index)
     with pytest.raises(ModelError, match="is no pipeline that mmspec can load"):
         mmspec.load(str(tmp_path))

@@ -1,1 +1,1 @@
-"""The commands of `mmspec`, one file each; nothing here imports torch before a command runs."""
+"""The commands of `mmspec`, one file each. Nothing here imports torch before a command runs."""

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports stay inside the commands, so that `mmspec --help` answers at once."""
+"""The command `mmspec`. Heavy imports stay inside the functions of commands, so that `mmspec --help` is instant."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from mmspec.errors import MMSpecError
 
 app = typer.Typer(
     name="mmspec",
-    help="Draft-and-verify decoding for autoregressive image and audio generators.",
+    help="Speculative decoding for autoregressive image and audio generators.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Measure recipes side by side in one run.", rich_markup_mode=None)
+bench = typer.Typer(help="Time recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 app.command("image")(image)
 app.command("speak")(speak)
@@ -51,18 +51,22 @@ bench.command("kernels")(bench_kernels)
 
 USAGE, INTERRUPTED = 2, 130
 
-# typer carries its own copy of click in some releases and depends on click in others: take the class typer uses.
+# Some releases of typer bundle click, others depend on it; either way this is the class that typer raises.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0 done, 2 bad input (one line on stderr), 130 interrupted.
+    """Runs one command.
 
     Args:
         arguments: The words after `mmspec`; None takes those of the process.
+
+    Returns:
+        The exit status: 0 for success, 1 for a failed check or a closed pipe, 2 for invalid input (one line on stderr),
+        130 for an interrupt.
     """
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not fit the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         command = typer.main.get_command(app)
@@ -73,23 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except MMSpecError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     except _UsageError as error:
-        return _complain(error.format_message())
+        return _print_error(error.format_message())
     except (KeyboardInterrupt, typer.Abort):
         print("mmspec: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`mmspec ls | head`) has left; the interpreter's last flush must not fail on it.
+        # The reader has closed the pipe (`mmspec ls | head`); the interpreter's last flush must not fail on it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # When it was stdout that failed, the interpreter's last flush must not fail on it again.
+        # If stdout has failed, the interpreter's last flush must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _complain(f"{type(error).__name__}: {error}")
+        return _print_error(f"{type(error).__name__}: {error}")
     return 0
 
 
-def _complain(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"mmspec: error: {' '.join(message.split())}", file=sys.stderr)
     return USAGE

@@ -1,4 +1,4 @@
-"""Texts to sound files, for commands that differ in what they read and offer."""
+"""Audio files from texts: the part that `mmspec speak` and `mmspec music` share."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ STDOUT = Path("-")
 
 
 @dataclass(frozen=True)
-class ImageRequest:
-    """What is to be made.
+class AudioRequest:
+    """Texts, and the files that their audio is written to.
 
     Attributes:
-        texts: One per sound.
-        paths: Where each goes, or `STDOUT`.
-        recipe: None is the model's own.
-        settings: What else the pipeline is called with.
+        texts: One per file.
+        paths: The file of each text, or `STDOUT`.
+        recipe: None stands for the model's default.
+        settings: Other arguments of the pipeline.
         seed: Text i uses `seed + i`.
-        stream: Write sound as soon as it is there.
-        as_json: Print one JSON object and no progress.
+        stream: Whether audio is written while it is decoded.
+        as_json: Whether to print one JSON object and no progress.
     """
 
     texts: Sequence[str]
@@ -46,42 +46,46 @@ class ImageRequest:
     as_json: bool
 
 
-def make(pipe: Any, model: str, order: ImageRequest) -> None:
-    """Makes the sounds by a `mmspec.audio.pipeline.SpeechPipeline` and says so on stdout."""
+def generate_files(pipe: Any, model: str, request: AudioRequest) -> None:
+    """Generates audio with a `mmspec.audio.pipeline.SpeechPipeline`, writes the files and prints their paths."""
     from mmspec.audio.wave import write_audio
 
     codec, start = pipe.adapter.codec, time.perf_counter()
-    record: dict[str, Any] = {"outputs": [str(path) for path in order.paths]}
-    record |= {"recipe": str(order.recipe or pipe.config["recipe"]), "seed": order.seed, "model": model}
+    record: dict[str, Any] = {"outputs": [str(path) for path in request.paths]}
+    record |= {"recipe": str(request.recipe or pipe.config["recipe"]), "seed": request.seed, "model": model}
     record |= {"sampling_rate": codec.sampling_rate}
-    with audio_bar(order.as_json, codec.hop / codec.sampling_rate) as on_step:
-        if order.stream:
-            first, lengths, notes = _stream(pipe, order, on_step)
+    with audio_bar(request.as_json, codec.hop / codec.sampling_rate) as on_step:
+        if request.stream:
+            first, lengths, notes = _stream(pipe, request, on_step)
             record |= {"first_chunk_seconds": first, "notes": notes}
         else:
-            sounds = pipe(list(order.texts), seed=order.seed, recipe=order.recipe, on_step=on_step, **order.settings)
-            lengths = [sound.seconds for sound in sounds]
-            for path, sound in zip(order.paths, sounds, strict=True):
-                write_audio(sound.audio, codec.sampling_rate, path)
-                if not order.as_json:
-                    _tell(sound.notes)
+            options = {"seed": request.seed, "recipe": request.recipe, "on_step": on_step, **request.settings}
+            outputs = pipe(list(request.texts), **options)
+            lengths = [output.seconds for output in outputs]
+            for path, output in zip(request.paths, outputs, strict=True):
+                write_audio(output.audio, codec.sampling_rate, path)
+                if not request.as_json:
+                    _print_notes(output.notes)
                     print(path)
-            record |= {"notes": [sound.notes for sound in sounds], "stats": sounds.stats.to_dict()}
-    seconds = time.perf_counter() - start
-    if order.as_json:
+            record |= {"notes": [output.notes for output in outputs], "stats": outputs.stats.to_dict()}
+    seconds, length = time.perf_counter() - start, sum(lengths)
+    if request.as_json:
         print(json.dumps(record | {"seconds": seconds, "seconds_of_sound": lengths}))
     elif sys.stderr.isatty():
-        adaptive_window = f"{sum(lengths) / seconds:.1f} times as fast as it sounds"
-        print(f"{sum(lengths):.1f} s of sound in {seconds:.1f} s, {adaptive_window}", file=sys.stderr)
+        print(f"{length:.1f} s of audio in {seconds:.1f} s, {length / seconds:.1f}x real time", file=sys.stderr)
 
 
-def _tell(notes: Sequence[str]) -> None:
+def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         print(f"mmspec: note: {note}", file=sys.stderr)
 
 
-def _stream(pipe: Any, order: ImageRequest, on_step: OnStep | None) -> tuple[float, list[float], list[list[str]]]:
-    """Writes each text as it comes; returns the seconds until the first sound, and of each its length and notes."""
+def _stream(pipe: Any, request: AudioRequest, on_step: OnStep | None) -> tuple[float, list[float], list[list[str]]]:
+    """Writes each text while it is decoded.
+
+    Returns:
+        Seconds until the first chunk of audio, and the seconds of audio and the notes of each text.
+    """
     from mmspec.audio.wave import write_raw, write_stream
 
     codec, start, first = pipe.adapter.codec, time.perf_counter(), 0.0
@@ -92,18 +96,19 @@ def _stream(pipe: Any, order: ImageRequest, on_step: OnStep | None) -> tuple[flo
             first = first or time.perf_counter() - start
             yield chunk
 
-    # All texts are read before any is said, so that one that cannot be said stops the command at once.
-    notes = [pipe.read(text, order.settings.get("voice")).notes for text in order.texts]
+    # All texts are read before any is decoded, so that an invalid one stops the command before it writes a file.
+    notes = [pipe.read(text, request.settings.get("voice")).notes for text in request.texts]
     lengths = []
-    for i, (text, path) in enumerate(zip(order.texts, order.paths, strict=True)):
-        if not order.as_json:
-            _tell(notes[i])
-        chunks = timed(pipe.stream(text, seed=order.seed + i, recipe=order.recipe, on_step=on_step, **order.settings))
+    for i, (text, path) in enumerate(zip(request.texts, request.paths, strict=True)):
+        if not request.as_json:
+            _print_notes(notes[i])
+        options = {"seed": request.seed + i, "recipe": request.recipe, "on_step": on_step, **request.settings}
+        chunks = timed(pipe.stream(text, **options))
         if path == STDOUT:
             samples = write_raw(chunks, sys.stdout.buffer)
         else:
             samples = write_stream(chunks, codec.sampling_rate, path, codec.channels)
-            if not order.as_json:
+            if not request.as_json:
                 print(path)
         lengths.append(samples / codec.sampling_rate)
     return first, lengths, notes

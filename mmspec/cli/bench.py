@@ -15,7 +15,7 @@ import typer
 from mmspec.cli.bench_steps import bench_steps
 from mmspec.cli.exactness_gate import gate
 from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
-from mmspec.cli.pipelines import load_silent, load_speech
+from mmspec.cli.pipelines import load_audio_pipeline, load_image_pipeline
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing
 from mmspec.recipes import Recipe, parse
@@ -75,7 +75,7 @@ def bench_image(
 
     texts = read_prompts(prompts, limit)
     _set_threads(threads)
-    pipe = load_silent(model, device, drafter)
+    pipe = load_image_pipeline(model, device, drafter)
     score = attribute_score() if model == "shapes" else None
     overrides = Overrides(temperature, top_k, top_p, guidance_scale)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
@@ -113,7 +113,7 @@ def bench_speak(
 
     texts = read_prompts(prompts, limit, SPEECH)
     _set_threads(threads)
-    pipe = load_speech(model, device)
+    pipe = load_audio_pipeline(model, device)
     score = word_accuracy() if model == "spoken" else None
     overrides = Overrides(temperature, top_k, top_p, None)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)

@@ -1,4 +1,4 @@
-"""`mmspec convert`: original checkpoint files become a pipeline folder."""
+"""`mmspec convert`: from original checkpoint files to a pipeline folder."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.pipelines import silence_loading
+from mmspec.cli.pipelines import disable_loading_bars
 from mmspec.errors import ArgumentError
 
 
 def convert(
     model: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The transformer's file, a folder, or a Hub id.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write; it must not exist.")],
-    tokenizer: Annotated[str | None, typer.Option(help="The tokenizer's file; without it there are no pixels.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The tokenizer's file; without it the model generates tokens only.")
+    ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="A JSON file with what tensors cannot tell: original argument names, or Chameleon's layout."),
+        typer.Option(
+            help="A JSON file with settings that tensors lack: original argument names, or Chameleon's layout."
+        ),
     ] = None,
 ) -> None:
-    """Write a model with its tokenizer as one folder that `mmspec image -m FOLDER` loads. Prints the folder."""
+    """Write a model with its tokenizer as one folder for `mmspec image -m FOLDER`, and print the folder."""
     if output.exists():
-        raise ArgumentError(f"-o/--output: '{output}' exists already; name a folder that does not")
+        raise ArgumentError(f"-o/--output: '{output}' already exists; name a new folder")
     if not output.parent.is_dir():
         raise ArgumentError(f"-o/--output: cannot write '{output}': the folder '{output.parent}' does not exist")
     given: dict[str, Any] | None = None
@@ -37,7 +41,7 @@ def convert(
 
     import mmspec
 
-    silence_loading()
+    disable_loading_bars()
     pipe = mmspec.load(model, tokenizer=tokenizer, config=given)
     partial = output.with_name(f".mmspec-{os.getpid()}.part")
     try:

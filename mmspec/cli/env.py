@@ -1,4 +1,4 @@
-"""`mmspec env`: what a bug report needs to say."""
+"""`mmspec env`: versions and devices for bug reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mmspec.cli.options import Json
 
 
 def env(as_json: Json = False) -> None:
-    """Print versions, devices and threads, for bug reports."""
+    """Print versions, devices and threads for bug reports."""
     from mmspec.metrics.environment import environment
 
     facts = environment()

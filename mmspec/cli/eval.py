@@ -24,7 +24,7 @@ from mmspec.cli.metric_weights import (
     WhisperWeights,
 )
 from mmspec.cli.options import Drafter, GuidanceScale, Json, Temperature, TopK, TopP
-from mmspec.cli.pipelines import load_any
+from mmspec.cli.pipelines import load_pipeline
 from mmspec.errors import ArgumentError
 
 _Text = str | None
@@ -126,7 +126,7 @@ def evaluate(
     check(resolved)
     check_folder(output, resolved)
     with join() as processes:
-        pipe = load_any(resolved.model, own_device(resolved.device), resolved.drafter)
+        pipe = load_pipeline(resolved.model, own_device(resolved.device), resolved.drafter)
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
         if processes.rank == 0:
             open_folder(output, resolved)

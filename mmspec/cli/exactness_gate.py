@@ -1,4 +1,4 @@
-"""What a recipe that claims to be exact has to pass before a command prints its speed-up."""
+"""The check that an exact recipe has to pass before a command prints its speed-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gate(recipe: Recipe) -> ExactnessResult | LatentExactnessResult:
-    """The distribution test of `mmspec check`, of numbers or of vectors as the recipe's rule asks."""
+    """Runs the distribution test of `mmspec check`: on tokens, or on latents when the recipe's rule is for them."""
     from mmspec.testing.exactness import check
     from mmspec.testing.latents import check_latents
 

@@ -1,4 +1,4 @@
-"""`mmspec image`: prompts become PNG files."""
+"""`mmspec image`: PNG files from prompts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from mmspec.cli.options import (
     read_recipe,
 )
 from mmspec.cli.output_paths import plan
-from mmspec.cli.pipelines import load_silent
+from mmspec.cli.pipelines import load_image_pipeline
 from mmspec.cli.progress import token_bar
 
 
 def image(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="What to draw.")],
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="What the images show.")
+    ],
     model: Model = "shapes",
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Images per prompt.")] = 1,
     output: Annotated[
@@ -44,14 +46,14 @@ def image(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Draw images from text. Prints the path of each."""
+    """Generate images from text, and print the path of each."""
     chosen = read_recipe(recipe, window)
     paths = plan(output, len(prompts) * number)
 
     from mmspec.vision.png import write_png
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
-    pipe = load_silent(model, device, drafter)
+    pipe = load_image_pipeline(model, device, drafter)
     with token_bar(quiet=as_json) as on_step:
         out = pipe(
             prompts,
@@ -64,8 +66,8 @@ def image(
 
     notes = {"recipe": str(chosen), "model": model}
     notes |= {name: str(value) for name, value in sampling.items() if value is not None}
-    for i, (path, picture) in enumerate(zip(paths, out.images, strict=True)):
-        write_png(picture, path, {"prompt": prompts[i // number], "seed": str(out.seeds[i]), **notes})
+    for i, (path, generated) in enumerate(zip(paths, out.images, strict=True)):
+        write_png(generated, path, {"prompt": prompts[i // number], "seed": str(out.seeds[i]), **notes})
         if not as_json:
             print(path)
     if as_json:

@@ -1,4 +1,4 @@
-"""`mmspec ls`: what can be named on the command line."""
+"""`mmspec ls`: the models, adapters, drafters, recipes, rules and metrics that are installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def ls(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what can be named: exact recipes and rules keep the target distribution."""
+    """List what is installed, plug-ins included.
+
+    Exact recipes and rules keep the target distribution. Drafters are those of plug-ins; each is a recipe.
+    """
     if what is not None and what not in KINDS:
         raise unknown_name("list", what, KINDS)
     listing = {kind: _entries(kind) for kind in KINDS if what in (None, kind)}
@@ -27,7 +30,7 @@ def ls(
         print(json.dumps(listing))
         return
     for kind, entries in listing.items():
-        print(kind)
+        print(kind if entries else f"{kind}\n  no plug-ins installed")
         width = max((len(entry["name"]) for entry in entries), default=0)
         for entry in entries:
             guarantee = "" if "exact" not in entry else "exact    " if entry["exact"] else "relaxed  "
@@ -36,17 +39,26 @@ def ls(
 
 
 def _entries(kind: str) -> list[dict[str, Any]]:
-    from mmspec import loading, recipes, registry
+    """Name and summary of each; of recipes and rules also whether they are exact, and their knobs."""
+    from mmspec.hf.adapters import GENERATE_ADAPTERS
+    from mmspec.loading import models
+    from mmspec.recipes import ways_to_draft
+    from mmspec.registry import plugins, rules
 
     if kind == "recipes":
         return [
             {"name": name, "exact": True, "summary": info.summary, "knobs": list(info.knobs)}
-            for name, info in recipes.ways_to_draft().items()
+            for name, info in ways_to_draft().items()
         ]
     if kind == "rules":
         return [
             {"name": name, "exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
-            for name, rule in registry.rules().items()
+            for name, rule in rules().items()
         ]
-    named = loading.models() if kind == "models" else registry.plugins(f"mmspec.{kind}")
-    return [{"name": name, "summary": info.summary} for name, info in named.items()]
+    own: dict[str, str] = {}
+    if kind == "models":
+        own = {name: info.summary for name, info in models().items()}
+    elif kind == "adapters":
+        own = dict(GENERATE_ADAPTERS)
+    named = own | {name: info.summary for name, info in plugins(f"mmspec.{kind}").items()}
+    return [{"name": name, "summary": summary} for name, summary in named.items()]

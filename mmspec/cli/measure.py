@@ -20,7 +20,7 @@ from mmspec.cli.metric_weights import (
     WhisperWeights,
 )
 from mmspec.cli.options import Device, Json
-from mmspec.cli.pipelines import silence_loading
+from mmspec.cli.pipelines import disable_loading_bars
 from mmspec.errors import ArgumentError
 
 
@@ -62,7 +62,7 @@ def measure(
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
     if not names:
         raise ArgumentError("--metrics: no metric named; see `mmspec eval --help`")
-    silence_loading()
+    disable_loading_bars()
     if save_reference is not None:
         print(_save(folders[0], names, weights, device, save_reference))
         return

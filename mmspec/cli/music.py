@@ -1,4 +1,4 @@
-"""`mmspec music`: descriptions become sound files."""
+"""`mmspec music`: audio files from descriptions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from mmspec.cli.audio import STDOUT, SUFFIXES, ImageRequest, make
+from mmspec.cli.audio import STDOUT, SUFFIXES, AudioRequest, generate_files
 from mmspec.cli.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
 from mmspec.cli.output_paths import plan
-from mmspec.cli.pipelines import load_speech
+from mmspec.cli.pipelines import load_audio_pipeline
 from mmspec.errors import ArgumentError
 
 
 def music(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="What to play.")],
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="A description of the music.")
+    ],
     model: Model = "facebook/musicgen-small",
     output: Annotated[
         Path,
@@ -26,16 +28,18 @@ def music(
             "samples on stdout.",
         ),
     ] = Path("out.wav"),
-    seconds: Annotated[float | None, typer.Option(min=0, show_default="the model's", help="How long to play.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, show_default="the model's", help="The length of a piece.")
+    ] = None,
     melody: Annotated[
-        Path | None, typer.Option(show_default=False, help="A sound file whose melody to follow (musicgen-melody).")
+        Path | None, typer.Option(show_default=False, help="An audio file with the melody to follow (musicgen-melody).")
     ] = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Pieces per prompt.")] = 1,
     recipe: Annotated[
         str | None,
         typer.Option(show_default="the model's", help="A name from `mmspec ls recipes`, with knobs: draft:window=5."),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Write sound as soon as it is there.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Write audio while it is decoded.")] = False,
     seed: Seed = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -45,15 +49,15 @@ def music(
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Play what texts describe. Prints the path of each file."""
+    """Generate music from descriptions, and print the path of each file."""
     chosen = None if recipe is None else read_recipe(recipe, window)
     if window is not None and chosen is None:
-        raise ArgumentError("--window goes with --recipe")
+        raise ArgumentError("--window requires --recipe")
     if output == STDOUT and (not stream or as_json):
-        raise ArgumentError("-o/--output: - goes with --stream and without --json")
+        raise ArgumentError("-o/--output: - requires --stream and excludes --json")
     wanted = [prompt for prompt in prompts for _ in range(number)]
     paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
-    pipe = load_speech(model, device, melody)
+    pipe = load_audio_pipeline(model, device, melody)
     pipe = pipe if seconds is None else pipe.with_duration(seconds)
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
-    make(pipe, model, ImageRequest(wanted, paths, chosen, settings, seed, stream, as_json))
+    generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json))

@@ -1,4 +1,4 @@
-"""Where the images or sounds of a run go."""
+"""Paths of the files that a run writes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ OPTION = "-o/--output"
 
 
 def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Path]:
-    """The path of each of `count` files; nothing is created.
+    """Returns the path of each of `count` files; creates nothing.
 
-    `x.png` is the file itself when there is one, else `x-0.png`, `x-1.png`, ... in the same folder.
-    Anything else is a folder, which need not exist yet: `x/0.png`, `x/1.png`, ..., with the first of `suffixes`.
-    Numbers have as many digits as the last one, so that names sort in order.
+    A single file is written to `x.png` itself, several to `x-0.png`, `x-1.png`, ... in the same folder. A name without
+    one of `suffixes` is a folder, which need not exist yet: `x/0.png`, `x/1.png`, ..., with the first of `suffixes`.
+    All numbers have as many digits as the last one, so that the names sort in order.
 
     Raises:
-        ArgumentError: When one of them could not be written.
+        ArgumentError: When a path cannot be written, or is neither a folder nor ends in one of `suffixes`.
     """
     digits = len(str(count - 1))
     numbers = [str(i).zfill(digits) for i in range(count)]
     endings = " or ".join(suffixes)
     if out.name in ("", *suffixes) and not _is_folder(out):
-        raise ArgumentError(f"{OPTION}: '{out}' names no file; give a name ending in {endings}, or a folder")
+        raise ArgumentError(f"{OPTION}: '{out}' is not a file name; give a name ending in {endings}, or a folder")
     if _is_folder(out):
         paths = [out / f"{number}{suffixes[0]}" for number in numbers]
     elif out.suffix.lower() in suffixes:
@@ -33,7 +33,7 @@ def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Pat
     elif out.suffix or out.exists():
         raise ArgumentError(f"{OPTION}: '{out}' must end in {endings} or be a folder")
     else:
-        check_writable(out, OPTION)  # the folder that is to be made
+        check_writable(out, OPTION)  # the new folder
         return [out / f"{number}{suffixes[0]}" for number in numbers]
     for path in paths:
         check_writable(path, OPTION)

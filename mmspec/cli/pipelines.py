@@ -1,4 +1,4 @@
-"""Loading a pipeline for a command that reports its own progress."""
+"""Loads pipelines for commands, which show their own progress."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ if TYPE_CHECKING:
     from mmspec.audio.pipeline import SpeechPipeline
 
 
-def load_silent(model: str, device: str, drafter: str | None = None) -> Any:
-    """What `mmspec.load` gives, with no progress bar of its own, neither now nor in its calls.
+def load_image_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
+    """Loads an image model as `mmspec.load` does; loading and calls show no progress bars.
 
     Raises:
-        ArgumentError: For a device or a drafter that is not there.
-        UnknownNameError: For a model that is not there.
+        ArgumentError: When the model generates audio, or the device or the drafter does not exist.
+        UnknownNameError: When the model does not exist.
     """
-    pipe = load_any(model, device, drafter)
+    pipe = load_pipeline(model, device, drafter)
     if not hasattr(pipe, "set_progress_bar_config"):
-        raise ArgumentError(f"model {model!r} draws no images; see `mmspec speak`")
+        raise ArgumentError(f"model {model!r} does not generate images; see `mmspec speak`")
     return pipe
 
 
-def load_any(model: str, device: str, drafter: str | None = None) -> Any:
-    """The same, whether it draws or speaks."""
+def load_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
+    """Loads an image or audio model as `mmspec.load` does; loading and calls show no progress bars.
+
+    Raises:
+        ArgumentError: When the device or the drafter does not exist.
+        UnknownNameError: When the model does not exist.
+    """
     import mmspec
     from mmspec.loading import add_drafter
 
-    silence_loading()
+    disable_loading_bars()
     pipe = mmspec.load(model, device=device)
     if drafter is not None:
         add_drafter(pipe, drafter)
@@ -38,28 +43,36 @@ def load_any(model: str, device: str, drafter: str | None = None) -> Any:
     return pipe
 
 
-def load_speech(model: str, device: str, heard: Path | None = None, said: str | None = None) -> SpeechPipeline:
-    """The same of a model that speaks; with `heard`, going by that sound file: its melody, or its voice, which says
-    `said`.
+def load_audio_pipeline(
+    model: str, device: str, reference_audio: Path | None = None, transcript: str | None = None
+) -> SpeechPipeline:
+    """Loads a speech or music model as `mmspec.load` does; loading shows no progress bars.
+
+    Args:
+        model: A name, a folder or a Hub id.
+        device: Where the model runs.
+        reference_audio: An audio file with the voice or the melody to follow. It is read before the model is loaded.
+        transcript: What is said in it.
 
     Raises:
-        ArgumentError: Also for a model that does not speak, or goes by no sound, and, before any model is fetched, for
-            a file that holds none.
+        ArgumentError: When the model generates no audio or does not accept reference audio, the file has none, or the
+            device does not exist.
+        UnknownNameError: When the model does not exist.
     """
     import mmspec
     from mmspec.audio.pipeline import SpeechPipeline
     from mmspec.audio.wave import read_audio
 
-    sound = None if heard is None else read_audio(heard)
-    silence_loading()
+    reference = None if reference_audio is None else read_audio(reference_audio)
+    disable_loading_bars()
     pipe = mmspec.load(model, device=device)
     if not isinstance(pipe, SpeechPipeline):
-        raise ArgumentError(f"model {model!r} does not speak; see `mmspec image`")
-    return pipe if sound is None else pipe.with_reference_audio(*sound, said)
+        raise ArgumentError(f"model {model!r} does not generate audio; see `mmspec image`")
+    return pipe if reference is None else pipe.with_reference_audio(*reference, transcript)
 
 
-def silence_loading() -> None:
-    """Turns off the progress bars that loading and saving a model would show."""
+def disable_loading_bars() -> None:
+    """Disables the progress bars that diffusers and transformers show while they load or save a model."""
     import diffusers
     import transformers
 

@@ -1,4 +1,4 @@
-"""The progress bars of one generation, on stderr."""
+"""Progress bars of one generation, on stderr."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def token_bar(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
-    """Yield an `on_step` that shows tokens, tokens per second and tokens per target call and row.
+    """Yields an `on_step` that shows tokens, tokens per second, and tokens per target call and row.
 
     Args:
-        quiet: Show nothing. Nothing is shown either when stderr is not a terminal; None is yielded then, so that the
-            loop does no work for an observer that is not there.
+        quiet: Whether to show nothing. Without a bar, here or because stderr is not a terminal, None is yielded, so
+            that the loop does no work for it.
     """
     if quiet or not sys.stderr.isatty():
         yield None
@@ -40,10 +40,11 @@ def token_bar(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
 
 @contextmanager
 def audio_bar(quiet: bool, seconds: float) -> Iterator[Callable[[Step], None] | None]:
-    """Yield an `on_step` that shows seconds of sound, and how many of them are made in one; otherwise as `token_bar`.
+    """Yields an `on_step` that shows seconds of audio, the speed relative to real time, and tokens per target call.
 
     Args:
-        seconds: Of sound that a token stands for.
+        quiet: As for `token_bar`.
+        seconds: Seconds of audio per token.
     """
     if quiet or not sys.stderr.isatty():
         yield None
@@ -52,17 +53,17 @@ def audio_bar(quiet: bool, seconds: float) -> Iterator[Callable[[Step], None] | 
     from tqdm import tqdm
 
     start, done, latest = time.perf_counter(), 0, 0
-    with tqdm(unit=" s of sound", file=sys.stderr, bar_format="{n:.1f}{unit} [{elapsed}, {postfix}]") as bar:
+    with tqdm(unit=" s of audio", file=sys.stderr, bar_format="{n:.1f}{unit} [{elapsed}, {postfix}]") as bar:
 
         def on_step(step: Step) -> None:
             nonlocal done, latest
-            # A stream decodes one sentence after the other, and each starts to count anew.
+            # A stream decodes one sentence after the other, and each counts its tokens from 0.
             done += latest if step.committed < latest else 0
             latest = step.committed
             made = (done + latest) * seconds
-            adaptive_window = made / (time.perf_counter() - start)
+            speed = made / (time.perf_counter() - start)
             calls = f"{step.committed / (step.nfe * len(step.tokens)):.2f} tokens per call"
-            bar.set_postfix_str(f"{adaptive_window:.1f} times as fast as it sounds, {calls}", refresh=False)
+            bar.set_postfix_str(f"{speed:.1f}x real time, {calls}", refresh=False)
             bar.update(made - bar.n)
 
         yield on_step

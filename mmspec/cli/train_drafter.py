@@ -1,4 +1,4 @@
-"""`mmspec train-drafter`: a drafter from what its target itself makes."""
+"""`mmspec train-drafter`: trains a drafter on sequences that its target generates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.options import Device, Drafter, Json, Model
-from mmspec.cli.pipelines import load_silent
+from mmspec.cli.pipelines import load_image_pipeline
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files import check_writable
 
@@ -26,52 +26,54 @@ LOSSES = ("kl", "tvd", "smooth-l1+ce")
 def train_drafter(
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", help="A folder. One with an unfinished training of these options goes on."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="The drafter's folder; an unfinished training with the same options in it is continued.",
+        ),
     ],
     model: Model = "shapes",
     kind: Annotated[
         str, typer.Option(help="eagle: a layer on the model's features; medusa: heads on them; small: a smaller model.")
     ] = "eagle",
     loss: Annotated[
-        str, typer.Option(help="kl, tvd (what the test turns down), or smooth-l1+ce (features too).")
+        str, typer.Option(help="kl, tvd (the rejection probability), or smooth-l1+ce (features too).")
     ] = "kl",
     prompts: Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")] = "builtin",
-    held_out: Annotated[int, typer.Option(min=1, help="The last so many prompts are for measuring only.")] = 8,
-    sequences: Annotated[
-        int, typer.Option(min=1, help="Sequences of the model to train on, made of the prompts.")
-    ] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 2000,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences per update, over all processes.")] = 8,
+    held_out: Annotated[int, typer.Option(min=1, help="Prompts, the last ones, that only measure acceptance.")] = 8,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences to generate from the prompts and train on.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per step, over all processes.")] = 8,
     lr: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Peak learning rate of AdamW.")] = 1e-3,
     depth: Annotated[
-        int, typer.Option(min=1, max=16, help="Tokens ahead: drafts in training (eagle), heads (medusa).")
+        int, typer.Option(min=1, max=16, help="Tokens ahead: unrolled drafts (eagle) or heads (medusa).")
     ] = 4,
     hidden: Annotated[
-        int, typer.Option(min=0, help="Width of an EAGLE head's feed-forward part; 0: 8/3 of the features.")
+        int, typer.Option(min=0, help="Width of an EAGLE head's feed-forward layer; 0 is 8/3 of the features' width.")
     ] = 0,
     keep_features: Annotated[
         bool,
-        typer.Option(help="Keep what the model says of its sequences on the disk; else it reads them in each step."),
+        typer.Option(help="Cache the model's features on disk; otherwise each step computes them."),
     ] = True,
     drafter: Drafter = None,
-    validate_every: Annotated[int, typer.Option(min=1, help="Updates between measurements of acceptance.")] = 500,
-    save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of sequences, weights and order.")] = 0,
+    validate_every: Annotated[int, typer.Option(min=1, help="Steps between measurements of acceptance.")] = 500,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sequences, the weights and their order.")] = 0,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
     """Train a drafter on the model's own sequences, and print its folder.
 
-    The folder is a drafter: `mmspec image --drafter FOLDER`. `training.json` in it has the expected acceptance of each
-    draft of a window on held-out prompts, as it rose; `work` has sequences and checkpoint, and may be deleted.
-    A killed command goes on where it was when it is given again. With --drafter, a small model begins as that one.
-    Started by `accelerate launch` or torchrun, several processes share the work.
+    `mmspec image --drafter FOLDER` uses the folder. Its `training.json` has the curve of the expected acceptance rate
+    of each draft in a window, measured on held-out prompts; `work` has the sequences and the checkpoint, and may be
+    deleted. The same command continues a training that was stopped. With --drafter, a small model starts from that
+    one's weights. Under `accelerate launch` or torchrun, several processes share the work.
     """
     for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES)):
         if value not in known:
             raise unknown_name(name, value, known)
     if drafter is not None and kind != "small":
-        raise ArgumentError(f"--drafter: goes with --kind small, which can begin as another; '{kind}' begins anew")
+        raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
     check_folder(output)
 
     from mmspec.metrics.evaluation.distributed import join, own_device
@@ -96,11 +98,11 @@ def train_drafter(
     )
     with join() as processes:
         if batch < processes.count:
-            raise ArgumentError(f"--batch: {batch} is fewer than the {processes.count} processes")
-        pipe = load_silent(model, own_device(device), drafter)
+            raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
+        pipe = load_image_pipeline(model, own_device(device), drafter)
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
         lead = processes.rank == 0
-        # Messages for people: from one process, and none beside JSON.
+        # One process prints progress, and none does with --json.
         with bars(quiet=as_json or not lead, sequences=sequences, steps=steps, step=trainer.step) as show:
             own = trainer.collect(show.chunk)
             trainer.train(own, validate_every, save_every, show.step, show.point)
@@ -113,21 +115,21 @@ def train_drafter(
 
 
 def check_folder(output: Path) -> None:
-    """Checks, before any work, that the folder of the result can be written.
+    """Checks, before any work, that the drafter's folder can be written.
 
     Raises:
-        ArgumentError: When the folder of the result can neither be made nor written to.
+        ArgumentError: When it can neither be created nor written to.
     """
     if output.is_dir():
         check_writable(output / "training.json", "-o/--output")
     elif output.exists():
-        raise ArgumentError(f"-o/--output: cannot write '{output}': it is a file; name a folder")
+        raise ArgumentError(f"-o/--output: cannot write '{output}': it is a file, not a folder")
     else:
         check_writable(output, "-o/--output")
 
 
 class Bars:
-    """What a person sees of a training, on stderr: a line for every measurement, and a bar where that is a terminal."""
+    """Progress of a training on stderr: a line for each measurement and, on a terminal, progress bars."""
 
     def __init__(self, quiet: bool, sequences: int, steps: int, step: int) -> None:
         from tqdm import tqdm
@@ -135,7 +137,7 @@ class Bars:
         hidden = quiet or not sys.stderr.isatty()
         self._quiet = quiet
         self._made = tqdm(total=sequences, unit=" sequences", file=sys.stderr, disable=hidden)
-        self._steps = tqdm(total=steps, initial=step, unit=" updates", file=sys.stderr, disable=hidden)
+        self._steps = tqdm(total=steps, initial=step, unit=" steps", file=sys.stderr, disable=hidden)
 
     def chunk(self, count: int) -> None:
         self._made.update(count)
@@ -149,7 +151,7 @@ class Bars:
             return
         shares = " ".join("-" if share is None else f"{share:.3f}" for share in point.acceptance)
         loss = "" if point.loss is None else f"loss {point.loss:.4f}, "
-        line = f"update {point.step}: {loss}acceptance {shares}, {point.tokens_per_call:.2f} tokens per call"
+        line = f"step {point.step}: {loss}acceptance {shares}, {point.tokens_per_call:.2f} tokens per call"
         self._steps.write(line, file=sys.stderr)
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class Bars:
 
 @contextmanager
 def bars(**options: Any) -> Iterator[Bars]:
-    """Bars that are closed in the end."""
+    """Yields `Bars` and closes them."""
     shown = Bars(**options)
     try:
         yield shown

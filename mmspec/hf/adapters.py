@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.registry import plugins, resolve
+
+if TYPE_CHECKING:
+    from mmspec.hf.plan import Plan, PlanRequest
 
 # By name, so that an adapter is imported only for a model of its class.
 GENERATE_ADAPTERS = {

@@ -169,7 +169,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["--seconds", "900"], "seconds=900 is not allowed; this model makes"),
         (["-o", str(tmp_path / "x.mp3")], "must end in .wav or .flac"),
         (["--recipe", "scdd"], "unknown recipe 'scdd' (did you mean 'scd'?)"),
-        (["-m", "shapes"], "model 'shapes' does not speak"),
+        (["-m", "shapes"], "model 'shapes' does not generate audio"),
     ):
         assert main([*words, *more]) == 2
         assert message in capsys.readouterr().err

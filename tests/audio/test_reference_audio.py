@@ -79,7 +79,7 @@ def test_a_melody_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["speak", "one", "--voice-file", str(file), "-o", str(tmp_path / "y.wav")]) == 2
     assert "this model goes by no melody and no voice but its own" in capsys.readouterr().err
     assert main(["speak", "one", "--voice-text", "two", "-o", str(tmp_path / "y.wav")]) == 2
-    assert "--voice-text goes with --voice-file" in capsys.readouterr().err
+    assert "--voice-text requires --voice-file" in capsys.readouterr().err
 
 
 def test_rates_are_changed_and_channels_mixed() -> None:

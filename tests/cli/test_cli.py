@@ -1,4 +1,4 @@
-"""The command line: what goes to which stream, exit codes, and what ends up on the disk."""
+"""The command line: output streams, exit codes and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmspec.errors import PromptError, UnknownNameError
 from mmspec.recipes import Recipe
 
 PROMPT = "a red circle, \u00e9\u4e2d"
-LENGTH = 8  # tokens per image of the pipe below
+LENGTH = 8  # tokens per image of `Pipe`
 
 
 class Output:
@@ -31,7 +31,7 @@ class Output:
 
 
 class Pipe:
-    """A pipe that paints its seed: two target calls per image, whatever the recipe."""
+    """A pipeline whose images show their seed; it takes two target calls per batch, whatever the recipe is."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipe:
-    """The model `shapes` replaced by a `Pipe`, and a fresh current folder."""
+    """Replaces the model `shapes` by a `Pipe`, and changes to an empty folder."""
     pipe = Pipe()
 
     def load(model: str, *, device: str) -> Pipe:
@@ -76,30 +76,30 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_a_picture_is_written_and_its_path_printed(
+def test_an_image_is_written_and_its_path_printed(
     pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["image", "a red circle", "-o", "x.png", "--seed", "7"]) == 0
     assert capsys.readouterr() == ("x.png\n", "")
-    with Image.open(tmp_path / "x.png") as picture:
-        assert picture.getpixel((0, 0)) == (7, 0, 0)
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.getpixel((0, 0)) == (7, 0, 0)
     assert files(tmp_path) == ["x.png"]
 
 
-def test_a_picture_says_how_it_was_made(pipe: Pipe, tmp_path: Path) -> None:
+def test_an_image_stores_its_settings(pipe: Pipe, tmp_path: Path) -> None:
     assert (
         main(
             ["image", "a red circle, \u00e9\u4e2d", "b", "-n", "2", "--recipe", "sjd", "--window", "8", "--top-k", "5"]
         )
         == 0
     )
-    with Image.open(tmp_path / "out-3.png") as picture:
-        picture.load()
-        notes = dict(picture.info)
+    with Image.open(tmp_path / "out-3.png") as image:
+        image.load()
+        notes = dict(image.info)
     assert notes.pop("versions").startswith(f"mmspec {mmspec.__version__}, torch {torch.__version__.split('+')[0]}")
     assert notes == {"prompt": "b", "seed": "3", "recipe": "sjd:window=8", "model": "shapes", "top_k": "5"}
-    with Image.open(tmp_path / "out-1.png") as picture:
-        assert picture.info["prompt"] == PROMPT
+    with Image.open(tmp_path / "out-1.png") as image:
+        assert image.info["prompt"] == PROMPT
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_a_picture_says_how_it_was_made(pipe: Pipe, tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_where_pictures_go(pipe: Pipe, tmp_path: Path, arguments: list[str], expected: list[str]) -> None:
+def test_output_paths(pipe: Pipe, tmp_path: Path, arguments: list[str], expected: list[str]) -> None:
     assert main(["image", *arguments]) == 0
     assert files(tmp_path) == expected
 
 
-def test_many_pictures_sort_by_name(pipe: Pipe, tmp_path: Path) -> None:
+def test_names_of_many_images_sort_in_order(pipe: Pipe, tmp_path: Path) -> None:
     assert main(["image", "a", "-n", "11", "-o", "x.png"]) == 0
     assert files(tmp_path)[:3] == ["x-00.png", "x-01.png", "x-02.png"]
     assert files(tmp_path)[-1] == "x-10.png"
@@ -171,7 +171,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_gets_one_line_and_writes_nothing(
+def test_invalid_input_prints_one_line_and_writes_nothing(
     pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "taken").write_text("")
@@ -189,7 +189,7 @@ def test_the_output_is_checked_before_the_model_is_loaded(pipe: Pipe, capsys: py
     assert "no/such" in capsys.readouterr().err
 
 
-def test_an_interrupt_leaves_nothing(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_writes_nothing(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe.interrupt = True
     assert main(["image", "a", "-o", "new"]) == 130
     assert capsys.readouterr() == ("", "mmspec: interrupted\n")
@@ -224,21 +224,23 @@ def test_progress_goes_to_a_terminal_only(
     assert capsys.readouterr().err == ""
 
 
-def test_ls_says_which_recipes_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_marks_exact_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     listing = json.loads(capsys.readouterr().out)
-    assert list(listing) == ["models", "drafters", "rules", "recipes"]
+    assert list(listing) == ["models", "adapters", "drafters", "recipes", "rules", "metrics"]
     assert "shapes" in {entry["name"] for entry in listing["models"]}
     recipes = {entry["name"]: entry for entry in listing["recipes"]}
     assert recipes["scd"]["exact"] is True
     assert "window" in recipes["scd"]["knobs"]
     assert main(["ls", "recipes"]) == 0
     assert "models" not in capsys.readouterr().out
+    assert main(["ls", "adapters"]) == 0
+    assert "JanusForConditionalGeneration" in capsys.readouterr().out
     assert main(["ls", "recipe"]) == 2
     assert "did you mean 'recipes'" in capsys.readouterr().err
 
 
-def test_env_names_versions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_prints_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["mmspec"] == mmspec.__version__
@@ -272,7 +274,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert done.stderr.startswith("mmspec: error: ")
 
 
-def test_check_prints_a_line_and_exits_by_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_a_line_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "scd:window=3", "--samples", "2000"]) == 0
     line = capsys.readouterr().out
     assert line.startswith("scd:window=3") and "passed" in line and "(exact)" in line
@@ -282,7 +284,7 @@ def test_check_prints_a_line_and_exits_by_the_verdict(capsys: pytest.CaptureFixt
     assert main(["check", "scdd"]) == 2
 
 
-def test_check_fails_what_is_not_what_it_claims(
+def test_check_finds_a_recipe_that_is_not_exact(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mmspec.sampling.rejection.residual", lambda p, q: p)

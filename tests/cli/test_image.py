@@ -1,4 +1,4 @@
-"""`mmspec image` in a process of its own, with a real pipeline: LlamaGen with random weights."""
+"""`mmspec image` in a subprocess, with a real pipeline: LlamaGen with random weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 PROMPT = "a red circle above a blue square"
-ALONE = os.environ | {"OMP_NUM_THREADS": "1"}  # small models gain nothing from threads that wait for each other
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # small models do not gain from more
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that `mmspec.load` reads."""
+    """A saved pipeline."""
     torch.manual_seed(0)
     tokenizer = ShapesTokenizer(levels=(4, 4), channels=8, image_size=64)
     gpt = LlamaGenGPT(
@@ -49,20 +49,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mmspec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mmspec", *arguments], cwd=cwd, env=ALONE, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "mmspec", *arguments],
+        cwd=cwd,
+        env=ONE_THREAD,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
-def test_a_prompt_becomes_a_picture_in_silence(model: Path, tmp_path: Path) -> None:
+def test_images_are_generated_without_messages(model: Path, tmp_path: Path) -> None:
     done = mmspec("image", PROMPT, "-m", str(model), "-n", "2", "-o", "x.png", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert result["outputs"] == ["x-0.png", "x-1.png"]
     assert result["stats"]["tokens"] == 512
-    with Image.open(tmp_path / "x-1.png") as picture:
-        assert picture.size == (64, 64)
-        assert picture.info["seed"] == "1"
-        assert picture.info["prompt"] == PROMPT
+    with Image.open(tmp_path / "x-1.png") as image:
+        assert image.size == (64, 64)
+        assert image.info["seed"] == "1"
+        assert image.info["prompt"] == PROMPT
 
 
 def test_unknown_words_are_named(model: Path, tmp_path: Path) -> None:
@@ -73,31 +78,31 @@ def test_unknown_words_are_named(model: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_while_drawing_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_an_interrupt_while_generating_writes_nothing(model: Path, tmp_path: Path) -> None:
     arguments = ["image", PROMPT, "-m", str(model), "-n", "256", "--recipe", "plain", "-o", "new"]
     terminal, inside = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, 100))  # a bar has no room on a terminal of no width
-    sibling_sampler = subprocess.Popen(
+    termios.tcsetwinsize(terminal, (24, 100))  # a terminal without width shows no bar
+    process = subprocess.Popen(
         [sys.executable, "-m", "mmspec", *arguments],
         cwd=tmp_path,
-        env=ALONE,
+        env=ONE_THREAD,
         stdout=subprocess.PIPE,
         stderr=inside,
         text=True,
-        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        # Shells start background processes with interrupts ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
     shown = ""
     while "tokens per call" not in shown:
         shown += os.read(terminal, 4096).decode()
-    sibling_sampler.send_signal(signal.SIGINT)
-    out, _ = sibling_sampler.communicate(timeout=120)
-    with contextlib.suppress(OSError):  # what a terminal gives when its other end has gone
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    with contextlib.suppress(OSError):  # read from a terminal whose other end is closed
         while chunk := os.read(terminal, 4096):
             shown += chunk.decode()
     os.close(terminal)
-    assert (sibling_sampler.returncode, out) == (130, "")
+    assert (process.returncode, out) == (130, "")
     assert shown.rstrip().endswith("mmspec: interrupted")
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`mmspec speak`: files, streams, and what is refused."""
+"""`mmspec speak`: files, streams and invalid input."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def test_texts_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_stream_has_the_same_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "x.wav")
-    told = []
+    messages = []
     for more in ([], ["--stream"]):
         assert main(["speak", "mmspec", "-o", path, *more]) == 0
-        told.append(capsys.readouterr().err)
-    assert told[0] == told[1] and told[0].startswith("mmspec: note: spelled")
+        messages.append(capsys.readouterr().err)
+    assert messages[0] == messages[1] and messages[0].startswith("mmspec: note: spelled")
     assert main(["speak", "mmspec", "-o", path, "--stream", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [len(notes) for notes in record["notes"]] == [1]
     (tmp_path / "x.wav").unlink()
     assert main(["speak", "one", "日本", "-o", str(tmp_path / "two"), "--stream"]) == 2
-    assert not list(tmp_path.iterdir())  # the first text was not begun
+    assert not list(tmp_path.iterdir())  # nothing is written of the first text
 
 
 def test_lines_of_stdin_are_streamed(
@@ -62,14 +62,14 @@ def test_lines_of_stdin_are_streamed(
         (["speak", "日本"], "cannot say '日本'"),
         (["speak", "one", "-o", "x.mp3"], "must end in .wav or .flac"),
         (["speak", "one", "-o", "none/deep/x.wav"], "the folder 'none/deep' does not exist"),
-        (["speak", "one", "-o", "-"], "goes with --stream"),
+        (["speak", "one", "-o", "-"], "requires --stream"),
         (["speak", "one", "--voice", "bass"], "use one of low, high"),
         (["speak", "one", "-m", "shapes"], "see `mmspec image`"),
         (["image", "one", "-m", "spoken"], "see `mmspec speak`"),
         (["speak", "one", "--recipe", "tabel"], "did you mean 'table'"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_prints_one_line(
     words: list[str],
     message: str,
     tmp_path: Path,
@@ -83,21 +83,21 @@ def test_bad_input_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupt_while_streaming_leaves_what_was_said(tmp_path: Path) -> None:
+def test_an_interrupt_while_streaming_keeps_the_audio_so_far(tmp_path: Path) -> None:
     speaking = subprocess.Popen(
         [sys.executable, "-m", "mmspec", "speak", "one two three. " * 400, "--stream", "-o", "x.wav"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+        # Shells start background processes with interrupts ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
     def written() -> int:
         return sum(path.stat().st_size for path in tmp_path.iterdir())
 
-    while speaking.poll() is None and written() < 4000:  # an eighth of a second of sound
+    while speaking.poll() is None and written() < 4000:  # an eighth of a second of audio
         time.sleep(0.05)
     speaking.send_signal(signal.SIGINT)
     out, err = speaking.communicate(timeout=300)
@@ -107,7 +107,7 @@ def test_an_interrupt_while_streaming_leaves_what_was_said(tmp_path: Path) -> No
     assert rate == 16000 and 0.1 < len(found) / rate < 300 and np.abs(found).max() > 0.1
 
 
-def test_chunks_that_end_in_an_interrupt_leave_a_valid_file(tmp_path: Path) -> None:
+def test_an_interrupted_stream_is_a_valid_file(tmp_path: Path) -> None:
     def chunks() -> Iterator[np.ndarray]:
         yield np.full((1, 500), 0.25, dtype=np.float32)
         yield np.full((1, 300), -0.25, dtype=np.float32)
@@ -126,7 +126,7 @@ def test_raw_samples_are_clipped() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8)])
-def test_what_is_no_sound_is_not_written(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_wrong_shapes_are_not_written(shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="channels"):
         write_audio(np.zeros(shape, dtype=np.float32), 16000, tmp_path / "x.wav")
     assert not list(tmp_path.iterdir())

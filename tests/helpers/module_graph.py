@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -225,6 +226,8 @@ def resolves(name: str) -> bool:
             continue
         for part in parts[count:]:
             if part in getattr(found, "__annotations__", {}):  # a field without a default
+                return True
+            if isinstance(found, type) and f"self.{part}" in inspect.getsource(found):  # set by a method
                 return True
             if not hasattr(found, part):
                 return False

@@ -184,7 +184,7 @@ def test_the_command(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--kind", "small", "--loss", "smooth-l1+ce"], "--loss: 'smooth-l1+ce' compares features"),
         (["--held-out", "4"], "--held-out: 4 of 4 prompts leaves none to train on"),
         (["--prompts", "nowhere.txt"], "--prompts: cannot read 'nowhere.txt'"),
-        (["--drafter", "x"], "--drafter: goes with --kind small"),
+        (["--drafter", "x"], "--drafter requires --kind small"),
         (["--kind", "small", "--drafter", "nowhere"], "drafter='nowhere' is no folder"),
         (["-o", "no/such/folder"], "-o/--output: cannot write 'no/such/folder'"),
     ],

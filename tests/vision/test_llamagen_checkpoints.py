@@ -275,7 +275,7 @@ def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     tokens = [quiet(pipe)(class_labels=2, seed=1, output_type="latent").tokens for pipe in pipes]
     assert torch.equal(*tokens)
     assert main([*words, "--config", str(tmp_path / "args.json")]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
