@@ -15,7 +15,7 @@ from mmspec.engine import run
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
 from mmspec.recipes import RECIPES, Recipe, parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import ToyTarget
+from mmspec.testing.toys import ToyTarget
 
 
 def test_parsing_and_printing_are_inverse() -> None:

@@ -1,4 +1,4 @@
-"""`mmspec check`: does a recipe or a rule keep the distribution it claims to keep?"""
+"""`mmspec check`: whether recipes keep the distribution that they claim to keep."""
 
 from __future__ import annotations
 
@@ -9,66 +9,117 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.options import Json
+from mmspec.errors import ArgumentError
 from mmspec.recipes import RECIPES, Recipe, parse
 
 FAILED = 1
 
+# Recipes that can draft columns of codebooks, and those that can draft latents.
+COLUMN_RECIPES = ("plain", "draft", "layer-skip", "recycle", "sjd", "scd")
+LATENT_RECIPES = (
+    "plain+smoothed",
+    "draft+smoothed",
+    "layer-skip+smoothed",
+    "few-steps+smoothed",
+    "sjd+smoothed",
+    "scd+smoothed",
+)
+
 
 def check(
     what: Annotated[str, typer.Argument(metavar="[RECIPE|RULE|all]", show_default=True)] = "all",
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Check on a model of several codebooks; all: the recipes it has.")
+    ] = False,
+    latents: Annotated[
+        bool, typer.Option("--latents", help="Check on a model of continuous tokens; all: the recipes it has.")
+    ] = False,
     samples: Annotated[int, typer.Option(min=1000, help="Rows decoded per recipe; more find smaller biases.")] = 60_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the toy model and of the rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the toy model and of the rows.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare recipes with plain decoding on a model small enough to enumerate; plug-ins' rules too.
+    """Compare recipes with plain decoding on a toy model that is small enough to enumerate.
 
-    TV is the total variation between the joint distributions, floor what exact samples of that number show by chance.
-    A recipe that says it is exact passes below the limit; a relaxed one passes where its own bound holds, token by
-    token. With a rule for vectors two samples are compared, and the score is their largest difference in standard
-    errors; a relaxed rule gives no bound there, and is shown as it is. Exit status 1 when one fails.
+    TV is the total variation distance between the joint distributions; floor is its mean for that many exact samples.
+    An exact recipe passes below the limit, a relaxed one within its own bound, summed over the tokens. Rules of
+    plug-ins are checked too. Recipes with a rule for continuous tokens run on a toy with Gaussian latents: two samples
+    are compared, and the score is their largest difference in standard errors; a relaxed rule has no bound there and
+    always passes. Exit status 1 if a recipe fails.
     """
-    chosen = everything() if what == "all" else [parse(what)]
-
-    from mmspec.decoding.layout import Layout
-    from mmspec.sampling.params import SamplingParams
-    from mmspec.testing.exactness import check as measure
-
-    sampling, layout = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5), Layout(length=5, width=2)
+    if columns and latents:
+        raise ArgumentError("--columns and --latents exclude each other; give one of them")
+    chosen = all_recipes(columns, latents) if what == "all" else [parse(what)]
     width = max(len(str(recipe)) for recipe in chosen)
     entries: list[dict[str, Any]] = []
     for recipe in chosen:
-        if recipe.rule.continuous:
-            entries.append(check_vectors(recipe, samples, seed, None if as_json else width))
-            continue
-        found = measure(recipe, sampling, samples=samples, seed=seed, layout=layout)
-        allowed = found.limit + (0 if recipe.exact else layout.length * found.tv_bound)
-        passed = found.tv <= allowed
-        entries.append({"recipe": str(recipe), "exact": recipe.exact, "passed": passed, **asdict(found)})
+        if latents or (recipe.rule.continuous and not columns):
+            entry, line = check_on_latents(recipe, samples, seed)
+        else:
+            entry, line = check_on_tokens(recipe, samples, seed, columns)
+        entries.append(entry)
         if not as_json:
-            claim = "exact" if recipe.exact else f"relaxed, bound {found.tv_bound:.4f} per token"
-            figures = f"TV {found.tv:.4f}  floor {found.floor:.4f}  limit {found.limit:.4f}"
-            print(f"{recipe!s:<{width}}  {figures}  {'passed' if passed else 'FAILED'}  ({claim})", flush=True)
+            print(f"{recipe!s:<{width}}  {line}", flush=True)
     if as_json:
         print(json.dumps({"samples": samples, "seed": seed, "results": entries}))
     if not all(entry["passed"] for entry in entries):
         raise typer.Exit(FAILED)
 
 
-def check_vectors(recipe: Recipe, samples: int, seed: int, width: int | None) -> dict[str, Any]:
-    """The entry of a recipe whose rule is for vectors; it is printed, its name padded, unless `width` is None."""
+def check_on_tokens(recipe: Recipe, samples: int, seed: int, columns: bool) -> tuple[dict[str, Any], str]:
+    """Checks a recipe on the enumerable toy of tokens or of columns.
+
+    Returns:
+        The JSON entry, and the figures and the verdict in one line.
+    """
+    from mmspec.decoding.layout import Layout
+    from mmspec.testing.columns import check_columns
+    from mmspec.testing.exactness import check
+
+    if columns:
+        layout = Layout(length=4, cell=(2,))
+        result = check_columns(recipe, samples=samples, seed=seed, layout=layout)
+    else:
+        layout = Layout(length=5, width=2)
+        result = check(recipe, samples=samples, seed=seed, layout=layout)
+    allowed = result.limit + (0 if recipe.exact else layout.length * result.tv_bound)
+    passed = result.tv <= allowed
+    claim = "exact" if recipe.exact else f"relaxed, bound {result.tv_bound:.4f} per token"
+    figures = f"TV {result.tv:.4f}  floor {result.floor:.4f}  limit {result.limit:.4f}"
+    entry = {"recipe": str(recipe), "exact": recipe.exact, "passed": passed, **asdict(result)}
+    return entry, f"{figures}  {'passed' if passed else 'FAILED'}  ({claim})"
+
+
+def check_on_latents(recipe: Recipe, samples: int, seed: int) -> tuple[dict[str, Any], str]:
+    """Checks a recipe on the toy of latents.
+
+    Returns:
+        The JSON entry, and the figures and the verdict in one line.
+    """
     from mmspec.testing.latents import check_latents
 
-    found = check_latents(recipe, samples=samples, seed=seed)
-    passed = found.ok or not recipe.exact
-    if width is not None:
-        claim = "exact" if recipe.exact else f"relaxed, drafts kept {found.distance:.3f} from the target's latents"
-        figures = f"score {found.score:.2f}  limit {found.limit:.2f}  {found.tokens_per_call:.2f} tokens per call"
-        print(f"{recipe!s:<{width}}  {figures}  {'passed' if passed else 'FAILED'}  ({claim})", flush=True)
-    return {"recipe": str(recipe), "exact": recipe.exact, "passed": passed, **asdict(found)}
+    result = check_latents(recipe, samples=samples, seed=seed)
+    passed = result.ok or not recipe.exact
+    claim = "exact" if recipe.exact else f"relaxed, accepted drafts {result.distance:.3f} from the target's latents"
+    figures = f"score {result.score:.2f}  limit {result.limit:.2f}  {result.tokens_per_call:.2f} tokens per call"
+    entry = {"recipe": str(recipe), "exact": recipe.exact, "passed": passed, **asdict(result)}
+    return entry, f"{figures}  {'passed' if passed else 'FAILED'}  ({claim})"
 
 
-def everything() -> list[Recipe]:
-    """Every way of drafting with the exact rule, and every other rule with the default way."""
+def all_recipes(columns: bool, latents: bool) -> list[Recipe]:
+    """Every way of drafting with the exact rule, and every other rule with the default way of drafting.
+
+    Args:
+        columns: Only what a model of columns can run.
+        latents: Only what a model of latents can run.
+    """
     from mmspec.registry import rules
 
-    return [parse(name) for name in (*RECIPES, *(name for name in rules() if name != "exact"))]
+    others = {name: rule for name, rule in rules().items() if name != "exact"}
+    if columns:
+        # The toy of columns exposes no features.
+        names = [name for name, rule in others.items() if not rule.continuous and not rule.takes_features]
+        return [parse(name) for name in (*COLUMN_RECIPES, *names)]
+    if latents:
+        names = [name for name, rule in others.items() if rule.continuous and not rule.exact]
+        return [parse(name) for name in (*LATENT_RECIPES, *names)]
+    return [parse(name) for name in (*RECIPES, *others)]

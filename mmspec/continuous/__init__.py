@@ -1,1 +1,1 @@
-"""Tokens that are vectors, drawn by a diffusion or flow head: their distribution, their acceptance rules, their drafters."""
+"""Speculative decoding of continuous tokens: latents sampled by a diffusion or flow head."""

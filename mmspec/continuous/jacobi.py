@@ -1,4 +1,4 @@
-"""Jacobi drafts over latents: what the last window left, and after it the head at new noise of an old state."""
+"""Jacobi drafts of latents: those of the last window, then new ones from the last output of the backbone."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ COUPLINGS = ("fresh", "maximal", "gumbel")
 
 
 class LatentJacobi:
-    """Drafts the previous iteration's latents; new positions get what the head makes of their noise.
+    """Drafts the latents of the previous iteration; at new positions the head turns their noise into a latent.
 
-    Latents of a slot depend on the noise of their position and on drafts to their left only, and no test has looked at
-    them before their own: whatever the carry, they are fresh draws of q, and the test is exact.
+    The latent of a slot depends only on the noise of its position and on the drafts to its left, and no test has used
+    it before its own. Whatever the coupling, it is a fresh sample of q, so the test is exact.
 
     Args:
-        sampler: The target's own.
-        coupling: What becomes of leftovers: "fresh" draws them anew from the target's new distribution, "maximal"
-            couples them to what they were as the rule does (by reflection, where it is `Smoothed`), "gumbel" draws them
-            with noise that is fixed per position.
-        start: "hold" takes the backbone's last output for new positions too, "left" repeats the last latent.
+        sampler: The sampler of the target.
+        coupling: How the rejected part of the window is resampled. "fresh" samples it from the new target distribution;
+            "maximal" couples it to the old drafts as the rule does (by reflection, if the rule is `Smoothed`); "gumbel"
+            samples it with noise that is fixed per position.
+        start: Drafts of new positions. "hold" reuses the backbone's last output, "left" repeats the last latent.
+
+    Raises:
+        ArgumentError: If `start` is neither "hold" nor "left".
     """
 
     calls = 0
 
     def __init__(self, sampler: LatentSampler, coupling: str, start: str) -> None:
         if start not in ("hold", "left"):
-            raise ArgumentError(f"start={start!r} is not possible with tokens that are vectors; use auto or left")
+            raise ArgumentError(f"start={start!r} is not possible with continuous tokens; use auto or left")
         self._sampler = sampler
         self._coupling = coupling
         self._start = start
         self._tokens: Tensor | None = None
         self._q: Tensor | None = None
-        self._offset = np.zeros(0, dtype=np.int64)
+        self._offset = np.zeros(0, dtype=np.int64)  # first slot of the last window that has not been committed
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._offset = verdict.accepted + 1
-        self._tokens, self._q = self._leftovers(verdict, draws), verdict.p  # q := p
+        self._tokens, self._q = self._resample(verdict, draws), verdict.p  # q := p
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._offset = self._offset[row_ids]
@@ -60,25 +63,27 @@ class LatentJacobi:
         row, index = torch.arange(len(slots), device=state.device)[:, None], torch.from_numpy(slots).to(state.device)
         tokens, q = self._tokens[row, index], self._q[row, index]
         if reused.min() < count:
-            guess = self._guess(state, positions)
-            steady = self._coupling == "gumbel"
-            normal = (
-                self._sampler.steady(positions) if steady else normals(draws, DRAFT, self._sampler.head.dim)[:, :count]
-            )
+            new_q = self._new_dists(state, positions)
+            if self._coupling == "gumbel":
+                normal = self._sampler.fixed_normals(positions)
+            else:
+                normal = normals(draws, DRAFT, self._sampler.head.dim)[:, :count]
+            new_tokens = self._sampler.sample_from_normals(new_q, normal)
             new = torch.from_numpy(np.arange(count) >= reused[:, None]).to(state.device)[..., None]
-            tokens, q = torch.where(new, self._sampler.draw(guess, normal), tokens), torch.where(new, guess, q)
+            tokens, q = torch.where(new, new_tokens, tokens), torch.where(new, new_q, q)
         return Draft(tokens, q)
 
-    def _leftovers(self, verdict: Verdict, draws: WindowRNG) -> Tensor:
+    def _resample(self, verdict: Verdict, draws: WindowRNG) -> Tensor:
+        """The tokens of the window, with the rejected part resampled by the coupling."""
         if self._coupling == "maximal":
             return verdict.tokens
         if self._coupling == "gumbel":
-            return self._sampler.draw(verdict.p, self._sampler.steady(draws.positions))
+            return self._sampler.sample_from_normals(verdict.p, self._sampler.fixed_normals(draws.positions))
         return self._sampler.sample(verdict.p, draws)
 
-    def _guess(self, state: BatchState, positions: NDArray[np.int64]) -> Tensor:
-        """The distributions of new positions."""
-        q = self._sampler.ahead(self._offset - 1, positions)
+    def _new_dists(self, state: BatchState, positions: NDArray[np.int64]) -> Tensor:
+        """Packed distributions of the drafts of new positions."""
+        q = self._sampler.extrapolate(self._offset - 1, positions)
         if self._start == "left":
             dim = self._sampler.head.dim
             q[..., :dim] = state.last()[..., :dim]

@@ -1,4 +1,4 @@
-"""From a recipe to latents: what `mmspec.engine.run` is to tokens that are numbers."""
+"""Runs a recipe on a model of latents, as `mmspec.engine.run` does for discrete tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from mmspec.continuous.sampler import Account, Head, LatentRule, LatentSampler
+from mmspec.continuous.sampler import AcceptanceCounter, LatentHead, LatentRule, LatentSampler
 from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -24,12 +24,12 @@ from mmspec.sampling.rng import CounterRNG
 
 @dataclass
 class LatentStats(Stats):
-    """The cost of one run; `acceptance` counts every draft that was tested, also where a rule ends no window.
+    """Statistics of one run. `acceptance` counts all tested drafts, also those after a rejected one.
 
     Attributes:
-        distance: How far kept drafts lay from the target's own latent of the same noise, root mean square over the
-            coordinates, on average.
-        farthest: At most. With a rule that adds noise of its own, that noise is in it.
+        distance: Mean distance of accepted drafts from the target's latent of the same noise: the root mean square over
+            the coordinates.
+        farthest: Largest such distance. The noise that a rule adds is part of it.
     """
 
     distance: float = 0.0
@@ -38,7 +38,12 @@ class LatentStats(Stats):
 
 @dataclass(frozen=True)
 class Latents:
-    """Tokens float32 [B, N, D + M], latents and their marks, and what they cost."""
+    """The result of a run.
+
+    Attributes:
+        tokens: Latents and their marks, float32 [B, N, D + M].
+        stats: Statistics of the run.
+    """
 
     tokens: Tensor
     stats: LatentStats
@@ -46,7 +51,7 @@ class Latents:
 
 def run_latents(
     target: Target,
-    head: Head,
+    head: LatentHead,
     recipe: Recipe,
     layout: Layout,
     seeds: Sequence[int],
@@ -56,48 +61,56 @@ def run_latents(
     """Decodes a batch of rows whose tokens are vectors.
 
     Args:
-        target: The backbone with its prompts, one per row; its `forward` returns what `head` reads.
-        head: Turns the backbone's outputs into distributions of latents.
-        recipe: `plain`, or a way of drafting and a rule, such as `scd+smoothed:sigma=0.1`.
-        layout: The sequence, with `cell` (D + M,) and a floating-point `dtype`.
-        seeds: One per row. A row's latents depend on its own seed and prompt alone, not on the batch.
-        resources: What the model provides for drafters.
+        target: The backbone with its prompts, one per row; `head` reads the output of its `forward`.
+        head: The head of the target.
+        recipe: `plain`, or a recipe with a rule for latents, such as `scd+smoothed:sigma=0.1`.
+        layout: Layout with `cell` (D + M,) and a floating-point `dtype`.
+        seeds: One per row. A row's latents depend only on its own seed and prompt, not on the batch.
+        resources: What drafters may use.
         on_step: Called after every target call.
 
     Raises:
-        ArgumentError: If the recipe is for tokens that are numbers, or needs a resource that the model lacks.
+        ArgumentError: If the recipe is for discrete tokens, or needs a resource that the model does not have.
     """
     rule = build_latent_rule(recipe)
     meter = Meter(target.device, len(seeds))
     state = BatchState(seeds, layout, recipe.window, target.device)
     sampler = LatentSampler(head, CounterRNG(seeds, target.device), rule, layout.length)
-    # Guidance and the head's steps change what a call costs; a window controller forgets the old cost in a few calls.
+    # Guidance and the head's steps change the cost of a call; the window controller adapts within a few calls.
     policy = window_policy(recipe, (), len(seeds), resources, layout.length)
     alone = rule.alone(layout.length)
     calls = run_rows(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step, alone)
-    return Latents(state.result().clone(), with_account(meter.stats(calls), sampler.account))
+    return Latents(state.result().clone(), with_counter(meter.stats(calls), sampler.counter))
 
 
 def build_latent_rule(recipe: Recipe) -> LatentRule:
-    """The rule of a recipe, with its knobs set; `plain` alone takes what the head makes, as published."""
-    if not recipe.info.drafts and recipe.rule_name == "exact":
+    """The rule of a recipe, with its knobs set; `plain` alone returns the head's latents as they are, as published.
+
+    Raises:
+        ArgumentError: If the rule is for discrete tokens.
+    """
+    if recipe.name == "plain":
         return Tolerance(0.0)
     known = [name for name, rule in rules().items() if rule.continuous]
     if not recipe.rule.continuous:
         ways = ", ".join(f"{recipe.parts[0]}+{name}" for name in known)
         raise ArgumentError(
-            f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for tokens that are numbers, "
-            f"and this model's are vectors; use {ways}, or plain"
+            f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for discrete tokens, "
+            f"and this model has continuous tokens; use {ways}, or plain"
         )
     rule = recipe.rule.build(recipe.knobs, None)
     if not isinstance(rule, LatentRule):
-        raise ArgumentError(f"rule {recipe.rule_name!r} says it is for vectors, but does not make a LatentRule")
+        raise ArgumentError(
+            f"rule {recipe.rule_name!r} is registered as continuous and must make a LatentRule, not a "
+            f"{type(rule).__name__}"
+        )
     return rule
 
 
-def with_account(stats: Stats, account: Account) -> LatentStats:
-    """The loop's stats with what the distribution has counted."""
+def with_counter(stats: Stats, counter: AcceptanceCounter) -> LatentStats:
+    """The statistics of the loop together with those of the sampler."""
     given = {field.name: getattr(stats, field.name) for field in fields(Stats)}
-    pairs = zip(account.kept, account.tested, strict=True)
-    given["acceptance"] = [float(kept / tested) if tested else None for kept, tested in pairs]
-    return LatentStats(**given, distance=account.distance / max(int(account.kept.sum()), 1), farthest=account.farthest)
+    pairs = zip(counter.accepted, counter.tested, strict=True)
+    given["acceptance"] = [float(accepted / tested) if tested else None for accepted, tested in pairs]
+    mean = counter.distance / max(int(counter.accepted.sum()), 1)
+    return LatentStats(**given, distance=mean, farthest=counter.farthest)

@@ -1,9 +1,9 @@
-"""The distribution of a token that is a vector: a Gaussian around what the head makes of noise that belongs to the position.
+"""The target distribution of continuous tokens: a Gaussian around the latent that a head makes of the position's noise.
 
-A head turns the backbone's output h and noise w into a latent. The noise of a position never changes, whoever asks:
-target and drafter see the same w at the same place, in every iteration. Given all of it, a token's distribution is the Gaussian
-N(mean(h, w), sigma**2) of the head's last step, which has a density, so that drafts can be tested. What is exact given
-w is exact.
+A diffusion or flow head turns the backbone's output h and noise w into a latent. The noise w of a position is fixed:
+target and drafter use the same w at the same position in every iteration. Given h and w, a token's distribution is the
+Gaussian N(mean(h, w), sigma**2) of the head's last step. It has a density, so drafts can be tested; and what is exact
+given w is exact.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
 
 @dataclass(frozen=True)
 class Gaussian:
-    """The distributions of a window's slots.
+    """The distributions of the tokens of a window: independent Gaussians, and marks that are certain.
 
     Attributes:
-        mean: float32 [B, W, D], of the head's last step.
-        log_sigma: float32 [B, W, D], of the same; -inf where the head adds no noise there.
-        path: float32 [B, W], the sum of log sigma over the steps before and the D coordinates; 0 where there are none.
-        marks: float32 [B, W, M], what is certain about the token besides: whether it is the last, of which kind it is.
+        mean: Mean of the head's last step, float32 [B, W, D].
+        log_sigma: Log standard deviation of the last step, float32 [B, W, D]; -inf where the head adds no noise there.
+        path: Sum of log sigma over the earlier steps and the D coordinates, float32 [B, W]; 0 if there are none.
+        marks: Discrete properties of the token, float32 [B, W, M], such as whether it is the last one.
     """
 
     mean: Tensor
@@ -43,33 +43,33 @@ class Gaussian:
     marks: Tensor
 
     @staticmethod
-    def certain(mean: Tensor, marks: Tensor | None = None) -> Gaussian:
-        """Of a head whose last step adds no noise."""
+    def deterministic(mean: Tensor, marks: Tensor | None = None) -> Gaussian:
+        """Distributions of a head whose last step adds no noise."""
         empty = mean.new_empty(*mean.shape[:-1], 0) if marks is None else marks.to(mean.dtype)
         return Gaussian(mean, torch.full_like(mean, -torch.inf), mean.new_zeros(mean.shape[:-1]), empty)
 
     @staticmethod
     def unpack(p: Tensor, dim: int) -> Gaussian:
-        """From what `pack` gave, for tokens of `dim` coordinates."""
+        """The inverse of `pack`, for tokens of `dim` coordinates."""
         return Gaussian(p[..., :dim], p[..., dim : 2 * dim], p[..., 2 * dim], p[..., 2 * dim + 1 :])
 
     def pack(self) -> Tensor:
-        """All of it next to each other, float32 [B, W, 2 * D + 1 + M]: the loop passes distributions on as one tensor."""
+        """All attributes side by side, float32 [B, W, 2 * D + 1 + M]; the loop handles distributions as one tensor."""
         parts = [self.mean, self.log_sigma, self.path[..., None], self.marks]
         return torch.cat([part.float() for part in parts], dim=-1)
 
     def first(self, count: int) -> Gaussian:
-        """Those of the first `count` slots."""
+        """The distributions of the first `count` slots."""
         return Gaussian(*(part[:, :count] for part in (self.mean, self.log_sigma, self.path, self.marks)))
 
 
-class Head(Protocol):
-    """Turns what the backbone says into distributions of latents.
+class LatentHead(Protocol):
+    """Turns the backbone's output into distributions of latents.
 
     Attributes:
-        dim: D, coordinates of a latent.
-        marks: M, columns of the token after them.
-        normals: Standard normal numbers that a token's noise consists of.
+        dim: Coordinates D of a latent.
+        marks: Number M of marks, the columns of a token after its latent.
+        normals: Number of standard normal values in the noise of a token.
     """
 
     dim: int
@@ -80,8 +80,8 @@ class Head(Protocol):
         """The distributions of a window, all slots in one batch.
 
         Args:
-            logits: The backbone's outputs, [B, W, ...] on one or both sides of the guidance.
-            noise: float32 [B, W, normals], standard normal, of each slot's position.
+            logits: The backbone's output [B, W, ...], conditional and, under guidance, unconditional.
+            noise: Standard normal noise of each position, float32 [B, W, normals].
             positions: Host int64 [B, W].
         """
         ...
@@ -92,167 +92,176 @@ class LatentModel:
     """A model of vectors: a backbone with the prompts, and its head."""
 
     target: Target
-    head: Head
+    head: LatentHead
 
 
 class LatentRule(ABC):
-    """An acceptance rule for tokens that are vectors. Everything it gets and gives is float32.
+    """An acceptance rule for continuous tokens. Its tensors are float32.
 
     Attributes:
-        truncates: Whether the first draft that fails ends the window, as it must where the outcome is to be exact.
-        dim: D; the distribution that uses the rule sets it.
+        truncates: Whether the first rejected draft ends the window, as exactness requires.
+        dim: Coordinates D of a latent; set by the sampler that uses the rule.
     """
 
     truncates = True
     dim = 0
 
     def alone(self, length: int) -> int:
-        """How many of a row's `length` tokens the target draws by itself before drafting begins, at least one."""
+        """Number of a row's `length` tokens that are decoded plainly before drafting begins, at least 1."""
         return 1
 
     @abstractmethod
-    def draw(self, dist: Gaussian, normal: Tensor) -> Tensor:
-        """A token of each distribution, [B, W, D], made with standard normal numbers of that shape."""
+    def sample(self, dist: Gaussian, normal: Tensor) -> Tensor:
+        """Latents [B, W, D] of the distributions, from standard normal values of the same shape."""
 
     @abstractmethod
-    def chance(self, p: Gaussian, q: Gaussian, x: Tensor) -> Tensor:
-        """The probability [B, m] with which drafts x [B, m, D] are kept; above 1 counts as 1."""
+    def accept_prob(self, p: Gaussian, q: Gaussian, x: Tensor) -> Tensor:
+        """Acceptance probabilities [B, m] of drafts x [B, m, D]; values above 1 count as 1."""
 
     @abstractmethod
     def resample(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
-        """What stands in for drafts that are not kept, [B, m, D]."""
+        """Replacements [B, m, D] of drafts x that are rejected."""
 
-    def excess(self, p: Gaussian, q: Gaussian, x: Tensor, chance: Tensor) -> Tensor | None:
-        """How far the probability lies from the exact test's, [B, m]; None where it is the exact one."""
+    def excess(self, p: Gaussian, q: Gaussian, x: Tensor, accept_prob: Tensor) -> Tensor | None:
+        """Distance of the acceptance probabilities from the exact ones, [B, m]; None if the rule is exact."""
         return None
 
     def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        """`chance`, of packed distributions."""
-        return self.chance(Gaussian.unpack(p, self.dim), Gaussian.unpack(q, self.dim), x[..., : self.dim])
+        """`accept_prob` for packed distributions."""
+        return self.accept_prob(Gaussian.unpack(p, self.dim), Gaussian.unpack(q, self.dim), x[..., : self.dim])
 
 
 def normals(draws: WindowRNG, stream: int, count: int) -> Tensor:
-    """Standard normal numbers of a window, float32 [B, W, count], that change with the iteration."""
+    """Standard normal values of a window, float32 [B, W, count], which change with the iteration."""
     half = -(-count // 2)
-    # Number 0 of a stream is the one that coins take.
+    # Number 0 of a stream is left to the accept coins.
     u = draws.uniforms(stream, 1, 2 * half).add(2.0**-25)
     radius, angle = u[..., :half].log().mul(-2).sqrt(), u[..., half:] * (2 * torch.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :count]
 
 
-class Account:
-    """What became of the drafts: by slot how many were tested and kept, and how far kept ones lay from the target's.
+class AcceptanceCounter:
+    """Counts tested and accepted drafts by slot, and measures how far accepted drafts lie from the target's latents.
 
-    A distance is the root mean square over the coordinates between a kept draft and the mean of the target distribution.
+    The distance of a draft is the root mean square over coordinates of its difference from the target's mean.
+
+    Attributes:
+        accepted: Number of accepted drafts by slot.
+        tested: Number of tested drafts by slot.
+        distance: Sum of the distances of accepted drafts.
+        farthest: Largest distance of an accepted draft.
     """
 
     def __init__(self) -> None:
-        self.kept, self.tested = np.zeros((2, 0), dtype=np.int64)
+        self.accepted, self.tested = np.zeros((2, 0), dtype=np.int64)
         self.distance, self.farthest = 0.0, 0.0
 
-    def add(self, kept: NDArray[np.bool_], tested: NDArray[np.bool_], distance: NDArray[np.float32]) -> None:
-        """One window: all are [B, m]."""
-        grow = max(kept.shape[1] - len(self.kept), 0)
-        self.kept, self.tested = np.pad(self.kept, (0, grow)), np.pad(self.tested, (0, grow))
-        self.kept[: kept.shape[1]] += (kept & tested).sum(0)
-        self.tested[: kept.shape[1]] += tested.sum(0)
-        far = np.where(kept & tested, distance, 0.0)
-        self.distance += float(far.sum())
-        self.farthest = max(self.farthest, float(far.max(initial=0.0)))
+    def add(self, accepted: NDArray[np.bool_], tested: NDArray[np.bool_], distance: NDArray[np.float32]) -> None:
+        """Adds a window; all arrays are [B, m]."""
+        grow = max(accepted.shape[1] - len(self.accepted), 0)
+        self.accepted, self.tested = np.pad(self.accepted, (0, grow)), np.pad(self.tested, (0, grow))
+        self.accepted[: accepted.shape[1]] += (accepted & tested).sum(0)
+        self.tested[: accepted.shape[1]] += tested.sum(0)
+        counted = np.where(accepted & tested, distance, 0.0)
+        self.distance += float(counted.sum())
+        self.farthest = max(self.farthest, float(counted.max(initial=0.0)))
 
 
 class LatentSampler:
-    """The distribution of tokens that are vectors, as the loop wants it. A token is its latent and its marks, [D + M].
+    """The sampler of continuous tokens, with the interface of `mmspec.sampling.sampler.Sampler`.
+
+    A token is a latent followed by its marks, [D + M].
 
     Args:
-        head: Called once per window.
-        noise: Of the rows; whoever is to see the same noise gets one of the same seeds.
-        rule: Draws tokens and tests drafts.
-        length: Positions per row, N; what lies after is not counted.
+        head: The head; called once per window.
+        noise: Random numbers of the rows. Samplers of the same seeds use the same noise.
+        rule: Samples tokens and tests drafts.
+        length: Positions per row, N; drafts past the end are not counted.
 
     Raises:
-        ModelError: When the model gives what is no number.
+        ModelError: If the model returns latents that are not finite.
     """
 
-    def __init__(self, head: Head, noise: CounterRNG, rule: LatentRule, length: int) -> None:
+    def __init__(self, head: LatentHead, noise: CounterRNG, rule: LatentRule, length: int) -> None:
         rule.dim = head.dim
         self.head = head
         self.rule = rule
-        self.account = Account()
+        self.counter = AcceptanceCounter()
         self._noise = noise
         self._length = length
-        self._seen: Logits | None = None
+        self._logits: Logits | None = None  # of the last window
 
     def select_rows(self, row_ids: Tensor) -> None:
         self._noise.select_rows(row_ids.tolist())
-        if self._seen is not None:
-            cond, uncond = self._seen
-            self._seen = Logits(cond[row_ids], None if uncond is None else uncond[row_ids])
+        if self._logits is not None:
+            cond, uncond = self._logits
+            self._logits = Logits(cond[row_ids], None if uncond is None else uncond[row_ids])
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Packed distributions, float32 [B, W, 2 * D + 1 + M]; see `Gaussian.pack`."""
-        self._seen = logits
+        self._logits = logits
         p = self.head(logits, self._noise.normals(positions, self.head.normals), positions).pack()
         if not bool(p[..., : self.head.dim].isfinite().all()):
-            raise ModelError("the model gave latents that are not finite numbers")
+            raise ModelError("the model returned latents that are not finite numbers")
         return p
 
-    def with_head(self, head: Head) -> LatentSampler:
-        """A sampler of another head with the same rule, the same noise and an account of its own."""
+    def with_head(self, head: LatentHead) -> LatentSampler:
+        """A sampler of another head with the same rule, the same noise and a counter of its own."""
         return LatentSampler(head, copy(self._noise), self.rule, self._length)
 
-    def ahead(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Packed distributions of positions [B, k] that the backbone has not come to: as if its output stayed what it was.
+    def extrapolate(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Packed distributions of positions [B, k] past the last window, as if the backbone's output stayed the same.
 
         Args:
-            slots: Host int64 [B], which slot of the last window's output.
+            slots: The slot of the last window whose output is used, host int64 [B].
+            positions: Host int64 [B, k].
         """
-        assert self._seen is not None
+        assert self._logits is not None
         index = torch.from_numpy(slots)
 
-        def stay(side: Tensor) -> Tensor:
-            there = side[torch.arange(len(side), device=side.device), index.to(side.device)]
-            return there[:, None].expand(-1, positions.shape[1], *there.shape[1:])
+        def hold(output: Tensor) -> Tensor:
+            last = output[torch.arange(len(output), device=output.device), index.to(output.device)]
+            return last[:, None].expand(-1, positions.shape[1], *last.shape[1:])
 
-        cond, uncond = self._seen
-        held = Logits(stay(cond), None if uncond is None else stay(uncond))
+        cond, uncond = self._logits
+        held = Logits(hold(cond), None if uncond is None else hold(uncond))
         return self.head(held, self._noise.normals(positions, self.head.normals), positions).pack()
 
-    def draw(self, p: Tensor, normal: Tensor) -> Tensor:
-        """Tokens [B, W, D + M] of packed distributions, made with standard normal numbers [B, W, D]."""
+    def sample_from_normals(self, p: Tensor, normal: Tensor) -> Tensor:
+        """Tokens [B, W, D + M] of packed distributions, from standard normal values [B, W, D]."""
         dist = Gaussian.unpack(p, self.head.dim)
-        return torch.cat([self.rule.draw(dist, normal), dist.marks], dim=-1)
+        return torch.cat([self.rule.sample(dist, normal), dist.marks], dim=-1)
 
     def sample(self, p: Tensor, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
-        return self.draw(p, normals(draws, stream, self.head.dim))
+        return self.sample_from_normals(p, normals(draws, stream, self.head.dim))
 
-    def steady(self, positions: NDArray[np.int64]) -> Tensor:
-        """Numbers for `draw` that stay the same in every iteration."""
+    def fixed_normals(self, positions: NDArray[np.int64]) -> Tensor:
+        """Standard normal values [B, W, D] for `sample_from_normals` that are the same in every iteration."""
         return self._noise.normals(positions, self.head.dim, last=True)
 
     def verify(self, p: Tensor, draft: Draft, rule: Accept, draws: WindowRNG) -> Verdict:
-        """Tests drafts; after the first that fails stand tokens coupled to what was drafted there.
+        """Tests drafts. The tokens after the first rejected one are coupled to the drafts of their slots.
 
-        A mark is the target's, whatever the draft says. A draft with another mark ends the window, with its latent
-        where that was kept: the slots after it have read the wrong mark.
+        Marks are always those of the target. A draft with another mark ends the window, since the slots after it have
+        read the wrong mark; its latent stays if it was accepted.
         """
         if rule is not self.rule:
-            raise ArgumentError("rule is not the one that this distribution draws its tokens by; give both the same")
+            raise ArgumentError("rule is not the rule of the sampler; both must be the same object")
         m, dim = p.shape[1] - 1, self.head.dim
         tokens = self.sample(p, draws)
         if m == 0:
             return Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, draft)
         target, q = Gaussian.unpack(p, dim).first(m), Gaussian.unpack(draft.q, dim)
         x, marks = draft.tokens[..., :dim], draft.tokens[..., dim:]
-        chance = self.rule.chance(target, q, x)
-        kept = draws[ACCEPT][:, :m] < chance
-        tokens[:, :m, :dim] = torch.where(kept[..., None], x, self.rule.resample(target, q, x, draws))
+        accept_prob = self.rule.accept_prob(target, q, x)
+        passed = draws[ACCEPT][:, :m] < accept_prob
+        tokens[:, :m, :dim] = torch.where(passed[..., None], x, self.rule.resample(target, q, x, draws))
         going = (marks == target.marks).all(-1)
         if self.rule.truncates:
-            going = going & kept
+            going = going & passed
         accepted = going.long().cumprod(-1).sum(-1).cpu().numpy()
-        inside = (np.arange(m) <= accepted[:, None]) & (draws.positions[:, :m] < self._length)
+        tested = (np.arange(m) <= accepted[:, None]) & (draws.positions[:, :m] < self._length)
         distance = (x - target.mean).square().mean(-1).sqrt()
-        self.account.add(kept.cpu().numpy(), inside, distance.cpu().numpy())
-        excess = self.rule.excess(target, q, x, chance.clamp(max=1.0))
+        self.counter.add(passed.cpu().numpy(), tested, distance.cpu().numpy())
+        excess = self.rule.excess(target, q, x, accept_prob.clamp(max=1.0))
         return Verdict(tokens, accepted, p, draft, excess)

@@ -1,9 +1,9 @@
-"""The exact rule: the last step gets noise of a stated deviation, and drafts are tested by reflection coupling.
+"""The exact rule: the last step gets noise of a given standard deviation, and drafts are tested by reflection coupling.
 
-Two Gaussians of one sigma: a draft x ~ N(m_q, sigma**2) is kept with probability min(1, p(x) / q(x)); otherwise x,
-seen from m_q, is mirrored at the hyperplane across m_q - m_p and laid at m_p, and follows p (De Bortoli et al. 2025,
-arXiv 2501.05370, who couple the steps of a diffusion chain so). A draft is kept with probability
-2 * Phi(-|m_p - m_q| / (2 * sigma)).
+For two Gaussians of the same sigma, a draft x ~ N(m_q, sigma**2) is accepted with probability min(1, p(x) / q(x)).
+Otherwise its offset from m_q is mirrored at the hyperplane orthogonal to m_q - m_p and added to m_p; the outcome
+follows p (De Bortoli et al. 2025, arXiv 2501.05370, who couple the steps of a diffusion chain in this way). The
+acceptance probability is 2 * Phi(-|m_p - m_q| / (2 * sigma)), which no other coupling exceeds.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from mmspec.sampling.rng import WindowRNG
 
 
 class Smoothed(LatentRule):
-    """Keeps the distribution of the target with noise of deviation `sigma` after its head's last step.
+    """Keeps the target distribution with noise of standard deviation `sigma` after the head's last step.
 
     Args:
-        sigma: In units of the latents; it stands in for the noise that the head itself may have there.
+        sigma: Standard deviation in units of the latents; it replaces the noise that the head itself may add there.
     """
 
     def __init__(self, sigma: float) -> None:
         self.sigma = sigma
 
-    def draw(self, dist: Gaussian, normal: Tensor) -> Tensor:
+    def sample(self, dist: Gaussian, normal: Tensor) -> Tensor:
         return dist.mean + self.sigma * normal
 
-    def chance(self, p: Gaussian, q: Gaussian, x: Tensor) -> Tensor:
+    def accept_prob(self, p: Gaussian, q: Gaussian, x: Tensor) -> Tensor:
         return ((x - q.mean).square().sum(-1) - (x - p.mean).square().sum(-1)).div(2 * self.sigma**2).exp()
 
     def resample(self, p: Gaussian, q: Gaussian, x: Tensor, draws: WindowRNG) -> Tensor:
-        across = q.mean - p.mean
-        direction = across / across.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+        difference = q.mean - p.mean
+        direction = difference / difference.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         z = x - q.mean
         return p.mean + z - 2 * (z * direction).sum(-1, keepdim=True) * direction

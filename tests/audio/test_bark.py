@@ -1,4 +1,4 @@
-"""Bark's two autoregressive stages through its own generate, every recipe in the place of the built-in loop."""
+"""Bark's two autoregressive stages in its own `generate`, with recipes in place of the built-in loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def coarse(model: Any, codes: Tensor = CODES, size: int = 8, window: int = 6, **
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_greedy_is_the_models_own(recipe: str) -> None:
+def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     model = tiny.bark()
     ours: dict[str, Any] = {"custom_generate": mmspec.generate, "recipe": recipe}
     for least in (None, 0.02):
@@ -67,13 +67,13 @@ def test_a_smaller_model_drafts_the_coarse_stage() -> None:
         semantic(model, custom_generate=mmspec.generate, recipe="draft", draft_model=other.semantic)
 
 
-def test_windows_are_single_tokens() -> None:
+def test_windows_match_single_tokens() -> None:
     model = tiny.bark()
 
     def make_semantic(batch_size: int, window: int) -> Any:
-        caught = []
+        captured = []
 
-        def take(
+        def capture(
             model: Any,
             input_ids: Tensor,
             logits_processor: Any,
@@ -81,17 +81,17 @@ def test_windows_are_single_tokens() -> None:
             generation_config: Any,
             **i: Any,
         ) -> Any:
-            caught.append(prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i))
+            captured.append(prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i))
             return input_ids
 
-        semantic(model, TEXT[:1].expand(batch_size, -1), custom_generate=take, min_eos_p=0.5)
-        return caught[0].target(caught[0].plan, window)
+        semantic(model, TEXT[:1].expand(batch_size, -1), custom_generate=capture, min_eos_p=0.5)
+        return captured[0].target(captured[0].plan, window)
 
     assert check_windows(make_semantic, 14) < 1e-4
 
 
 def sampled(model: Any, batch_size: int, **more: Any) -> Tensor:
-    """How often each of the 64 outcomes of three windows of two tokens comes up, float64 [64]."""
+    """Frequencies of the 64 outcomes of three windows of two tokens, float64 [64]."""
     made = coarse(
         model, CODES[:1, :2].expand(batch_size, -1), size=2, window=2, do_sample=True, temperature=0.9, **more
     )
@@ -100,7 +100,7 @@ def sampled(model: Any, batch_size: int, **more: Any) -> Tensor:
 
 
 @pytest.mark.slow
-def test_samples_follow_the_law_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_follow_the_target_distribution_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = tiny.bark(coarse_ids=24), 4_000
     torch.manual_seed(0)
     own = sampled(model, rows)
@@ -108,11 +108,11 @@ def test_samples_follow_the_law_across_windows(monkeypatch: pytest.MonkeyPatch) 
     limit = 1.5 * floor + 6 * spread  # both sides are samples
     ours: dict[str, Any] = {"custom_generate": mmspec.generate, "seed": 5}
     assert float((sampled(model, rows, recipe="scd:window=2,start=left", **ours) - own).abs().sum() / 2) < limit
-    # Were the numbers of one window those of the next, tokens that have nothing in common would go together.
+    # With the same random numbers in every window, independent tokens would be correlated.
     monkeypatch.setattr("mmspec.audio.models.bark.decoding.zlib", SimpleNamespace(crc32=lambda content: 0))
     assert float((sampled(model, rows, recipe="plain", **ours) - own).abs().sum() / 2) > 2 * limit
 
 
-def test_what_is_refused() -> None:
+def test_errors() -> None:
     with pytest.raises(ArgumentError, match="max_new_tokens=40 is not allowed"):
         semantic(tiny.bark(), custom_generate=mmspec.generate, max_new_tokens=40)

@@ -1,4 +1,4 @@
-"""CosyVoice-like and Chatterbox-like models: a plain loop beside them, and their distribution."""
+"""CosyVoice-like and Chatterbox-like models: reference loops written out, and their target distribution."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tiny_models import scatter
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
-from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox, cosyvoice, ending
+from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox, cosyvoice
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
 from mmspec.recipes import parse
+from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_samples, check_windows
@@ -39,7 +40,7 @@ def prompts(lengths: list[int]) -> list[Tensor]:
 
 
 def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalty: float, start: int, n: int) -> Tensor:
-    """One row of Chatterbox' own loop: both sides as a batch of two, the penalty over the start mark and all codes."""
+    """One row of Chatterbox's own loop: guidance as a batch of two, the penalty over the start token and all codes."""
     cache, made = DynamicCache(), [start]
     assert model.places is not None
     embeds = torch.stack([prompt, uncond])
@@ -55,11 +56,11 @@ def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalt
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=5,start=random"])
-def test_greedy_is_chatterbox_own_loop(recipe: str) -> None:
+def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
     model, start = codec_lm(9, placed=True), 8
     cond = prompts([5, 3, 6])
     uncond = [row.flip(0) for row in cond]
-    settings = CodecLMSettings(chatterbox(penalty=2.0).rules[:1], SamplingParams(0), 1.5)
+    settings = CodecLMSettings(chatterbox(penalty=2.0).processors[:1], SamplingParams(0), 1.5)
     before = torch.full((3, 1), start)
     with torch.inference_mode():
         own = [greedy(model, c, u, 0.5, 2.0, start, 14) for c, u in zip(cond, uncond, strict=True)]
@@ -70,7 +71,7 @@ def test_greedy_is_chatterbox_own_loop(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
-def test_windows_are_single_tokens(name: str) -> None:
+def test_windows_match_single_tokens(name: str) -> None:
     model = codec_lm(7, placed=name == "chatterbox")
     settings = cosyvoice(0.8, 4, 3) if name == "cosyvoice" else chatterbox()
 
@@ -81,14 +82,14 @@ def test_windows_are_single_tokens(name: str) -> None:
         )
         return model.target(cond, uncond, 10, window, settings)
 
-    # Logarithms of probabilities near 0, of forbidden tokens above all, tell rounding from rounding.
+    # Logarithms of probabilities near 0, such as those of forbidden tokens, amplify rounding.
     assert check_windows(make, 10) < 1e-3
 
 
 @pytest.mark.parametrize(
     ("name", "recipe"), [("cosyvoice", "scd:window=3,start=left"), ("chatterbox", "sjd:window=4,start=random")]
 )
-def test_samples_follow_the_law(name: str, recipe: str) -> None:
+def test_samples_follow_the_target_distribution(name: str, recipe: str) -> None:
     model = codec_lm(3, placed=name == "chatterbox", spread=0.25)
     settings = (
         CodecLMSettings((RepetitionAware(0.7, 2, 2),), SamplingParams())
@@ -100,6 +101,8 @@ def test_samples_follow_the_law(name: str, recipe: str) -> None:
         cond, uncond = prompts([4]) * batch_size, prompts([2]) * batch_size if name == "chatterbox" else None
         return model.target(cond, uncond, 4, window, settings, torch.zeros(batch_size, 1, dtype=torch.int64))
 
-    layout = ending(4, [2], least=2, vocab_size=3)  # what may come then is less than the rules leave
+    # Token 2 ends the stream, after 2 tokens at the earliest; the constraint forbids tokens that the processors leave.
+    allowed = torch.tensor([[True, True, False], [True, True, True]])
+    layout = Layout(4, constraint=Constraint((torch.arange(4) >= 2).long(), allowed), eos=frozenset({2}))
     found = check_samples(make, layout, recipe, settings.sampling, samples=6_000, batch=6_000)
     assert found.ok and found.tokens_per_call > 1, found

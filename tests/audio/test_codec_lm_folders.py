@@ -1,7 +1,7 @@
-"""CosyVoice and Chatterbox from folders as they are published, filled with small models.
+"""CosyVoice and Chatterbox from folders in their published form, with small models.
 
-Chatterbox: names and shapes, the prompt's vectors and the codes of greedy decoding are those of the package
-chatterbox-tts 0.1.7 with the same state. CosyVoice: the loop beside it is written with transformers' own Qwen2.
+Chatterbox: parameter names and shapes, the prompt's embeddings and the codes of greedy decoding are those of the package
+chatterbox-tts 0.1.7 with the same state. CosyVoice: the reference loop is written with transformers' own Qwen2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tiny_models import scatter
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -24,12 +24,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 import mmspec
 from mmspec.audio.codec import OverlapStream
-from mmspec.audio.models.codec_lm.cosyvoice import Voice
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 
 
 class Levels:
-    """A codec of one codebook: every code is a few samples of its own."""
+    """A codec of one codebook that maps each code to a constant level for a few samples."""
 
     sampling_rate, channels, hop, codebooks = 1000, 1, 4, 1
 
@@ -88,7 +88,7 @@ GREEDY = {
 
 
 def state() -> dict[str, Tensor]:
-    """Numbers that need no generator."""
+    """A deterministic state that needs no random number generator."""
     made = {}
     for name, shape in T3.items():
         n = torch.arange(math.prod(shape), dtype=torch.float64)
@@ -100,8 +100,8 @@ def state() -> dict[str, Tensor]:
 def chatterbox(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     save_file(state() | changes, folder / "t3_cfg.safetensors")
-    said = torch.tensor([[5, 70, 900, 6000, 33]])
-    voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": said, "emotion_adv": 0.5}
+    codes = torch.tensor([[5, 70, 900, 6000, 33]])
+    voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": codes, "emotion_adv": 0.5}
     torch.save({"t3": voice, "gen": {}}, folder / "conds.pt")
     words = {"one": 20, "two": 30, "[SPACE]": 2, "three": 40, "[UNK]": 1}
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
@@ -114,40 +114,40 @@ def load(folder: Path, codes: int = 6561, **config: Any) -> Any:
     return mmspec.load(str(folder), config={"codec": Levels(codes), **config})
 
 
-def test_chatterbox_is_the_published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chatterbox_matches_the_published_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = "\n".join(sorted(f"{name} {shape}" for name, shape in T3.items()))
     assert hashlib.sha256(listed.encode()).hexdigest()[:16] == "8265ccc73ec8e6ab"
-    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.LONGEST", 12)
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.MAX_CODES", 12)
     pipe = load(chatterbox(tmp_path))
-    line = pipe.speaker.side.line("one two three")
-    for side, sums in (("cond", line.cond), ("uncond", line.uncond)):
-        np.testing.assert_allclose(sums.sum(1).numpy(), SUMS[side], atol=1e-4)
+    prompt = pipe.adapter.side.prompt("one two three")
+    for side, embeds in (("cond", prompt.cond), ("uncond", prompt.uncond)):
+        np.testing.assert_allclose(embeds.sum(1).numpy(), SUMS[side], atol=1e-4)
     for recipe in ("plain", "scd:window=4", "recycle:window=3"):
         out = pipe(list(GREEDY), recipe=recipe, temperature=0, seed=0)
-        assert [sound.tokens[0].tolist() for sound in out] == list(GREEDY.values())
+        assert [each.tokens[0].tolist() for each in out] == list(GREEDY.values())
     for where in (tmp_path, tmp_path / "tokenizer.json"):
         other = mmspec.load(str(tmp_path), processor=where, config={"codec": Levels(6561)})
-        assert other.speaker.side.line("one two").cond.shape == pipe.speaker.side.line("one two").cond.shape
-    heard = sum(code < 6561 for code in GREEDY["two"])
-    assert out[1].sampling_rate == 1000 and out[1].audio.shape == (1, 4 * heard)
+        assert other.adapter.side.prompt("one two").cond.shape == pipe.adapter.side.prompt("one two").cond.shape
+    audible = sum(code < 6561 for code in GREEDY["two"])
+    assert out[1].sampling_rate == 1000 and out[1].audio.shape == (1, 4 * audible)
 
 
-def test_chatterbox_draws_alike_alone_and_in_a_batch_drafted_or_not(
+def test_chatterbox_samples_do_not_depend_on_the_batch_or_on_streaming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.LONGEST", 12)
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.MAX_CODES", 12)
     folder = chatterbox(tmp_path / "large")
     pipe = load(folder, draft_model=str(folder))
     both = pipe(["one two three", "two"], seed=4)
     assert torch.equal(pipe("two", seed=5).tokens[0], both[1].tokens[0])
     drafted = pipe("two", seed=5, recipe="draft:window=4", guidance_scale=1.0)
-    assert drafted.stats.draft_calls > 0 and drafted.stats.tokens_per_call == 12 / 4  # its own, unguided as it is
+    assert drafted.stats.draft_calls > 0 and drafted.stats.tokens_per_call == 12 / 4  # it drafts for itself, unguided
     chunks = list(pipe.stream("two", seed=5, first=2, every=3))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), both[1].audio)
-    moved = load_file(folder / "t3_cfg.safetensors")  # an older voice file, without what was said
+    # An older voice file, without reference codes.
     torch.save({"t3": {"speaker_emb": torch.ones(1, 8)}}, tmp_path / "voice.pt")
     other = load(folder, voice=str(tmp_path / "voice.pt"))
-    assert len(other.speaker.side.line("two").cond) == len(pipe.speaker.side.line("two").cond) - 4 and moved
+    assert len(other.adapter.side.prompt("two").cond) == len(pipe.adapter.side.prompt("two").cond) - 4
 
 
 # --- CosyVoice -------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ CODES = 20
 
 
 def cosyvoice(folder: Path, third: bool = False, seed: int = 0, layers: int = 2) -> tuple[Path, Any]:
-    """The folder, and the parts in it."""
+    """The folder, and the modules saved in it."""
     (folder / "CosyVoice-BlankEN").mkdir(parents=True)
     config = Qwen2Config(
         vocab_size=8, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
@@ -176,12 +176,12 @@ def cosyvoice(folder: Path, third: bool = False, seed: int = 0, layers: int = 2)
     return folder, model
 
 
-def own_loop(model: Any, third: bool, before: list[int], ids: list[int], said: Tensor) -> list[int]:
-    """Greedy codes, as many as the published bounds allow: 2 to 20 for each id of text."""
+def reference_loop(model: Any, third: bool, before: list[int], ids: list[int], codes: Tensor) -> list[int]:
+    """Greedy codes within the published bounds, 2 to 20 per id of text; `codes` are those of the voice."""
     table = model["speech_embedding"].weight
     marks = table[[CODES, CODES + 2]] if third else model["llm_embedding"].weight
     words = model["llm"]["model"].model.embed_tokens(torch.tensor(before + ids, dtype=torch.int64))
-    embeds = torch.cat([marks[:1], words, marks[1:], table[said]])[None]
+    embeds = torch.cat([marks[:1], words, marks[1:], table[codes]])[None]
     made: list[int] = []
     while len(made) < 20 * len(ids):
         logits = model["llm_decoder"](model["llm"]["model"].model(inputs_embeds=embeds).last_hidden_state[0, -1])
@@ -196,47 +196,49 @@ def own_loop(model: Any, third: bool, before: list[int], ids: list[int], said: T
 
 
 @pytest.mark.parametrize("third", [False, True])
-def test_cosyvoice_reads_as_its_own_loop(third: bool, tmp_path: Path) -> None:
+def test_cosyvoice_matches_a_reference_loop(third: bool, tmp_path: Path) -> None:
     folder, model = cosyvoice(tmp_path / "c", third)
-    said = torch.tensor([3, 1, 4])
-    for voice in (None, Voice("dc", said)):
+    codes = torch.tensor([3, 1, 4])
+    for voice in (None, ReferenceCodes("dc", codes)):
         pipe = load(folder, CODES, voice=voice)
-        before, heard = ([], said[:0]) if voice is None else ([4, 3], said)
-        wanted = [own_loop(model, third, before, ids, heard) for ids in ([1, 2], [3])]
+        before, voice_codes = ([], codes[:0]) if voice is None else ([4, 3], codes)
+        wanted = [reference_loop(model, third, before, ids, voice_codes) for ids in ([1, 2], [3])]
         assert len(wanted[0]) != len(wanted[1])
         for recipe in ("plain", "recycle:window=3", "scd:window=5"):
             out = pipe(["ab", "c"], recipe=recipe, temperature=0, seed=0)
-            assert [pipe.speaker.codes(sound.tokens[0])[0].tolist() for sound in out] == wanted
+            assert [pipe.adapter.codes(each.tokens[0])[0].tolist() for each in out] == wanted
 
 
-def test_cosyvoice_draws_within_its_bounds(tmp_path: Path) -> None:
+def test_cosyvoice_stays_within_its_bounds(tmp_path: Path) -> None:
     folder, _ = cosyvoice(tmp_path / "c")
     small, _ = cosyvoice(tmp_path / "small", seed=1, layers=1)
     pipe = load(folder, CODES, draft_model=str(small))
     for recipe in ("scd:window=4", "draft:window=4", "lantern:window=4,delta=0.3,k=3"):
         both = pipe(["abc", "b"], seed=4, recipe=recipe)
-        counts = [sound.audio.shape[1] // 4 for sound in both]
+        counts = [each.audio.shape[1] // 4 for each in both]
         assert 6 <= counts[0] <= 60 and 2 <= counts[1] <= 20
         alone = pipe("b", seed=5, recipe=recipe)
         np.testing.assert_array_equal(alone.audio, both[1].audio)
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     folder, _ = cosyvoice(tmp_path / "c")
-    with pytest.raises(ArgumentError, match="what makes sound of them is another library's; pass it as config="):
+    with pytest.raises(
+        ArgumentError, match="the codec that decodes them belongs to another library; pass one as config="
+    ):
         mmspec.load(str(folder))
     with pytest.raises(ModelError, match="the codec has 1 codebooks of 8, the model one of 20"):
         load(folder, 8)
     with pytest.raises(ArgumentError, match="config has 'style', which this model does not have"):
         load(folder, CODES, style="x")
     with pytest.raises(
-        ArgumentError, match="voice='low' is not allowed; give a mmspec.audio.models.codec_lm.cosyvoice.Voice"
+        ArgumentError, match="voice='low' is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"
     ):
         load(folder, CODES, voice="low")
     with pytest.raises(PromptError, match="is empty"):
         load(folder, CODES)("")
     torch.save({"llm_decoder.weight": torch.ones(23, 16)}, folder / "llm.pt")
-    with pytest.raises(ModelError, match="is no CosyVoice 2 or 3; it lacks llm_decoder or speech_embedding"):
+    with pytest.raises(ModelError, match="is not a CosyVoice 2 or 3; it lacks llm_decoder or speech_embedding"):
         load(folder, CODES)
     (folder / "llm.pt").write_bytes(b"no")
     with pytest.raises(ModelError, match=r"llm.pt' cannot be loaded"):

@@ -1,4 +1,4 @@
-"""Codecs of transformers: in parts as at once, and as the model's own decode."""
+"""Codecs of transformers: streaming matches decoding at once, and both match the model's own `decode`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parts_are_the_whole(name: str) -> None:
+def test_streaming_matches_decoding_at_once(name: str) -> None:
     codec = codec_of(MODELS[name]())
     frames = 70
     codes = torch.randint(codec.codebook_size, (2, codec.codebooks, frames), generator=torch.Generator().manual_seed(1))
@@ -32,17 +32,17 @@ def test_parts_are_the_whole(name: str) -> None:
     assert whole.shape == (2, codec.channels, frames * codec.hop)
     assert whole.std() > 1e-3
     for lengths in ([1] * frames, [3, 20, 1, 46], [frames]):
-        stream, parts = codec.stream(), []
-        for part in codes.split(lengths, dim=-1):
-            parts.append(stream.push(part))
-        early = sum(part.shape[-1] for part in parts)
-        parts.append(stream.finish())
+        stream, chunks = codec.stream(), []
+        for chunk in codes.split(lengths, dim=-1):
+            chunks.append(stream.push(chunk))
+        early = sum(chunk.shape[-1] for chunk in chunks)
+        chunks.append(stream.finish())
         assert early > 0 or name == "xcodec2"
-        torch.testing.assert_close(torch.cat(parts, dim=-1), whole, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.cat(chunks, dim=-1), whole, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tables_are_what_the_decoder_sums(name: str) -> None:
+def test_tables_sum_to_the_decoders_input(name: str) -> None:
     model = MODELS[name]()
     codec = codec_of(model)
     tables = codec.tables()
@@ -61,8 +61,8 @@ def test_tables_are_what_the_decoder_sums(name: str) -> None:
     torch.testing.assert_close(own[0].T, summed)
 
 
-def test_what_is_refused() -> None:
+def test_errors() -> None:
     with pytest.raises(ModelError, match="chunk_length_s"):
         codec_of(tiny.encodec(chunk_length_s=1.0, overlap=0.1))
-    with pytest.raises(ModelError, match="no codec that mmspec knows"):
+    with pytest.raises(ModelError, match="Linear is not a codec that mmspec supports"):
         codec_of(torch.nn.Linear(1, 1))

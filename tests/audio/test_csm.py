@@ -1,4 +1,4 @@
-"""CSM frame by frame: the depth is decoded by any recipe, and what comes out is what its own generate draws from."""
+"""CSM frame by frame: recipes decode the depth, with the distribution of its own `generate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(model: Any, length: int = 6, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("recipe", ["scd:window=5", "recycle:window=3", "draft:window=3"])
-def test_greedy_is_the_models_own(recipe: str) -> None:
+def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     ours = {"custom_generate": mmspec.generate, "recipe": recipe}
     for seed, codes, ended in ((0, 9, False), (2, 2, True)):
         model = tiny.csm(seed, codes=codes)
@@ -37,7 +37,7 @@ def test_greedy_is_the_models_own(recipe: str) -> None:
         assert torch.equal(call(model, own.shape[1], **ours, **draft), own)
 
 
-def test_sound_comes_as_from_its_own_generate() -> None:
+def test_audio_matches_its_own_generate() -> None:
     model = tiny.csm(codes=8)
     own = call(model, output_audio=True)
     ours = call(model, output_audio=True, custom_generate=mmspec.generate, recipe="scd:window=3")
@@ -46,8 +46,8 @@ def test_sound_comes_as_from_its_own_generate() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_perfect_draft_is_taken_whole() -> None:
-    """8 codebooks: one call for the backbone, one for the second code, two windows for the six others."""
+def test_a_perfect_draft_is_fully_accepted() -> None:
+    """8 codebooks: one call of the backbone, one for the second code, two windows for the other six."""
     model, steps = tiny.csm(codebooks=8), list[Any]()
     more = {"do_sample": True, "depth_decoder_do_sample": True, "return_dict_in_generate": True, "seed": 0}
     ours = {"custom_generate": mmspec.generate, "on_step": steps.append}
@@ -60,13 +60,13 @@ def test_a_perfect_draft_is_taken_whole() -> None:
 
 
 class Corrupted(CsmFrames):
-    """Wrong at every fifth place of the depth, the third among them."""
+    """Wrong at every fifth position of the depth, including the third."""
 
     def depth(self, first: Tensor, start: int, window: int) -> Any:
         return tiny.Corrupted(super().depth(first, start, window), start)
 
 
-def test_a_draft_of_known_quality_saves_what_it_should() -> None:
+def test_target_calls_of_a_draft_of_known_quality() -> None:
     model = tiny.csm(codebooks=9)
     embeds = model.embed_text_tokens(PROMPTS[1:]).detach()
     prompted = [kind(model, embeds, PROMPTS[1:] > 0, 4) for kind in (CsmFrames, Corrupted, CsmFrames)]
@@ -77,7 +77,7 @@ def test_a_draft_of_known_quality_saves_what_it_should() -> None:
     assert made.stats.nfe == 4 * (1 + tiny.calls_with_corrupted(8, 4)) < own.stats.nfe == 4 * 9
 
 
-def test_windows_are_single_tokens() -> None:
+def test_windows_match_single_tokens() -> None:
     decoder = tiny.csm(codebooks=8).depth_decoder
     hidden = torch.randn(1, 24, generator=torch.Generator().manual_seed(0))
 
@@ -109,7 +109,7 @@ def sample(model: Any, frames: int, recipe: str, batch_size: int) -> Tensor:
         pytest.param("scd:window=3,coupling=gumbel", marks=pytest.mark.slow),
     ],
 )
-def test_samples_follow_the_law(recipe: str) -> None:
+def test_samples_follow_the_target_distribution(recipe: str) -> None:
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
     with torch.inference_mode():
         joint = joint_probs(model, 2)
@@ -118,7 +118,7 @@ def test_samples_follow_the_law(recipe: str) -> None:
     assert float((sample(model, 2, recipe, rows) - joint).abs().sum() / 2) < floor + 5 * spread
 
 
-def test_frames_must_not_share_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_share_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
     monkeypatch.setattr(mmspec.audio.depth.depth_decoding, "mixed", lambda seed, frame: seed)
     with torch.inference_mode():
@@ -127,7 +127,7 @@ def test_frames_must_not_share_their_numbers(monkeypatch: pytest.MonkeyPatch) ->
     assert float((sample(model, 2, "plain", rows) - joint).abs().sum() / 2) > 2 * (floor + 5 * spread)
 
 
-def test_what_is_refused() -> None:
+def test_errors() -> None:
     model = tiny.csm()
     ours: dict[str, Any] = {"custom_generate": mmspec.generate}
     with pytest.raises(ModelError, match="num_codebooks=3, the model 4"):

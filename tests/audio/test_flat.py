@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 import mmspec
-from mmspec.audio.models.flat.decoding import STREAMS, Stream, stream_named
+from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, stream_format
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
@@ -32,14 +32,18 @@ RECIPES = [
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "penalty": {"repetition_penalty": 1.6},
-    "slots": {"prefix_allowed_tokens_fn": tiny.STREAM.after(4), "eos_token_id": 10, "repetition_penalty": 1.3},
+    "slots": {
+        "prefix_allowed_tokens_fn": tiny.STREAM.allowed_tokens_fn(4),
+        "eos_token_id": 10,
+        "repetition_penalty": 1.3,
+    },
     "guided": {
-        "prefix_allowed_tokens_fn": tiny.STREAM.after(4),
+        "prefix_allowed_tokens_fn": tiny.STREAM.allowed_tokens_fn(4),
         "guidance_scale": 2.5,
         "negative_prompt_ids": torch.tensor([[1, 2], [1, 2]]),
         "repetition_penalty": 1.5,
     },
-    "habits": {"no_repeat_ngram_size": 2, "min_new_tokens": 7, "eos_token_id": 10, "suppress_tokens": [14, 2]},
+    "processors": {"no_repeat_ngram_size": 2, "min_new_tokens": 7, "eos_token_id": 10, "suppress_tokens": [14, 2]},
 }
 
 
@@ -50,20 +54,20 @@ def call(model: Any, name: str, **more: Any) -> Tensor:
 
 
 def job_of(model: Any, prompts: Tensor, length: int, **arguments: Any) -> GenerateJob:
-    def catch(
+    def capture(
         model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any
     ) -> Any:
         return prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, i)
 
     found: Any = model.generate(
-        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=length, custom_generate=catch, **arguments
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=length, custom_generate=capture, **arguments
     )
     return found
 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("qwen", [False, True])
-def test_greedy_is_the_models_own(name: str, qwen: bool) -> None:
+def test_greedy_matches_the_models_own_generate(name: str, qwen: bool) -> None:
     model = tiny.flat(qwen=qwen)
     own = call(model, name)
     draft = tiny.flat(seed=5, layers=1, qwen=qwen)
@@ -72,8 +76,8 @@ def test_greedy_is_the_models_own(name: str, qwen: bool) -> None:
         assert torch.equal(call(model, name, custom_generate=mmspec.generate, recipe=recipe, **more), own)
 
 
-def test_a_perfect_draft_is_taken_whole() -> None:
-    """The target itself drafts: 16 tokens are the prefill's and windows of 5, whatever the processors are."""
+def test_a_perfect_draft_is_fully_accepted() -> None:
+    """The target drafts for itself: 16 tokens are one of the prefill and three windows of 5, with any processors."""
     model = tiny.flat()
     for name in ("plain", "penalty"):
         arguments = {**CALLS[name], "do_sample": True, "top_p": 0.9, "return_dict_in_generate": True}
@@ -90,7 +94,7 @@ def test_a_perfect_draft_is_taken_whole() -> None:
 
 
 @pytest.mark.parametrize("window", [3, 5, 8])
-def test_a_draft_of_known_quality_saves_what_it_should(window: int) -> None:
+def test_target_calls_of_a_draft_of_known_quality(window: int) -> None:
     model = tiny.flat()
     job = job_of(model, PROMPTS[1:].expand(2, -1).contiguous(), 33, do_sample=False, repetition_penalty=1.5)
     sampling = [job.sampling] * 2
@@ -113,7 +117,7 @@ def guided_job(model: Any, batch_size: int, length: int, prompt: Tensor = PROMPT
     return job_of(model, prompt.expand(batch_size, -1).contiguous(), length, do_sample=True, **{**GUIDED, **negative})
 
 
-def test_windows_are_single_tokens() -> None:
+def test_windows_match_single_tokens() -> None:
     model = tiny.flat()
 
     def make(batch_size: int, window: int) -> Any:
@@ -123,8 +127,8 @@ def test_windows_are_single_tokens() -> None:
     assert check_windows(make, 12) < 1e-4
 
 
-def test_samples_follow_the_law() -> None:
-    """Guided, with a penalty, and drafted by an unguided model with a penalty of its own."""
+def test_samples_follow_the_target_distribution() -> None:
+    """With guidance and a penalty, drafted by a model with its own penalty and without guidance."""
     model, draft, rows, layout = tiny.flat(vocab_size=3), tiny.flat(seed=1, vocab_size=3, layers=1), 6000, Layout(4)
 
     def job(batch_size: int) -> GenerateJob:
@@ -145,39 +149,39 @@ def test_samples_follow_the_law() -> None:
     assert float((counted / rows - joint_probs(make, layout, sampling)).abs().sum() / 2) < found.limit
 
 
-def test_streams() -> None:
-    orpheus = stream_named("orpheus")
+def test_stream_formats() -> None:
+    orpheus = stream_format("orpheus")
     assert orpheus.codebooks == (1, 2, 4)
     generator = torch.Generator().manual_seed(0)
     books = [torch.randint(4096, (3 * n,), generator=generator) for n in orpheus.codebooks]
-    ids = orpheus.write(books)
+    ids = orpheus.to_ids(books)
     assert ids[0] == 128266 + books[0][0] and ids[4] == 128266 + 4 * 4096 + books[1][1]
     assert int(ids[6]) == 128266 + 6 * 4096 + int(books[2][3])
-    for behind in ([], [128258, 5, 5], [128266 + 4]):
-        back = orpheus.read(torch.cat([ids, torch.tensor(behind, dtype=torch.int64)]))
+    for after in ([], [128258, 5, 5], [128266 + 4]):
+        back = orpheus.to_codes(torch.cat([ids, torch.tensor(after, dtype=torch.int64)]))
         assert all(torch.equal(a, b) for a, b in zip(back, books, strict=True))
-    assert STREAMS["llasa"].read(torch.tensor([128264, 193799, 128261]))[0].tolist() == [0, 65535]
-    with pytest.raises(ModelError, match="hold the model to its slots"):
-        orpheus.read(ids.flip(0))
+    assert STREAM_FORMATS["llasa"].to_codes(torch.tensor([128264, 193799, 128261]))[0].tolist() == [0, 65535]
+    with pytest.raises(ModelError, match="ids contains an id that its slot does not allow"):
+        orpheus.to_codes(ids.flip(0))
     with pytest.raises(UnknownNameError, match="did you mean 'orpheus'"):
-        stream_named("orfeus")
+        stream_format("orfeus")
     with pytest.raises(ArgumentError, match="without a gap"):
-        Stream(codes=4, first=0, end=None, slots=(0, 2))
-    spelled = tiny.STREAM.after(4)
-    assert spelled(0, torch.zeros(4)) == [11, 12, 13, 14, 15, 10]
-    assert spelled(0, torch.zeros(7)) == [16, 17, 18, 19, 20]
+        StreamFormat(codes=4, first=0, end=None, slots=(0, 2))
+    allowed = tiny.STREAM.allowed_tokens_fn(4)
+    assert allowed(0, torch.zeros(4)) == [11, 12, 13, 14, 15, 10]
+    assert allowed(0, torch.zeros(7)) == [16, 17, 18, 19, 20]
 
 
-class Remembers(LogitsProcessor):
-    """It keeps what it saw."""
+class StatefulProcessor(LogitsProcessor):
+    """A processor that keeps the ids of its last call."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.seen = input_ids
         return scores
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="Remembers which is not supported with drafts"):
-        call(tiny.flat(), "plain", custom_generate=mmspec.generate, logits_processor=[Remembers()])
+def test_errors() -> None:
+    with pytest.raises(ArgumentError, match="StatefulProcessor which is not supported with drafts"):
+        call(tiny.flat(), "plain", custom_generate=mmspec.generate, logits_processor=[StatefulProcessor()])
     with pytest.raises(ArgumentError, match="recipe 'draft' needs a draft model"):
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")

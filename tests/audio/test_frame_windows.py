@@ -1,4 +1,4 @@
-"""CSM several frames at a time: what comes out is what it is one code at a time."""
+"""CSM with windows of several frames: the same results as code by code."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def prompted(model: Any, batch_size: int, length: int, slack: int) -> CsmFrames:
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd", "recycle", "draft"])
-def test_greedy_is_the_models_own(recipe: str) -> None:
-    """Also where rows end, each at its own place."""
+def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
+    """Also if rows end, each at another frame."""
     ours: dict[str, Any] = {"custom_generate": generate_ahead, "recipe": recipe, "ahead": 2}
     for seed, codes, length in ((0, 9, 6), (2, 2, 12)):
         model = tiny.csm(seed, codes=codes)
@@ -40,8 +40,8 @@ def test_greedy_is_the_models_own(recipe: str) -> None:
         assert torch.equal(model.generate(**call, **ours, **draft), own)
 
 
-def test_windows_are_single_tokens() -> None:
-    """Windows that begin anywhere in a frame, and reach over two of them and the next."""
+def test_windows_match_single_tokens() -> None:
+    """Windows that begin anywhere in a frame and reach over two frames into the next."""
     model = tiny.csm(codebooks=4)
     wanted = Frames(5, None, 0, SamplingParams(), SamplingParams())
 
@@ -52,7 +52,7 @@ def test_windows_are_single_tokens() -> None:
         assert check_windows(make, 20, window) < 1e-4
 
 
-def test_a_perfect_draft_takes_a_call_for_so_many_frames() -> None:
+def test_target_calls_of_a_perfect_draft() -> None:
     """7 frames of 4: the first token, then windows of 1 + 2 * 4 tokens."""
     model, calls = tiny.csm(), {"backbone": 0, "depth": 0}
     hooks = [
@@ -60,7 +60,7 @@ def test_a_perfect_draft_takes_a_call_for_so_many_frames() -> None:
         model.depth_decoder.model.norm.register_forward_hook(lambda *_: calls.update(depth=calls["depth"] + 1)),
     ]
     wanted = Frames(7, None, 0, SamplingParams(1.0), SamplingParams(1.0))
-    draft = prompted(tiny.csm(), 1, 7, 2)  # of the same weights, and not counted
+    draft = prompted(tiny.csm(), 1, 7, 2)  # the same weights, without the hooks
     made = decode_ahead(prompted(model, 1, 7, 2), parse("draft"), wanted, [3], 2, draft)
     for hook in hooks:
         hook.remove()
@@ -79,10 +79,10 @@ def sample(model: Any, recipe: str, batch_size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("recipe", ["draft", "scd:start=up", pytest.param("sjd", marks=pytest.mark.slow), "recycle"])
-def test_samples_follow_the_law(recipe: str) -> None:
-    """64 sequences of 2 frames, of which some end after the first; the first token has settings of its own.
+def test_samples_follow_the_target_distribution(recipe: str) -> None:
+    """64 sequences of 2 frames, some of which end after the first; the first token has its own sampling parameters.
 
-    6000 samples: the noise floor is near 0.03, the limit 0.015 above it.
+    With 6000 samples the noise floor is near 0.03, the limit 0.015 above it.
     """
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
     with torch.inference_mode():
@@ -91,8 +91,8 @@ def test_samples_follow_the_law(recipe: str) -> None:
     assert float((sample(model, recipe, rows) - joint).abs().sum() / 2) < floor + 5 * spread
 
 
-def test_what_a_rejected_frame_left_behind_must_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The depth decoder goes on from what the backbone made of a frame that was rejected."""
+def test_states_of_rejected_frames_that_are_kept_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken variant in which the depth decoder starts from the hidden state of a rejected frame."""
 
     def kept(self: FrameStream, frames: Any) -> None:
         hidden, index = self._model.hidden(), self._on(frames)[..., None]
@@ -109,7 +109,7 @@ def test_what_a_rejected_frame_left_behind_must_go(monkeypatch: pytest.MonkeyPat
     assert found > 2 * (floor + 5 * spread), found
 
 
-def test_a_pipeline_of_frames_ahead() -> None:
+def test_pipeline_with_windows_of_several_frames() -> None:
     inside, ahead = (
         mmspec.load(tiny.csm(codes=8), processor=tiny.tokenizer(), config={"frames": 8, "ahead": n}) for n in (0, 2)
     )

@@ -1,4 +1,4 @@
-"""Folders with models of latents become speech pipelines: texts to sound, at once or as it comes, by any recipe."""
+"""Pipelines of speech models whose tokens are latents: from folders, at once and streamed, by any recipe."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def streamed(pipe: Any, text: str, **call: Any) -> tuple[list[Any], NDArray[np.f
 
 
 @pytest.mark.parametrize("recipe", WINDOWS)
-def test_pocket_speaks(recipe: str) -> None:
+def test_pocket_pipeline(recipe: str) -> None:
     voice = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
     pipe = pocket(voices={"anna": voice})
-    pipe.speaker.frames = 24
+    pipe.adapter.frames = 24
     both = pipe([TEXT, "big world ?"], recipe=recipe, seed=3)
     out = both[0]
     assert out.sampling_rate == 1000 and out.audio.dtype == np.float32 and out.audio.shape[0] == 1
-    assert out.audio.shape[1] == 8 * pipe.speaker.codes(out.tokens[0]).shape[1] and float(np.abs(out.audio).max()) > 0
-    assert out.audio[0, 0] == 0  # it rises from silence
-    # A row does not depend on its mates.
+    assert out.audio.shape[1] == 8 * pipe.adapter.codes(out.tokens[0]).shape[1] and float(np.abs(out.audio).max()) > 0
+    assert out.audio[0, 0] == 0  # it is faded in
+    # A row does not depend on the other rows.
     alone = pipe("big world ?", recipe=recipe, seed=4)
     np.testing.assert_allclose(alone.audio, both[1].audio, atol=1e-3)
     chunks, whole = streamed(pipe, TEXT, recipe=recipe, seed=3)
@@ -57,18 +57,18 @@ def test_pocket_speaks(recipe: str) -> None:
     np.testing.assert_allclose(whole, out.audio, atol=1e-3)
 
 
-def test_pocket_says_what_its_own_parts_say() -> None:
+def test_pocket_pipeline_matches_its_parts() -> None:
     model, processor = tiny("pocket"), pocket_processor()
     pipe = mmspec.load(model, processor=processor)
-    pipe.speaker.frames = 9
+    pipe.adapter.frames = 9
     prompt = processor.apply_chat_template([{"role": "user", "content": [{"type": "text", "text": TEXT}]}])
     inputs = processor(text=[prompt], return_tensors="pt")
-    drawn = speak(model, inputs, seed=1, max_frames=9, temperature=0.5)
-    own = processor.decode(drawn.audio_latents, drawn.audio_latents_mask)[0]
+    latents = speak(model, inputs, seed=1, max_frames=9, temperature=0.5)
+    own = processor.decode(latents.audio_latents, latents.audio_latents_mask)[0]
     np.testing.assert_allclose(pipe(TEXT, seed=1, temperature=0.5).audio[0], own.numpy(), atol=1e-5)
 
 
-def test_a_folder_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipeline_from_a_folder_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, processor = tiny("phonon"), pocket_processor()
     folder, codec = tmp_path / "phonon", tmp_path / "codec"
     processor.audio_tokenizer.save_pretrained(codec)
@@ -94,15 +94,15 @@ def test_a_folder_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("recipe", WINDOWS[1:])
-def test_vibevoice_speaks(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vibevoice_pipeline(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [4, 4, 4, 3, 2, 4, 4, 4, 4, 1]
     monkeypatch.setattr(mmspec.audio.models.vibevoice.decoding, "VibeVoiceHead", planned_head(plan))
     model, processor = vibevoice(), vibevoice_processor()
-    sounds = {"anna": np.sin(np.arange(24)), "otto": np.cos(np.arange(16) / 3)}
-    pipe = mmspec.load(model, processor=processor, config={"voices": sounds, "frames": 12})
+    voices = {"anna": np.sin(np.arange(24)), "otto": np.cos(np.arange(16) / 3)}
+    pipe = mmspec.load(model, processor=processor, config={"voices": voices, "frames": 12})
     script = "Speaker 0: hello big world\nSpeaker 1: again .\nSpeaker 0: hello"
     out = pipe(script, recipe=recipe, seed=1, voice="otto")
-    codes = pipe.speaker.codes(out.tokens[0])
+    codes = pipe.adapter.codes(out.tokens[0])
     assert out.sampling_rate == 1000 and out.audio.shape == (1, 8 * 7) and codes.shape[1] == 7
     chunks, whole = streamed(pipe, script, recipe=recipe, seed=1, voice="otto")
     assert len(chunks) > 1
@@ -116,15 +116,15 @@ def test_vibevoice_reads_scripts() -> None:
     assert lines == [("1", "hello\nbig"), ("0", "world")] and names == ("anna",)
     assert pipe.read("hello world", None).parts[0][0] == [("0", "hello world")]
     assert pipe.read("hello\nSpeaker 1: world", None).parts[0][0] == [("0", "hello"), ("1", "world")]
-    prompt, heard = pipe.speaker.script(lines, names)
-    assert prompt.count("<sound>") == 1 and len(heard) == 1  # the second speaker has no voice
+    prompt, voices = pipe.adapter.script(lines, names)
+    assert prompt.count("<audio>") == 1 and len(voices) == 1  # the second speaker has no voice
     bare = mmspec.load(model, processor=processor, config={"frames": 4})
-    inputs = processor(text=[bare.speaker.script([("0", "hello world")], ())[0]], return_tensors="pt")
+    inputs = processor(text=[bare.adapter.script([("0", "hello world")], ())[0]], return_tensors="pt")
     own = converse(model, inputs, seed=5, max_tokens=4, guidance_scale=1.0)
     assert torch.equal(bare("hello world", seed=5).tokens[0], own.tokens[0])
 
 
-def test_what_does_not_fit() -> None:
+def test_errors() -> None:
     model, processor = tiny("pocket"), pocket_processor()
     for config, message in (
         ({"style": "x"}, "config has 'style'"),
@@ -133,10 +133,10 @@ def test_what_does_not_fit() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             mmspec.load(model, processor=processor, config=config)
-    sound = mmspec.load(model, processor=processor, config={"voices": {"a": np.sin(np.arange(100.0))}})
-    assert sound.speaker.known["a"].shape[1] == 4
-    heard = sound.with_reference_audio(np.sin(np.arange(200.0))[None], 2000)
-    assert heard.speaker.voices == ("heard", "a") and heard.speaker.known["heard"].shape[1] == 4
+    pipe = mmspec.load(model, processor=processor, config={"voices": {"a": np.sin(np.arange(100.0))}})
+    assert pipe.adapter.voice_latents["a"].shape[1] == 4
+    adapter = pipe.with_reference_audio(np.sin(np.arange(200.0))[None], 2000).adapter
+    assert adapter.voices == ("reference", "a") and adapter.voice_latents["reference"].shape[1] == 4
     pipe = mmspec.load(vibevoice(), processor=vibevoice_processor(), config={"frames": 2})
     for call, message in (({"temperature": 0.5}, "leave them out"), ({"recipe": "sjd"}, r"sjd\+smoothed")):
         with pytest.raises(ArgumentError, match=message):

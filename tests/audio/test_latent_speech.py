@@ -1,4 +1,4 @@
-"""Speech models of latents: the numbers of their own loops, windows as single latents, and every way of drafting."""
+"""Speech models of latents: results of their own loops, windows against single latents, and every drafter."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def with_voice(family: str) -> dict[str, Any]:
     return {"input_ids": ids, "audio_prompt_latents": voice, "audio_prompt_latents_mask": mask}
 
 
-GENERATE_ADAPTERS = [("pocket", "lsd"), ("pocket", "drifting"), ("phonon", "lsd")]
+MODELS = [("pocket", "lsd"), ("pocket", "drifting"), ("phonon", "lsd")]
 
 
-@pytest.mark.parametrize(("family", "flow"), GENERATE_ADAPTERS)
-def test_plain_is_the_models_own_loop(family: str, flow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("family", "flow"), MODELS)
+def test_plain_decoding_matches_the_models_own_loop(family: str, flow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, frames = tiny(family, flow), 10
     noise = CounterRNG([5, 6], torch.device("cpu")).normals(np.tile(np.arange(frames), (2, 1)), 4)
     for prompt, temperature in ((PROMPT, 0.0), (PROMPT, 0.7), (with_voice(family), 0.7)):
-        drawn = iter(noise.unbind(1))
+        remaining = iter(noise.unbind(1))
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "randn", lambda *a, drawn=drawn, **k: next(drawn))
+            patch.setattr(torch, "randn", lambda *a, remaining=remaining, **k: next(remaining))
             own = model.generate(
                 **{"frames_after_eos": 1, **prompt}, do_sample=temperature > 0, temperature=temperature or None,
                 max_new_tokens=frames, num_flow_steps=2, eos_threshold=100.0, return_dict_in_generate=True,
@@ -62,14 +62,14 @@ def test_plain_is_the_models_own_loop(family: str, flow: str, monkeypatch: pytes
         assert float((ours.audio_latents - own.audio_latents).abs().max()) < 1e-5
 
 
-def test_rows_end_where_the_models_own_do() -> None:
+def test_rows_end_as_in_the_models_own_loop() -> None:
     model = tiny("pocket")
     own = model.generate(
         **PROMPT, do_sample=False, max_new_tokens=30, eos_threshold=0.0, min_frames_before_eos=3,
         return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     scores = torch.stack(own.scores, 1)
-    # A threshold that each row passes at another frame, if at all.
+    # A threshold that each row exceeds at another frame, if at all.
     threshold = float(scores[:, 3:].flatten().sort().values[-3])
     own = model.generate(
         **PROMPT, do_sample=False, max_new_tokens=30, eos_threshold=threshold, min_frames_before_eos=3,
@@ -84,16 +84,16 @@ def test_rows_end_where_the_models_own_do() -> None:
     assert int(own.audio_latents_mask.sum(1).min()) < 30
 
 
-@pytest.mark.parametrize(("family", "flow"), GENERATE_ADAPTERS)
-def test_a_window_is_its_latents_one_by_one(family: str, flow: str) -> None:
+@pytest.mark.parametrize(("family", "flow"), MODELS)
+def test_windows_match_single_latents(family: str, flow: str) -> None:
     model = tiny(family, flow)
     call: dict[str, Any] = {"seed": 1, "max_frames": 17, "eos_threshold": 100.0}
     plain = speak(model, PROMPT, **call)
-    # The same model drafts: every draft is accepted, and lies where the target's own latent lies.
+    # The target drafts for itself: every draft is accepted and equals the target's own latent.
     window = speak(model, PROMPT, "few-steps+tolerance:steps=1,distance=0.00001,window=5", **call)
     assert float((window.audio_latents - plain.audio_latents).abs().max()) < 1e-5
     assert window.stats.acceptance == [1.0] * 4 and window.stats.farthest < 1e-5
-    # Rejected drafts and rolled-back caches change nothing.
+    # Rejected drafts and rolled-back KV caches change nothing.
     jacobi = speak(model, PROMPT, "sjd+tolerance:distance=0.000002,window=5", **call)
     assert float((jacobi.audio_latents - plain.audio_latents).abs().max()) < 1e-4
     alone = speak(
@@ -104,14 +104,14 @@ def test_a_window_is_its_latents_one_by_one(family: str, flow: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", DRAFTED)
-def test_drafters_of_speech(recipe: str) -> None:
+def test_pocket_drafters(recipe: str) -> None:
     model, draft = tiny("pocket"), tiny("pocket", layers=1)
     out = speak(model, PROMPT, recipe, draft_model=draft, seed=0, max_frames=12, num_flow_steps=5, eos_threshold=100.0)
     assert out.audio_latents.shape == (2, 12, 4) and bool(out.audio_latents.isfinite().all())
     assert out.stats.tokens == 24 and out.stats.tokens_per_call >= 1
 
 
-def test_what_speech_refuses() -> None:
+def test_pocket_errors() -> None:
     model = tiny("pocket")
     with pytest.raises(ArgumentError, match="numbers"):
         speak(model, PROMPT, "scd")
@@ -129,8 +129,8 @@ SCRIPT = torch.tensor([[5, 6, 7, 8, 2]])
 PLANS = [[4, 4, 4, 4, 4, 4, 1], [4, 4, 4, 3, 2, 4, 4, 4, 1], [2, 4, 4, 3, 2, 4, 4, 1]]
 
 
-class Said(LogitsProcessor):
-    """Lets the model's own loop say the kinds of a plan: random weights would not."""
+class PlannedKinds(LogitsProcessor):
+    """Makes the model's own loop generate the kinds of a plan; random weights would not."""
 
     def __init__(self, plan: list[int]) -> None:
         self.kinds: Iterator[int] = iter(plan)
@@ -143,7 +143,7 @@ class Said(LogitsProcessor):
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A plan of kinds for our head; fill it."""
+    """An empty plan of kinds for mmspec's head, to be filled by the test."""
     plan: list[int] = []
 
     monkeypatch.setattr(mmspec.audio.models.vibevoice.decoding, "VibeVoiceHead", planned_head(plan))
@@ -152,18 +152,18 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 @pytest.mark.parametrize("kinds", PLANS)
-def test_vibevoice_is_its_own_loop(
+def test_vibevoice_matches_its_own_loop(
     kinds: list[int], guidance: float, planned: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = vibevoice()
     planned += kinds
     noise = CounterRNG([3], torch.device("cpu")).normals(np.arange(len(kinds))[None], 6)[0]
-    drawn, real = iter([n for n, kind in zip(noise, kinds, strict=True) if kind == AUDIO]), torch.randn
+    remaining, real = iter([n for n, kind in zip(noise, kinds, strict=True) if kind == AUDIO]), torch.randn
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "randn", lambda *a, **k: next(drawn).repeat(2, 1) if a == (2, 6) else real(*a, **k))
+        patch.setattr(torch, "randn", lambda *a, **k: next(remaining).repeat(2, 1) if a == (2, 6) else real(*a, **k))
         own = model.generate(
             input_ids=SCRIPT, attention_mask=torch.ones_like(SCRIPT), max_new_tokens=len(kinds),
-            logits_processor=LogitsProcessorList([Said(kinds)]), guidance_scale=guidance, num_diffusion_steps=5,
+            logits_processor=LogitsProcessorList([PlannedKinds(kinds)]), guidance_scale=guidance, num_diffusion_steps=5,
             return_dict_in_generate=True,
         )  # fmt: skip
     call: dict[str, Any] = {"seed": 3, "max_tokens": len(kinds), "guidance_scale": guidance, "num_diffusion_steps": 5}
@@ -173,7 +173,7 @@ def test_vibevoice_is_its_own_loop(
     window = converse(model, {"input_ids": SCRIPT}, "few-steps+tolerance:steps=5,distance=0.00001,window=4", **call)
     assert window.stats.acceptance == [1.0] * 3
     assert float((window.tokens[0] - plain.tokens[0]).abs().max()) < 1e-5
-    # Rejected drafts: caches of the language model and of both codecs go back.
+    # Rejected drafts: the caches of the language model and of both audio tokenizers are rolled back.
     jacobi = converse(model, {"input_ids": SCRIPT}, "sjd+tolerance:distance=0.000002,window=4", **call)
     assert float((jacobi.tokens[0] - plain.tokens[0]).abs().max()) < 1e-4
     assert jacobi.stats.acceptance[0] is not None and jacobi.stats.acceptance[0] < 1
@@ -192,7 +192,7 @@ def test_vibevoice_drafters(recipe: str, planned: list[int]) -> None:
     assert float((alone.tokens[0] - out.tokens[1]).abs().max()) < 1e-3
 
 
-def test_vibevoice_says_kinds_itself() -> None:
+def test_vibevoice_predicts_kinds() -> None:
     model = vibevoice()
     plain = converse(model, {"input_ids": SCRIPT}, seed=0, max_tokens=8)
     window = converse(

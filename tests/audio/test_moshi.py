@@ -1,4 +1,4 @@
-"""Moshi through its own generate: the depth of its frames by any recipe."""
+"""Moshi in its own `generate`, with recipes that decode the depth of its frames."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def depth(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4,start=up"])
-def test_greedy_is_the_models_own(recipe: str) -> None:
+def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
     model = tiny.moshi()
     own = call(model)
     ours = call(model, custom_generate=mmspec.generate, recipe=recipe)
@@ -44,7 +44,7 @@ def test_greedy_is_the_models_own(recipe: str) -> None:
     torch.testing.assert_close(ours.audio_sequences, own.audio_sequences)
 
 
-def test_windows_are_single_tokens_as_transformers_reads_them() -> None:
+def test_windows_match_single_tokens_of_transformers() -> None:
     model = tiny.moshi()
     make = depth(model)
     assert check_windows(make, 4, window=2) < 1e-4
@@ -53,20 +53,20 @@ def test_windows_are_single_tokens_as_transformers_reads_them() -> None:
     ours = torch.cat([target.prefill().cond, target.forward(codes, torch.zeros(1).long().numpy()).cond], dim=1)
     past: Any = None
     own: list[Tensor] = []
-    for token in (torch.tensor([[3]]), *codes.split(1, dim=1)):  # in one chunk it would look ahead
+    for token in (torch.tensor([[3]]), *codes.split(1, dim=1)):  # in one chunk its attention would not be causal
         out = model.depth_decoder(token, target._hidden[:, None], past_key_values=past, use_cache=True)
         past = out.past_key_values
         own.append(out.logits)
     torch.testing.assert_close(ours, torch.cat(own, dim=1))
 
 
-def test_samples_follow_the_law() -> None:
+def test_samples_follow_the_target_distribution() -> None:
     make = depth(tiny.moshi(codes=2))
     found = check_samples(make, Layout(4), "scd:window=3,start=left", SamplingParams(1.2, top_p=0.9), samples=4_000)
     assert found.ok and found.tokens_per_call > 1, found
 
 
-def test_what_is_refused() -> None:
+def test_errors() -> None:
     model = tiny.moshi()
     with pytest.raises(ArgumentError, match="draft_model is not possible for Moshi"):
         call(model, custom_generate=mmspec.generate, draft_model=model)

@@ -1,4 +1,4 @@
-"""MusicGen, Dia and Higgs Audio after the loop: tiny random models of the real classes, against their own generate."""
+"""MusicGen, Dia and Higgs Audio: tiny random models of the real classes, against their own `generate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import mmspec
 import mmspec.audio.models.dia.decoding
 import mmspec.audio.models.higgs.decoding
 import mmspec.audio.models.musicgen.decoding
-from mmspec.audio.multi_codebook.decoding import ColumnPlan
+from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import FixedWindow, decode
 from mmspec.decoding.stats import Meter
@@ -38,28 +38,27 @@ RECIPES = ["plain", "scd:window=5", "recycle:window=3", "draft:window=4", "layer
 
 
 def voice(codes: int, delays: tuple[int, ...], frames: int = 0) -> dict[str, Tensor]:
-    """What `DiaProcessor` makes of sound, or of none: delayed columns, padding where there is nothing yet."""
+    """The outputs of `DiaProcessor` for audio of some frames, or none: delayed columns, padded at the end."""
     begin, pad, last = codes + 2, codes + 1, max(delays)
-    sound = torch.full((2, 1 + frames, len(delays)), begin)
-    sound[:, 1:] = torch.randint(codes, sound[:, 1:].shape, generator=torch.Generator().manual_seed(1))
+    audio = torch.full((2, 1 + frames, len(delays)), begin)
+    audio[:, 1:] = torch.randint(codes, audio[:, 1:].shape, generator=torch.Generator().manual_seed(1))
     columns = torch.full((2, 1 + frames + last, len(delays)), pad)
     for k, d in enumerate(delays):
-        columns[:, :d, k], columns[:, d : d + 1 + frames, k] = begin, sound[..., k]
+        columns[:, :d, k], columns[:, d : d + 1 + frames, k] = begin, audio[..., k]
     return {"decoder_input_ids": columns.int(), "decoder_attention_mask": torch.ones(columns.shape[:2]).long()}
 
 
 def higgs_voice() -> dict[str, Tensor]:
-    """Two rows of text with four frames of sound in it."""
+    """Two rows of text that contain four frames of audio."""
     ids = torch.tensor([[0, 3, 32, 32, 32, 32, 33, 33, 4, 5, 31], [3, 4, 32, 32, 32, 32, 33, 33, 4, 5, 31]])
-    sound = torch.randint(16, (2, 6, 3), generator=torch.Generator().manual_seed(1))
+    audio = torch.randint(16, (2, 6, 3), generator=torch.Generator().manual_seed(1))
     for k in range(3):
-        sound[:, : k + 1, k], sound[:, k + 4 :, k] = 16, 17
-    there = torch.ones(2, 6, dtype=torch.bool)
+        audio[:, : k + 1, k], audio[:, k + 4 :, k] = 16, 17
     return {
         "input_ids": ids,
         "attention_mask": (ids > 0).long(),
-        "audio_input_ids": sound,
-        "audio_input_ids_mask": there,
+        "audio_input_ids": audio,
+        "audio_input_ids_mask": torch.ones(2, 6, dtype=torch.bool),
     }
 
 
@@ -69,7 +68,7 @@ def text(**more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A model from a seed, and a call of its generate."""
+    """A model made from a seed, a call of its `generate`, and its decoding module."""
 
     model: Callable[..., Any]
     call: dict[str, Any]
@@ -112,7 +111,7 @@ CASES = {
 
 
 def copied(call: dict[str, Any]) -> dict[str, Any]:
-    """Dia writes into the tensors of its call."""
+    """The call with its tensors cloned: Dia modifies them in place."""
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in call.items()}
 
 
@@ -122,7 +121,7 @@ def ours(model: Any, call: dict[str, Any], **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_is_the_models_own(name: str) -> None:
+def test_greedy_matches_the_models_own_generate(name: str) -> None:
     case = CASES[name]
     model = case.model(0)
     own = model.generate(**copied(case.call), do_sample=False)
@@ -132,11 +131,11 @@ def test_greedy_is_the_models_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_musicgen_knows_which_codes_are_alike(channels: int) -> None:
+def test_musicgen_with_a_rule_that_uses_code_similarity(channels: int) -> None:
     model, call = tiny.musicgen(channels=channels), text(max_new_tokens=14)
-    drawn = {"do_sample": True, "draft_model": tiny.musicgen(1, channels=channels)}
+    options = {"do_sample": True, "draft_model": tiny.musicgen(1, channels=channels)}
     exact, same, more = (
-        ours(model, call, recipe=f"draft{rule}window=3", **drawn)
+        ours(model, call, recipe=f"draft{rule}window=3", **options)
         for rule in (":", "+lantern:delta=0,", "+lantern:delta=0.9,k=8,")
     )
     assert torch.equal(same.columns, exact.columns) and same.stats.tv_bound == 0
@@ -144,8 +143,8 @@ def test_musicgen_knows_which_codes_are_alike(channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_musicgen_goes_on_from_sound(channels: int) -> None:
-    """From codes, and from what the codec makes of a waveform."""
+def test_musicgen_continues_audio(channels: int) -> None:
+    """From codes, and from a waveform that the codec encodes."""
     model = tiny.musicgen(codes=1024, channels=channels)
     codes = torch.randint(1024, (8, 5), generator=torch.Generator().manual_seed(1))
     wave = torch.randn(2, channels, 40, generator=torch.Generator().manual_seed(2))
@@ -155,7 +154,7 @@ def test_musicgen_goes_on_from_sound(channels: int) -> None:
         assert torch.equal(ours(model, call, recipe="scd:window=4").sequences, own)
 
 
-def test_several_pieces_of_one_prompt() -> None:
+def test_num_return_sequences() -> None:
     model = tiny.musicgen()
     several = ours(model, text(max_new_tokens=9, num_return_sequences=2), recipe="sjd:window=3", do_sample=True, seed=3)
     repeated = {"input_ids": TEXT.repeat_interleave(2, 0), "attention_mask": (TEXT > 0).long().repeat_interleave(2, 0)}
@@ -163,7 +162,7 @@ def test_several_pieces_of_one_prompt() -> None:
     assert torch.equal(several.sequences, single.sequences) and len(several.sequences) == 4
 
 
-REFUSED: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
+INVALID: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
     (
         "musicgen",
         {"max_new_tokens": 3},
@@ -181,42 +180,42 @@ REFUSED: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
     ("musicgen", {"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
     ("musicgen", {"draft_model": tiny.dia()}, ModelError, "draft_model is a DiaForConditionalGeneration"),
     ("musicgen", {"draft_model": tiny.musicgen(codes=8)}, ModelError, "draft_model makes 8 codes, the model 16"),
-    ("dia", {"repetition_penalty": 1.2}, ArgumentError, "looks back at ids, and DiaForConditionalGeneration makes"),
+    ("dia", {"repetition_penalty": 1.2}, ArgumentError, "looks back at ids, and DiaForConditionalGeneration generates"),
     (
         "higgs",
         {"input_ids": SPOKEN.where(SPOKEN != 5, 33)},
         ArgumentError,
-        "input_ids end in the middle of the end of a",
+        "input_ids has the end of an audio segment among its last 3 ids",
     ),
 ]
 
 
-@pytest.mark.parametrize(("name", "call", "error", "message"), REFUSED)
-def test_bad_calls(name: str, call: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("name", "call", "error", "message"), INVALID)
+def test_errors(name: str, call: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         ours(CASES[name].model(), CASES[name].call | call)
 
 
-def plan_of(case: Case, model: Any, call: dict[str, Any], **settings: Any) -> ColumnPlan:
-    """How a call is decoded."""
+def plan_of(case: Case, model: Any, call: dict[str, Any], **settings: Any) -> ColumnDecodingPlan:
+    """The plan of a call, captured inside transformers' `generate`."""
 
-    def stop(
+    def capture(
         model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any
     ) -> Any:
         asked = (input_ids, logits_processor, stopping_criteria, generation_config, i)
         return case.module.plan(model, case.module.read(GenerateRequest(model, *asked, parse("plain"), 0, None, None)))
 
-    found: ColumnPlan = GenerationMixin.generate(model, **copied(call), **settings, custom_generate=stop)
+    found: ColumnDecodingPlan = GenerationMixin.generate(model, **copied(call), **settings, custom_generate=capture)
     return found
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_windows_are_single_columns(name: str) -> None:
+def test_windows_match_single_columns(name: str) -> None:
     case = CASES[name]
     model = case.model(3)
     plan = plan_of(case, model, case.call, do_sample=False)
     with torch.no_grad():
-        # Prompts differ in length; a row of each.
+        # One row of each prompt; their lengths differ.
         found = check_windows(
             lambda rows, window: plan.target(window, plan.guided), plan.layout.length, 4, 2, cell=plan.layout.cell
         )
@@ -224,7 +223,7 @@ def test_windows_are_single_columns(name: str) -> None:
 
 
 class Oracle:
-    """Drafts the columns that greedy decoding gives, some of them spoilt."""
+    """Drafts the columns of greedy decoding, some of them with a wrong code."""
 
     calls = 0
 
@@ -234,8 +233,8 @@ class Oracle:
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         slots = state.positions(count).clip(max=len(self._columns) - 1)
         tokens = self._columns[slots].clone()
-        spoilt = torch.from_numpy(self._wrong[slots])
-        tokens[..., -1] = torch.where(spoilt, (tokens[..., -1] + 1) % self._vocab_size, tokens[..., -1])
+        wrong = torch.from_numpy(self._wrong[slots])
+        tokens[..., -1] = torch.where(wrong, (tokens[..., -1] + 1) % self._vocab_size, tokens[..., -1])
         q = torch.nn.functional.one_hot(tokens.clamp(max=self._vocab_size - 1), self._vocab_size).float()
         return Draft(tokens, q)
 
@@ -246,8 +245,8 @@ class Oracle:
 
 @pytest.mark.parametrize("name", ["musicgen guided", "melody"])
 @pytest.mark.parametrize("window", [2, 4, 6])
-def test_calls_are_those_of_the_drafts(name: str, window: int) -> None:
-    """Every third column is wrong; a call gains the right ones before it, and the one it corrects."""
+def test_target_calls_of_a_draft_of_known_quality(name: str, window: int) -> None:
+    """Every third draft column is wrong: a call emits the accepted columns before it and the resampled one."""
     case = CASES[name]
     model = case.model(0)
     call = {k: v[:1] if isinstance(v, Tensor) else v for k, v in case.call.items()} | {"max_new_tokens": 40}
@@ -257,12 +256,12 @@ def test_calls_are_those_of_the_drafts(name: str, window: int) -> None:
     assert plan.layout.forced is not None
     free = plan.layout.forced.tokens[0, :, -1] < 0
     wrong = free & (np.arange(length) % 3 == 0)
-    place, calls = 1, 1
-    while place < length:
-        right = 0
-        while right < window - 1 and place + right < length and not wrong[place + right]:
-            right += 1
-        place, calls = place + right + 1, calls + 1
+    position, calls = 1, 1
+    while position < length:
+        accepted = 0
+        while accepted < window - 1 and position + accepted < length and not wrong[position + accepted]:
+            accepted += 1
+        position, calls = position + accepted + 1, calls + 1
     rows, meter = BatchState([0], plan.layout, window, model.device), Meter(model.device, 1)
     sampler = ColumnSampler([plan.sampling], plan.layout.forced, model.device)
     oracle = Oracle(made[0], wrong, plan.vocab_size)
@@ -283,39 +282,39 @@ def own_probs(
     monkeypatch: pytest.MonkeyPatch,
     **settings: Any,
 ) -> Tensor:
-    """Probabilities float64 [S, N, K] of the cells of S sequences, as the model's own generate draws them.
+    """Probabilities float64 [S, N, K] of the cells of S sequences in the model's own `generate`.
 
-    Its draws are made for it: each of S rows is led along its sequence, and the probabilities are written down. Cells
-    that are not free count as certain.
+    Its sampling is replaced: each of S rows is forced along its sequence, and the probabilities are recorded. Cells
+    that are not free have probability 1.
     """
     count, length, codebooks = columns.shape
     found = torch.ones(count, length, codebooks, dtype=torch.float64)
     step = iter(range(length))
 
-    def led(probabilities: Tensor, num_samples: int, **more: Any) -> Tensor:
+    def forced(probabilities: Tensor, num_samples: int, **more: Any) -> Tensor:
         n = next(step)
         wanted = columns[:, n].clamp(max=probabilities.shape[-1] - 1)
         p = probabilities.unflatten(0, (count, codebooks)).double()
         found[:, n] = torch.where(free[:, n], p.gather(-1, wanted[..., None])[..., 0], 1.0)
         return wanted.reshape(-1, 1)
 
-    monkeypatch.setattr(torch, "multinomial", led)
+    monkeypatch.setattr(torch, "multinomial", forced)
     model.generate(**copied(call), **settings, do_sample=True)
     monkeypatch.undo()
     return found
 
 
 def sampled(case: Case, models: list[Any], call: dict[str, Any], joint: Tensor, columns: Tensor, recipe: str) -> None:
-    """Columns of a recipe, one row each, against the joint distribution; the second model drafts for the first."""
+    """Tests a recipe's columns, one sample per row, against the joint distribution; the second model is the draft."""
     rows = len(call["input_ids"])
     plan, draft = (plan_of(case, model, call, do_sample=True) for model in models)
     out = plan.decode(models[0], parse(recipe), range(rows), draft, None)
     base = int(max(columns.max(), out.tokens.max())) + 1
     place = base ** torch.arange(columns[0].numel())
     numbers, order = (columns.flatten(1) * place).sum(1).sort()
-    drawn = (out.tokens.flatten(1) * place).sum(1)
-    index = torch.searchsorted(numbers, drawn).clamp(max=len(numbers) - 1)
-    assert torch.equal(numbers[index], drawn), "a sequence that the distribution does not have"
+    samples = (out.tokens.flatten(1) * place).sum(1)
+    index = torch.searchsorted(numbers, samples).clamp(max=len(numbers) - 1)
+    assert torch.equal(numbers[index], samples), "a sequence of probability 0"
     counts = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, order[index], torch.ones(rows).double())
     floor, spread = noise_floor(joint, rows)
     tv = float((counts / rows - joint).abs().sum() / 2)
@@ -326,7 +325,7 @@ def sampled(case: Case, models: list[Any], call: dict[str, Any], joint: Tensor, 
 
 def whole(joint: Tensor) -> Tensor:
     assert joint.sum().item() == pytest.approx(1, abs=1e-4)
-    assert joint.max() < 0.5  # else there would be little to get wrong
+    assert joint.max() < 0.5  # otherwise a wrong distribution would hardly be detected
     return joint / joint.sum()
 
 
@@ -336,9 +335,12 @@ SAMPLES = 4000
 @pytest.mark.parametrize(
     ("melody", "recipe"), [(False, "draft:window=3"), (True, "scd:window=4"), (False, "layer-skip:layers=1,window=3")]
 )
-def test_musicgen_samples_follow_the_law(melody: bool, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three frames of two codes of two codebooks: 64 sequences. With 4000 samples the floor is near 0.05, the
-    limit 0.02 above it. The draft model is not guided.
+def test_musicgen_samples_follow_the_target_distribution(
+    melody: bool, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three frames of two codebooks with two codes: 64 sequences.
+
+    With 4000 samples the noise floor is near 0.05, the limit 0.02 above it. The draft model is not guided.
     """
     kind: dict[str, Any] = {"codebooks": 2, "codes": 2, "melody": melody, "spread": 0.25}
     model, draft = tiny.musicgen(2, **kind), tiny.musicgen(3, **kind)
@@ -355,8 +357,8 @@ def test_musicgen_samples_follow_the_law(melody: bool, recipe: str, monkeypatch:
     sampled(CASES["musicgen"], [model, draft], call(SAMPLES), joint, columns, recipe)
 
 
-def test_dia_samples_follow_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two codebooks of two codes, one a column late; a stream ends where that is likeliest, at last at column 3."""
+def test_dia_samples_follow_the_target_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two codebooks with two codes, delays 0 and 1; a stream ends where the end is likeliest, at column 3 at last."""
     end, pad, begin, delays, length = 2, 3, 4, (0, 1), 5
     model, draft = (tiny.dia(seed, 2, delays, spread=0.2) for seed in (76, 77))
     streams: list[list[tuple[int, int]]] = []
@@ -383,7 +385,7 @@ def test_dia_samples_follow_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
             **prompt,
         }
 
-    # What is made after a codebook's end is written over; the first column of the late codebook is given.
+    # Codes after the end of their codebook are overwritten; the first cell of the delayed codebook is given.
     begun = columns != begin
     before = torch.cat([torch.zeros_like(begun[:, :1]), (columns == end).cumsum(1).bool()[:, :-1]], dim=1)
     joint = whole(own_probs(model, call(len(columns)), columns, begun & ~before, monkeypatch).prod(-1).prod(-1))
@@ -391,10 +393,11 @@ def test_dia_samples_follow_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("repetition", [False, True])
-def test_higgs_samples_follow_the_law(repetition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two codebooks of two codes, of which any may begin or end anywhere: 4 ids in 5 free cells.
+def test_higgs_samples_follow_the_target_distribution(repetition: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two codebooks with two codes, which may begin and end anywhere: 4 ids in 5 free cells.
 
-    Repetition-aware sampling is put into the recorded distributions by hand: a code of the last two columns is drawn again.
+    Repetition-aware sampling is added to the recorded distributions by hand: a code that occurs in its codebook in the
+    last two columns is sampled again.
     """
     begin, end, length = 2, 3, 4
     model, draft = (tiny.higgs(seed, 2, 2, spread=0.2) for seed in (42, 43))
@@ -412,15 +415,15 @@ def test_higgs_samples_follow_the_law(repetition: bool, monkeypatch: pytest.Monk
     free = columns >= 0
     free[:, 0], free[:, 1, 1] = False, False
     if repetition:
-        # Led along each sequence, of which the recorded distributions are those before anything is drawn again.
+        # Forced along each sequence; the recorded distributions are those of the first sample.
         probs: list[Tensor] = []
         steps = iter(range(length))
 
-        def led(probabilities: Tensor, num_samples: int, **more: Any) -> Tensor:
+        def forced(probabilities: Tensor, num_samples: int, **more: Any) -> Tensor:
             probs.append(probabilities.unflatten(0, (-1, 2)).double())
             return columns[:, next(steps)].reshape(-1, 1)
 
-        monkeypatch.setattr(torch, "multinomial", led)
+        monkeypatch.setattr(torch, "multinomial", forced)
         model.generate(**call(len(columns)), do_sample=True)
         monkeypatch.undo()
         found = torch.ones(columns.shape, dtype=torch.float64)
@@ -431,8 +434,8 @@ def test_higgs_samples_follow_the_law(repetition: bool, monkeypatch: pytest.Monk
                 counts = torch.stack(
                     [((columns[:, max(n - 2, 0) : n, k] == x) & (x < begin)).sum(1) for x in range(4)], 1
                 )
-                often = counts >= 1
-                mixed = torch.where(often, 0.0, p) + (p * often).sum(1, keepdim=True) * again
+                repetitive = counts >= 1
+                mixed = torch.where(repetitive, 0.0, p) + (p * repetitive).sum(1, keepdim=True) * again
                 found[:, n, k] = mixed.gather(1, columns[:, n, k, None])[:, 0]
         model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 2, 1
     else:

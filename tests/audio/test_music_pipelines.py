@@ -1,4 +1,4 @@
-"""Models of columns as pipelines, and `mmspec music`: batches, chunks, lengths, drafts, files."""
+"""Pipelines of multi-codebook models, and `mmspec music`: batches, chunks, durations, drafts, files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transformers import EncodecFeatureExtractor, MusicgenProcessor
 
 import mmspec
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.load import smaller
+from mmspec.audio.load import smaller_model
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError, PromptError
 
 
 @pytest.mark.parametrize("kind", [{}, {"channels": 2}, {"melody": True}])
-def test_musicgen_plays_what_its_own_generate_does(kind: dict[str, Any]) -> None:
+def test_musicgen_matches_its_own_generate(kind: dict[str, Any]) -> None:
     model = long_musicgen(**kind)
     pipe = mmspec.load(model, processor=tokenizer(), config={"draft_model": long_musicgen(seed=1, layers=1, **kind)})
     pipe = pipe.with_duration(11 * FRAME)
@@ -40,25 +40,25 @@ def test_musicgen_plays_what_its_own_generate_does(kind: dict[str, Any]) -> None
         do_sample=False,
     )
     for recipe in ("plain", "scd:window=4", "draft:window=4"):
-        sounds = pipe(texts, recipe=recipe, temperature=0, guidance_scale=3.0, seed=0)
-        heard = np.stack([sound["audio"] for sound in sounds])
-        assert heard.dtype == np.float32 and sounds[0]["sampling_rate"] == 1000
-        np.testing.assert_allclose(heard, own.numpy(), atol=1e-5)
-    assert sounds.stats.draft_calls > 0
+        outputs = pipe(texts, recipe=recipe, temperature=0, guidance_scale=3.0, seed=0)
+        audio = np.stack([output["audio"] for output in outputs])
+        assert audio.dtype == np.float32 and outputs[0]["sampling_rate"] == 1000
+        np.testing.assert_allclose(audio, own.numpy(), atol=1e-5)
+    assert outputs.stats.draft_calls > 0
 
 
-def test_a_piece_does_not_depend_on_its_batch_and_comes_in_chunks() -> None:
+def test_audio_does_not_depend_on_the_batch_or_on_streaming() -> None:
     pipe = mmspec.load(long_musicgen(channels=2), processor=tokenizer()).with_duration(30 * FRAME)
-    drawn: dict[str, Any] = {"temperature": 1.0, "guidance_scale": 2.0, "recipe": "scd:window=3"}
-    both = pipe(["quiet piano", "happy guitar"], seed=4, **drawn)
-    alone = pipe("happy guitar", seed=5, **drawn)
+    call: dict[str, Any] = {"temperature": 1.0, "guidance_scale": 2.0, "recipe": "scd:window=3"}
+    both = pipe(["quiet piano", "happy guitar"], seed=4, **call)
+    alone = pipe("happy guitar", seed=5, **call)
     assert torch.equal(alone.tokens[0], both[1].tokens[0]) and alone.audio.shape == (2, 240)
-    chunks = list(pipe.stream("happy guitar", seed=5, first=3, every=5, **drawn))
+    chunks = list(pipe.stream("happy guitar", seed=5, first=3, every=5, **call))
     assert len(chunks) > 2
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), alone.audio, atol=1e-5)
 
 
-def test_lengths() -> None:
+def test_durations() -> None:
     pipe = mmspec.load(long_musicgen(), processor=tokenizer())
     for seconds in (0.0, 0.9):
         with pytest.raises(
@@ -70,13 +70,13 @@ def test_lengths() -> None:
         pipe.with_duration(FRAME)("  ")
 
 
-def test_dia_speaks() -> None:
+def test_dia_pipeline() -> None:
     model = tiny.dia(2)
     codec = codec_of(tiny_codecs.dac())
     pipe = mmspec.load(model, processor=tokenizer(), config={"codec": codec, "draft_model": tiny.dia(3, layers=1)})
-    pipe.speaker.frames = 20
+    pipe.adapter.frames = 20
     words = tokenizer()(["slow quiet piano"], return_tensors="pt")
-    # What `DiaProcessor` makes of a text without sound: 18 until a codebook begins, 17 from there on.
+    # The prompt of `DiaProcessor` for a text without audio: 18 until a codebook begins, then 17.
     begun = torch.tensor([[18, 17, 17, 17], [18, 18, 18, 17], [18, 18, 18, 18]]).T[None]
     own = model.generate(
         **words,
@@ -91,7 +91,7 @@ def test_dia_speaks() -> None:
     wanted = wanted[: int((wanted[:, 0] >= 16).nonzero()[0])].T
     greedy = {"temperature": 0, "guidance_scale": 3.0, "top_k": 5, "seed": 0}
     one = pipe("slow quiet piano", recipe="scd:window=4", **greedy)
-    codes = pipe.speaker.codes(one.tokens[0])
+    codes = pipe.adapter.codes(one.tokens[0])
     assert torch.equal(codes, wanted) and one.audio.shape == (1, 8 * codes.shape[1])
     for recipe in ("plain", "draft:window=3"):
         assert torch.equal(pipe("slow quiet piano", recipe=recipe, **greedy).tokens[0], one.tokens[0])
@@ -99,12 +99,12 @@ def test_dia_speaks() -> None:
     whole = pipe("loud drums", **drawn)
     chunks = list(pipe.stream("loud drums", first=2, every=3, **drawn))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio, atol=1e-5)
-    with pytest.raises(ArgumentError, match="seconds=3 is not possible: how long this model sounds, its text decides"):
+    with pytest.raises(ArgumentError, match="seconds=3 is not possible: this model's text determines the duration"):
         pipe.with_duration(3)
 
 
 class Chat:
-    """As a HiggsAudioV2Processor: the words of the user, padded on the left, and the mark that begins sound."""
+    """A HiggsAudioV2Processor in miniature: the user's words, padded on the left, and the token that begins audio."""
 
     def apply_chat_template(self, turns: list[Any], **settings: Any) -> dict[str, Tensor]:
         rows = [tokenizer()(turn[-1]["content"][0]["text"])["input_ids"] + [31] for turn in turns]
@@ -113,22 +113,22 @@ class Chat:
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
-def test_higgs_speaks() -> None:
+def test_higgs_pipeline() -> None:
     model = tiny.higgs(3)
     model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 4, 2
     pipe = mmspec.load(model, processor=Chat(), config={"codec": codec_of(tiny_codecs.dac())})
-    pipe.speaker.frames = 20
+    pipe.adapter.frames = 20
     drawn: dict[str, Any] = {"temperature": 0.8, "top_k": 10, "recipe": "sjd:window=3", "seed": 7}
     both = pipe(["slow quiet piano", "loud drums"], **drawn)
     again = pipe("loud drums", **(drawn | {"seed": 8}))
     assert torch.equal(again.tokens[0][: len(both[1].tokens[0])], both[1].tokens[0])
-    codes = pipe.speaker.codes(again.tokens[0])
+    codes = pipe.adapter.codes(again.tokens[0])
     assert codes.shape[0] == 3 and codes.max() < 16 and again.audio.shape == (1, 8 * codes.shape[1])
     chunks = list(pipe.stream("loud drums", first=1, every=3, **(drawn | {"seed": 8})))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), again.audio, atol=1e-5)
 
 
-def test_what_does_not_fit() -> None:
+def test_errors() -> None:
     with pytest.raises(ModelError, match="draft_model is a DiaForConditionalGeneration, which is another class"):
         mmspec.load(long_musicgen(), processor=tokenizer(), config={"draft_model": tiny.dia()})
     with pytest.raises(ModelError, match=r"the codec has 3 codebooks of 16, the model 4 of 16"):
@@ -145,12 +145,12 @@ def test_what_does_not_fit() -> None:
         pipe.with_duration(5 * FRAME)("piano", recipe="tree")
 
 
-def test_a_small_musicgen_drafts_for_a_large_one_by_name() -> None:
+def test_draft_model_of_a_large_musicgen() -> None:
     folder = Path("/hub/models--facebook--musicgen-large/snapshots/0123")
-    assert smaller(folder) == "facebook/musicgen-small"
+    assert smaller_model(folder) == "facebook/musicgen-small"
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_music_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
     model = long_musicgen(channels=2)
     model.save_pretrained(folder)
@@ -159,11 +159,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main([*words, "-n", "2", "-o", str(tmp_path / "x.wav"), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [Path(path).name for path in record["outputs"]] == ["x-0.wav", "x-1.wav"]
-    sound, rate = soundfile.read(record["outputs"][0])
-    assert rate == 1000 and sound.shape == (96, 2) and record["seconds_of_sound"] == [0.096, 0.096]
+    audio, rate = soundfile.read(record["outputs"][0])
+    assert rate == 1000 and audio.shape == (96, 2) and record["seconds_of_sound"] == [0.096, 0.096]
     assert main([*words, "-o", str(tmp_path / "y.flac"), "--stream"]) == 0
     whole, _ = soundfile.read(tmp_path / "y.flac")
-    np.testing.assert_allclose(whole, sound, atol=1e-4)
+    np.testing.assert_allclose(whole, audio, atol=1e-4)
     capsys.readouterr()
     for more, message in (
         (["--seconds", "900"], "seconds=900 is not allowed; this model makes"),

@@ -1,4 +1,4 @@
-"""Models that go by a sound, a melody or a voice: as their own generate, from files, and what is refused."""
+"""Reference audio, melodies and voices: against the models' own `generate`, from files, and errors."""
 
 from __future__ import annotations
 
@@ -37,23 +37,22 @@ def melody_processor() -> Any:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_a_melody_is_followed_as_in_its_own_generate(channels: int) -> None:
+def test_melody_matches_the_models_own_generate(channels: int) -> None:
     model, processor = long_musicgen(melody=True, channels=channels), melody_processor()
-    texts, sound = ["slow quiet piano", "loud drums"], wave(300)
+    texts, melody = ["slow quiet piano", "loud drums"], wave(300)
     pipe = mmspec.load(model, processor=processor).with_duration(11 * FRAME)
-    words = processor(audio=[sound[0]] * 2, sampling_rate=1000, text=texts, padding=True, return_tensors="pt")
+    words = processor(audio=[melody[0]] * 2, sampling_rate=1000, text=texts, padding=True, return_tensors="pt")
     own = model.generate(**words, max_new_tokens=11 + 4 // channels - 1, guidance_scale=3.0, do_sample=False)
     how: dict[str, Any] = {"recipe": "scd:window=4", "temperature": 0, "guidance_scale": 3.0, "seed": 0}
-    led = pipe.with_reference_audio(sound, 1000)
-    heard = np.stack(led(texts, **how).audio)
-    np.testing.assert_allclose(heard, own.numpy(), atol=1e-5)
-    assert not np.allclose(heard, np.stack(pipe(texts, **how).audio), atol=1e-3)
-    longer = pipe.with_reference_audio(sound, 1000).with_duration(12 * FRAME)("piano", **how)
+    audio = np.stack(pipe.with_reference_audio(melody, 1000)(texts, **how).audio)
+    np.testing.assert_allclose(audio, own.numpy(), atol=1e-5)
+    assert not np.allclose(audio, np.stack(pipe(texts, **how).audio), atol=1e-3)
+    longer = pipe.with_reference_audio(melody, 1000).with_duration(12 * FRAME)("piano", **how)
     assert longer.audio.shape == (channels, 12 * 8)
 
 
-def test_a_melody_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of another rate and in stereo."""
+def test_melody_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has another sampling rate, and two channels."""
     folder, file = tmp_path / "model", tmp_path / "tune.flac"
     model = long_musicgen(melody=True)
     model.save_pretrained(folder)
@@ -63,47 +62,47 @@ def test_a_melody_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*words, "--melody", str(file), "-o", str(tmp_path / "x.wav")]) == 0
     written, _ = soundfile.read(tmp_path / "x.wav", dtype="float32")
     pipe = mmspec.load(model, processor=melody_processor()).with_duration(0.1)
-    heard = pipe.with_reference_audio(*read_audio(file))("piano", recipe="plain", temperature=0, seed=0)
-    np.testing.assert_allclose(written, heard.audio[0].clip(-1, 1), atol=1e-4)
+    output = pipe.with_reference_audio(*read_audio(file))("piano", recipe="plain", temperature=0, seed=0)
+    np.testing.assert_allclose(written, output.audio[0].clip(-1, 1), atol=1e-4)
     capsys.readouterr()
     for name in ("no.wav", "no.raw"):
         (tmp_path / name).write_text("none")
     for more, message in (
-        (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' does not exist; name a sound file"),
-        (["--melody", str(tmp_path)], "is no file; name a sound file"),
+        (["--melody", str(tmp_path / "none.wav"), "-m", "none"], "none.wav' does not exist; name an audio file"),
+        (["--melody", str(tmp_path)], "is not a file; name an audio file"),
         (["--melody", str(tmp_path / "no.wav")], "cannot read"),
         (["--melody", str(tmp_path / "no.raw")], "cannot read"),
     ):
         assert main([*words, *more, "-o", str(tmp_path / "y.wav")]) == 2
         assert message in capsys.readouterr().err
     assert main(["speak", "one", "--voice-file", str(file), "-o", str(tmp_path / "y.wav")]) == 2
-    assert "this model goes by no melody and no voice but its own" in capsys.readouterr().err
+    assert "this model does not accept reference audio" in capsys.readouterr().err
     assert main(["speak", "one", "--voice-text", "two", "-o", str(tmp_path / "y.wav")]) == 2
     assert "--voice-text requires --voice-file" in capsys.readouterr().err
 
 
-def test_rates_are_changed_and_channels_mixed() -> None:
-    place = np.arange(4000)
-    fine = np.stack([np.sin(place * 0.05), np.zeros(4000)]).astype(np.float32)
-    mixed = ReferenceAudio(fine, 2000).mono(1000).numpy()
+def test_reference_audio_is_resampled_and_mixed() -> None:
+    position = np.arange(4000)
+    stereo = np.stack([np.sin(position * 0.05), np.zeros(4000)]).astype(np.float32)
+    mixed = ReferenceAudio(stereo, 2000).mono(1000).numpy()
     assert mixed.shape == (2000,)
     np.testing.assert_allclose(mixed[100:1900], 0.5 * np.sin(np.arange(100, 1900) * 0.1), atol=5e-3)
-    for wrong in (fine[0], fine[:, :0], fine * np.float32(np.nan)):
+    for wrong in (stereo[0], stereo[:, :0], stereo * np.float32(np.nan)):
         with pytest.raises(ArgumentError, match="it must be"):
             ReferenceAudio(wrong, 1000)
     with pytest.raises(ArgumentError, match="sampling_rate=0 is not allowed"):
-        ReferenceAudio(fine, 0)
+        ReferenceAudio(stereo, 0)
 
 
-def test_dia_speaks_with_a_voice_as_in_its_own_generate() -> None:
+def test_voice_of_dia_matches_its_own_generate() -> None:
     model, dac = tiny_music.dia(2), tiny_codecs.dac()
     processor = SimpleNamespace(tokenizer=tokenizer(), audio_tokenizer=dac)
     pipe = mmspec.load(model, processor=processor)
-    pipe.speaker.frames = 26
-    sound, delays = wave(45), [0, 2, 3]
-    codes = dac.encode(torch.nn.functional.pad(torch.from_numpy(sound), (0, 3))[None]).audio_codes[0].T  # 6 frames
+    pipe.adapter.frames = 26
+    voice, delays = wave(45), [0, 2, 3]
+    codes = dac.encode(torch.nn.functional.pad(torch.from_numpy(voice), (0, 3))[None]).audio_codes[0].T  # 6 frames
     words = tokenizer()(["happy slow quiet piano"], return_tensors="pt")
-    # As `DiaProcessor` lays it out: 18 until a codebook begins, then its codes, 17 from there on.
+    # The prompt of `DiaProcessor`: 18 until a codebook begins, then its codes, then 17.
     columns = torch.full((1, 1 + 6 + 3, 3), 17)
     for k, d in enumerate(delays):
         columns[0, : d + 1, k], columns[0, d + 1 : d + 7, k] = 18, codes[:, k]
@@ -119,42 +118,44 @@ def test_dia_speaks_with_a_voice_as_in_its_own_generate() -> None:
     wanted = undelay(own[:, 7:], delays)[0]
     ends = (wanted[:, 0] >= 16).nonzero()
     wanted = wanted[: int(ends[0])].T if len(ends) else wanted.T
-    led = pipe.with_reference_audio(sound, 1000, "happy")
-    led.speaker.frames = 20
-    out = led("slow quiet piano", recipe="scd:window=4", temperature=0, guidance_scale=3.0, top_k=5, seed=0)
-    assert wanted.shape[1] > 2 and torch.equal(led.speaker.codes(out.tokens[0]), wanted)
-    with pytest.raises(ArgumentError, match="text of the voice is missing; Dia goes on from what it says"):
-        pipe.with_reference_audio(sound, 1000)
-    with pytest.raises(ArgumentError, match="audio of 30 frames is too long for a voice; the model has places for 26"):
+    following = pipe.with_reference_audio(voice, 1000, "happy")
+    following.adapter.frames = 20
+    out = following("slow quiet piano", recipe="scd:window=4", temperature=0, guidance_scale=3.0, top_k=5, seed=0)
+    assert wanted.shape[1] > 2 and torch.equal(following.adapter.codes(out.tokens[0]), wanted)
+    with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; Dia continues from it"):
+        pipe.with_reference_audio(voice, 1000)
+    message = "audio of 30 frames is too long for a voice; the model has positions for 26"
+    with pytest.raises(ArgumentError, match=message):
         pipe.with_reference_audio(wave(240), 1000, "happy")
     bare = mmspec.load(model, processor=tokenizer(), config={"codec": codec_of(dac)})
-    with pytest.raises(ArgumentError, match="the processor hears no voice; pass a DiaProcessor"):
-        bare.with_reference_audio(sound, 1000, "happy")
+    with pytest.raises(ArgumentError, match="the processor cannot encode reference audio; pass a DiaProcessor"):
+        bare.with_reference_audio(voice, 1000, "happy")
 
 
-def test_csm_speaks_with_a_voice_as_in_its_own_generate() -> None:
-    model, sound = tiny_speech.csm(codes=8), wave(40)
+def test_voice_of_csm_matches_its_own_generate() -> None:
+    model, voice = tiny_speech.csm(codes=8), wave(40)
     pipe = mmspec.load(model, processor=Words(), config={"frames": 8})
-    frames = model.codec_model.encode(torch.from_numpy(sound)[None]).audio_codes.shape[-1]
-    marks = [model.config.audio_token_id] * frames + [model.config.audio_eos_token_id]
-    ids = torch.tensor([[4, 5, *marks, 4, 2, 3]])
+    frames = model.codec_model.encode(torch.from_numpy(voice)[None]).audio_codes.shape[-1]
+    placeholders = [model.config.audio_token_id] * frames + [model.config.audio_eos_token_id]
+    ids = torch.tensor([[4, 5, *placeholders, 4, 2, 3]])
     greedy = {"do_sample": False, "depth_decoder_do_sample": False}
     own = model.generate(
         ids,
-        input_values=torch.from_numpy(sound)[None],
+        input_values=torch.from_numpy(voice)[None],
         input_values_cutoffs=torch.tensor([[40]]),
         max_new_tokens=8,
         output_audio=True,
         **greedy,
     )[0]
-    led = pipe.with_reference_audio(sound, 1000, "six")
+    following = pipe.with_reference_audio(voice, 1000, "six")
     for recipe in ("scd:window=3", "plain"):
-        out = led(["two three", "three"], recipe=recipe, temperature=0, seed=0)
+        out = following(["two three", "three"], recipe=recipe, temperature=0, seed=0)
         np.testing.assert_allclose(out[0].audio[0], own.numpy(), atol=1e-4)
     assert not np.array_equal(pipe("two three", recipe="plain", temperature=0, seed=0).audio, out[0].audio)
-    with pytest.raises(ArgumentError, match="text of the voice is missing; CSM goes on"):
-        pipe.with_reference_audio(sound, 1000, " ")
-    with pytest.raises(ArgumentError, match="too long for a voice; of the model's 64 places, 8 are for what it says"):
+    with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; CSM continues from it"):
+        pipe.with_reference_audio(voice, 1000, " ")
+    message = "too long for a voice; of the model's 64 positions, 8 are for the generated frames"
+    with pytest.raises(ArgumentError, match=message):
         pipe.with_reference_audio(wave(4000), 1000, "six")
 
 
@@ -166,10 +167,11 @@ class Words:
         return {"input_ids": [ids[word] for word in line.replace("]", "] ").split()]}
 
 
-def test_music_that_follows_no_melody() -> None:
+def test_models_and_processors_without_melody() -> None:
     pipe = mmspec.load(long_musicgen(), processor=tokenizer())
-    with pytest.raises(ArgumentError, match="this model follows no melody; facebook/musicgen-melody and its kin do"):
+    message = "this model does not follow a melody; facebook/musicgen-melody does"
+    with pytest.raises(ArgumentError, match=message):
         pipe.with_reference_audio(wave(100), 1000)
     pipe = mmspec.load(long_musicgen(melody=True), processor=tokenizer())
-    with pytest.raises(ArgumentError, match="the processor reads no melody; pass that of the model"):
+    with pytest.raises(ArgumentError, match="the processor cannot read a melody; pass the model's own processor"):
         pipe.with_reference_audio(wave(100), 1000)

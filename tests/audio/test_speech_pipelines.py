@@ -1,4 +1,4 @@
-"""Speech models of transformers as pipelines: from folders, in batches, in chunks, with drafts."""
+"""Pipelines of speech models of transformers: from folders, in batches, in chunks, with draft models."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from torch import Tensor
 
 import mmspec
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.load import smaller
-from mmspec.audio.models.flat.decoding import Stream
-from mmspec.audio.models.flat.speech import FlatAdapter, Style, pieces
+from mmspec.audio.load import smaller_model
+from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.speech import FlatAdapter, Style
+from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
 # One codebook of 16 in ids 11 to 26; 10 ends.
 STYLE = Style(
-    Stream(codes=16, first=11, end=10),
+    StreamFormat(codes=16, first=11, end=10),
     lambda tokens, text, voice: list(tokens(text)["input_ids"]),
     SamplingParams(0.9),
     (RepetitionPenalty(1.2),),
@@ -34,7 +35,7 @@ STYLE = Style(
 
 
 def flat(tmp_path: Path) -> Any:
-    """All from folders: the model with its tokenizer, its codec, a smaller model of the family."""
+    """Everything from folders: the model with its tokenizer, its codec, and a smaller model of the family."""
     tiny.flat(vocab_size=27).save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     tiny.flat(seed=1, layers=1, vocab_size=27).save_pretrained(tmp_path / "small")
@@ -43,11 +44,11 @@ def flat(tmp_path: Path) -> Any:
     return mmspec.load(str(tmp_path / "model"), tokenizer=str(tmp_path / "xcodec2"), config=config)
 
 
-def test_a_flat_model_speaks(tmp_path: Path) -> None:
+def test_flat_pipeline(tmp_path: Path) -> None:
     pipe = flat(tmp_path)
     one = pipe("one two three", recipe="scd:window=4,start=left", seed=3)
     assert one["audio"].dtype == np.float32 and one["sampling_rate"] == 1000
-    assert one["audio"].shape == (1, 8 * pipe.speaker.codes(one.tokens[0]).shape[1])
+    assert one["audio"].shape == (1, 8 * pipe.adapter.codes(one.tokens[0]).shape[1])
     both = pipe(["two", "one two three"], recipe="scd:window=4,start=left", seed=2)
     np.testing.assert_allclose(both[1]["audio"], one["audio"], atol=1e-5)
     for recipe in ("plain", "recycle:window=3", "draft:window=4"):
@@ -61,34 +62,34 @@ def test_a_flat_model_speaks(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), long["audio"], atol=1e-5)
 
 
-def test_super_frames_are_frames_of_their_slots() -> None:
+def test_super_frames_become_frames_of_their_slots() -> None:
     style = Style(tiny.STREAM, STYLE.prompt, SamplingParams(0), (), tokens=13)
     codec = codec_of(tiny_codecs.mimi(codebooks=2, codebook_size=8))
-    speaker = FlatAdapter(tiny.flat(), tokenizer(), codec, style)
-    assert speaker.codes(torch.tensor([1, 6, 5, 10, 4])).tolist() == [[0, 4], [0, 4]]  # ids from 10 on
-    assert speaker.codes(torch.tensor([1, 6, 0, 0])).tolist() == [[0], [0]]
+    adapter = FlatAdapter(tiny.flat(), tokenizer(), codec, style)
+    assert adapter.codes(torch.tensor([1, 6, 5, 10, 4])).tolist() == [[0, 4], [0, 4]]  # ids from 10 on
+    assert adapter.codes(torch.tensor([1, 6, 0, 0])).tolist() == [[0], [0]]
     with pytest.raises(ModelError, match="2 codebooks of 4, the model's stream 2 slots of 5"):
         FlatAdapter(tiny.flat(), tokenizer(), codec_of(tiny_codecs.mimi(2, 4)), style)
 
 
-def test_csm_speaks_from_a_folder(tmp_path: Path) -> None:
+def test_csm_pipeline_from_a_folder(tmp_path: Path) -> None:
     model = tiny.csm(codes=8)
     model.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     pipe = mmspec.load(str(tmp_path), processor=tokenizer(), config={"frames": 30})
-    sounds = pipe(["one two three", "two"], recipe="scd:window=4", temperature=0, seed=0)
+    outputs = pipe(["one two three", "two"], recipe="scd:window=4", temperature=0, seed=0)
     own = model.generate(
         torch.tensor([[4, 2, 3]]), max_new_tokens=30, do_sample=False, depth_decoder_do_sample=False, output_audio=True
     )[0]
-    heard = sounds[0]["audio"][0]
-    np.testing.assert_allclose(heard, own.numpy(), atol=1e-4)
+    audio = outputs[0]["audio"][0]
+    np.testing.assert_allclose(audio, own.numpy(), atol=1e-4)
     chunks = list(pipe.stream("one two three", recipe="scd:window=4", temperature=0, seed=0, first=4, every=40))
-    assert chunks[0].shape[1] < heard.shape[0] / 4
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1)[0], heard, atol=1e-4)
+    assert chunks[0].shape[1] < audio.shape[0] / 4
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1)[0], audio, atol=1e-4)
 
 
 class Words:
-    """As a BarkProcessor: texts to ids of one length."""
+    """A BarkProcessor in miniature: texts to ids of one length."""
 
     def __call__(self, text: str) -> dict[str, Tensor]:
         ids = torch.tensor([[len(word) for word in text.split()][:6]])
@@ -96,7 +97,7 @@ class Words:
         return {"input_ids": ids, "attention_mask": (ids > 0).long()}
 
 
-def test_bark_speaks_as_its_own_generate() -> None:
+def test_bark_matches_its_own_generate() -> None:
     model = tiny.bark()
     pipe = mmspec.load(model, processor=Words(), config={"draft_model": tiny.bark(seed=2)})
     text = "to be or not to be"
@@ -110,15 +111,15 @@ def test_bark_speaks_as_its_own_generate() -> None:
     np.testing.assert_allclose(np.concatenate(list(pipe.stream(text, seed=1)), axis=-1), pair[0]["audio"], atol=1e-5)
 
 
-def test_texts_are_cut_where_it_is_heard_least() -> None:
-    assert pieces("One two. Three, four. Five", 9) == ["One two.", "Three,", "four.", "Five"]
-    assert pieces("a b c d e f", 3) == ["a b", "c d", "e f"]
-    assert pieces(" short ", 30) == ["short"]
+def test_texts_are_split_after_sentences_then_commas_then_words() -> None:
+    assert split_text("One two. Three, four. Five", 9) == ["One two.", "Three,", "four.", "Five"]
+    assert split_text("a b c d e f", 3) == ["a b", "c d", "e f"]
+    assert split_text(" short ", 30) == ["short"]
     with pytest.raises(PromptError, match="a word of 12 letters"):
-        pieces("abcdefghijkl", 10)
+        split_text("abcdefghijkl", 10)
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     model = tiny.flat()
     with pytest.raises(ArgumentError, match="LlamaForCausalLM needs its processor or tokenizer"):
         mmspec.load(model)
@@ -134,5 +135,5 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="CSM does not have"):
         mmspec.load(tiny.csm(), processor=tokenizer(), config={"layout": "x"})
     with pytest.raises(ArgumentError, match="draft_model='pair' is not possible"):
-        smaller(tmp_path)
-    assert smaller(tmp_path / "models--HKUSTAudio--Llasa-8B" / "snapshots" / "1") == "HKUSTAudio/Llasa-1B"
+        smaller_model(tmp_path)
+    assert smaller_model(tmp_path / "models--HKUSTAudio--Llasa-8B" / "snapshots" / "1") == "HKUSTAudio/Llasa-1B"

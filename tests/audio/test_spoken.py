@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.audio.outputs import Sound, Sounds
+from mmspec.audio.outputs import AudioOutput, AudioOutputs
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, SAMPLING_RATE
@@ -175,7 +175,7 @@ def test_what_it_says_is_heard_by_every_recipe(pipe: SpeechPipeline) -> None:
     wanted = [sounds_alike(text) for text in TEXTS]
     for recipe, voice in (("plain", "low"), ("table", "high")):
         sounds = pipe(TEXTS, recipe=recipe, seed=0, voice=voice)
-        assert isinstance(sounds, Sounds)
+        assert isinstance(sounds, AudioOutputs)
         heard = [embedded_recogniser().transcribe(s.audio[0], SAMPLING_RATE) for s in sounds]
         assert word_error_rate(heard, wanted) <= 0.15
         for sound in sounds:
@@ -186,7 +186,7 @@ def test_what_it_says_is_heard_by_every_recipe(pipe: SpeechPipeline) -> None:
 def test_rows_do_not_depend_on_their_batch(pipe: SpeechPipeline) -> None:
     batch = pipe(TEXTS[:2], recipe="table:window=5", seed=[3, 4])
     alone = pipe(TEXTS[1], recipe="table:window=5", seed=4)
-    assert isinstance(batch, Sounds) and isinstance(alone, Sound)
+    assert isinstance(batch, AudioOutputs) and isinstance(alone, AudioOutput)
     assert torch.equal(batch[1]["tokens"][0][: len(alone["tokens"][0])], alone["tokens"][0])
     assert alone["audio"].shape == (1, batch[1]["audio"].shape[1]) and alone["sampling_rate"] == SAMPLING_RATE
 
@@ -195,7 +195,7 @@ def test_a_stream_is_the_call_in_parts(pipe: SpeechPipeline) -> None:
     text = "hello anna. it is half past three"
     whole = pipe(text, seed=1)
     chunks = list(pipe.stream(text, seed=1, first=10, every=8))
-    assert isinstance(whole, Sound) and whole.audio is not None
+    assert isinstance(whole, AudioOutput) and whole.audio is not None
     assert np.allclose(np.concatenate(chunks, axis=1), whole.audio, atol=1e-6)
     assert len(chunks) > 8 and all(chunk.dtype == np.float32 and chunk.shape[0] == 1 for chunk in chunks)
 

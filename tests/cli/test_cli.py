@@ -272,21 +272,3 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mmspec: error: ")
-
-
-def test_check_prints_a_line_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "scd:window=3", "--samples", "2000"]) == 0
-    line = capsys.readouterr().out
-    assert line.startswith("scd:window=3") and "passed" in line and "(exact)" in line
-    assert main(["check", "beta", "--samples", "2000", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)["results"][0]
-    assert result["recipe"] == "beta" and not result["exact"] and result["tv"] > result["limit"] and result["passed"]
-    assert main(["check", "scdd"]) == 2
-
-
-def test_check_finds_a_recipe_that_is_not_exact(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mmspec.sampling.rejection.residual", lambda p, q: p)
-    assert main(["check", "draft", "--samples", "20000"]) == 1
-    assert "FAILED" in capsys.readouterr().out

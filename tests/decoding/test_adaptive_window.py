@@ -15,7 +15,8 @@ from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import ToyTarget, check
+from mmspec.testing.exactness import check
+from mmspec.testing.toys import ToyTarget
 
 AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:window=auto", "medusa:window=auto"]
 

@@ -23,7 +23,8 @@ from mmspec.sampling.logits_processors import EndFirst, MinP, RepetitionAware, R
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
 from mmspec.testing.adapters import check_windows, joint_probs
-from mmspec.testing.exactness import ToyTarget, noise_floor
+from mmspec.testing.exactness import noise_floor
+from mmspec.testing.toys import ToyTarget
 
 V, N = 3, 5
 LAYOUT = Layout(length=N)

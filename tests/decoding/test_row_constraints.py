@@ -29,7 +29,8 @@ from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.exactness import ToyTarget, exact_joint, noise_floor
+from mmspec.testing.exactness import exact_joint, noise_floor
+from mmspec.testing.toys import ToyTarget
 
 EXACT = [
     "plain",

@@ -12,7 +12,8 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import Decoded, run
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import ToyTarget, exact_joint
+from mmspec.testing.exactness import exact_joint
+from mmspec.testing.toys import ToyTarget
 
 V, N, ROWS = 3, 5, 300
 SAMPLING = SamplingParams(temperature=0.8, guidance_scale=1.5)

@@ -27,7 +27,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
 from mmspec.testing.adapters import check_samples
-from mmspec.testing.exactness import ToyTarget
+from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N = 16

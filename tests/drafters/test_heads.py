@@ -29,7 +29,8 @@ from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.testing.exactness import FEATURES, ToyTarget, check
+from mmspec.testing.exactness import check
+from mmspec.testing.toys import FEATURES, ToyTarget
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.target import LlamaGenTarget
 

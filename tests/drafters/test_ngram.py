@@ -19,7 +19,7 @@ from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
-from mmspec.testing.exactness import ToyTarget
+from mmspec.testing.toys import ToyTarget
 
 V, K = 5, 3
 

@@ -13,7 +13,7 @@ from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.rules import RULES
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import ToyTarget
+from mmspec.testing.toys import ToyTarget
 
 V = 12
 CODEBOOK = Codebook(torch.randn(V, 3, generator=torch.Generator().manual_seed(0)))

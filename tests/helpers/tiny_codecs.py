@@ -1,4 +1,4 @@
-"""Tiny random codecs of each class of transformers."""
+"""Tiny random codecs of each codec class of transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
 
 
 def filled(model: Any, seed: int = 0) -> Any:
-    """With codebooks and weights that matter: some classes start with codebooks of zeros."""
+    """The model with random codebooks and layer scales, which some classes initialize with zeros or small numbers."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
         if name.endswith(("embed", "embed_sum", "layer_scale.scale")):
@@ -29,7 +29,7 @@ def filled(model: Any, seed: int = 0) -> Any:
 
 
 def encodec(**changes: Any) -> Any:
-    """24 kHz as it is, 32 kHz with `use_causal_conv=False`."""
+    """The 24 kHz variant; the 32 kHz variant with `use_causal_conv=False`."""
     torch.manual_seed(0)
     config = {
         "target_bandwidths": [1.5],

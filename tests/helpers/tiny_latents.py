@@ -1,4 +1,4 @@
-"""Tiny random speech models of latents, and the real processors of transformers around a few words for them."""
+"""Tiny random speech models whose tokens are latents, and processors of transformers with a vocabulary of few words."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def vibevoice(layers: int = 3, std: float = 0.15) -> Any:
 
 
 def planned_head(plan: list[int]) -> type[VibeVoiceHead]:
-    """A head that says these kinds and repeats the last: random weights would not say "sound" for long."""
+    """A head that generates these kinds and repeats the last; random weights would end an audio segment early."""
 
     class Planned(VibeVoiceHead):
         def __call__(self, logits: Logits, noise: Tensor, positions: np.ndarray) -> Gaussian:
@@ -86,13 +86,13 @@ def planned_head(plan: list[int]) -> type[VibeVoiceHead]:
             assert uncond is not None
             kinds = torch.tensor([[plan[min(n, len(plan) - 1)] for n in row] for row in positions])[..., None]
             mean = self._solve(cond.flatten(0, 1), uncond.flatten(0, 1), noise.flatten(0, 1)).view_as(sampler.mean)
-            return Gaussian.certain(torch.where(kinds == AUDIO, mean, 0.0), kinds.float())
+            return Gaussian.deterministic(torch.where(kinds == AUDIO, mean, 0.0), kinds.float())
 
     return Planned
 
 
 def tokenizer(special: dict[str, int], first: int, names: dict[str, str]) -> Any:
-    """Of `WORDS` from id `first` on; unknown words are the last one."""
+    """A tokenizer of `WORDS` from id `first` on, besides the special tokens; unknown words become the last one."""
     made = Tokenizer(WordLevel(special | {word: first + i for i, word in enumerate(WORDS)}, unk_token=WORDS[-1]))
     made.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(
@@ -101,18 +101,18 @@ def tokenizer(special: dict[str, int], first: int, names: dict[str, str]) -> Any
 
 
 def pocket_processor() -> Any:
-    """Voice, text, first position, as the checkpoints' template says it; a frame is 8 samples at 1 kHz."""
+    """Prompts of voice, text and start token, as in the template of the checkpoints; a frame is 8 samples at 1 kHz."""
     config = PocketTTSAudioTokenizerConfig(
         hidden_size=16, num_filters=4, upsampling_ratios=[2, 2], intermediate_size=32, num_attention_heads=2,
         num_key_value_heads=2, sliding_window=6, latent_stride=2, latent_dim=4, upsample_groups=16, sampling_rate=1000,
     )  # fmt: skip
     names = {
-        "audio_prompt_bos_token": "<voice>", "audio_prompt_token": "<heard>", "audio_latent_token": "<latent>",
+        "audio_prompt_bos_token": "<voice>", "audio_prompt_token": "<reference>", "audio_latent_token": "<latent>",
         "audio_bos_token": "<begin>",
     }  # fmt: skip
-    ids = {"<pad>": 3, "<heard>": 30, "<latent>": 31, "<voice>": 32, "<begin>": 33}
+    ids = {"<pad>": 3, "<reference>": 30, "<latent>": 31, "<voice>": 32, "<begin>": 33}
     template = (
-        "{% for item in messages[0]['content'] %}{% if item['type'] == 'audio' %}<voice><heard>"
+        "{% for item in messages[0]['content'] %}{% if item['type'] == 'audio' %}<voice><reference>"
         "{% else %}{{ item['text'] }}{% endif %}{% endfor %}<begin>"
     )
     return PocketTTSProcessor(
@@ -124,18 +124,18 @@ def pocket_processor() -> Any:
 
 
 def vibevoice_processor() -> Any:
-    ids = {"<pad>": 0, "<end>": 1, "<begin>": 2, "<stop>": 3, "<sound>": 4, "0": 20, "1": 21}
+    ids = {"<pad>": 0, "<end>": 1, "<begin>": 2, "<stop>": 3, "<audio>": 4, "0": 20, "1": 21}
     template = (
         "{% for message in messages %}{% for item in message['content'] %}{% if item['type'] == 'audio' %}"
-        "<begin><sound><stop>{% endif %}{% endfor %}{% endfor %}"
+        "<begin><audio><stop>{% endif %}{% endfor %}{% endfor %}"
         "{% for message in messages %}{{ message['role'] }}{% for item in message['content'] %}"
         "{% if item['type'] == 'text' %} {{ item['text'] }} {% endif %}{% endfor %}{% endfor %}<begin>"
     )
     return VibeVoiceProcessor(
         VibeVoiceAcousticTokenizerFeatureExtractor(sampling_rate=1000, pad_to_multiple_of=8),
-        tokenizer(ids, 5, {"audio_bos_token": "<begin>", "audio_eos_token": "<stop>", "audio_token": "<sound>"}),
+        tokenizer(ids, 5, {"audio_bos_token": "<begin>", "audio_eos_token": "<stop>", "audio_token": "<audio>"}),
         chat_template=template,
         audio_bos_token="<begin>",
         audio_eos_token="<stop>",
-        audio_token="<sound>",
+        audio_token="<audio>",
     )

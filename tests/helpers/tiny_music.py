@@ -1,4 +1,4 @@
-"""Tiny random models of transformers that write columns of codes."""
+"""Tiny random models of transformers that generate columns of codes."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def musicgen(
     layers: int = 2,
     **decoder: Any,
 ) -> Any:
-    """A MusicGen, its text encoder another width than its decoder. Words are ids 1 to 29, 0 is padding."""
+    """A MusicGen whose text encoder has another width than its decoder. Words are ids 1 to 29, 0 is padding."""
     torch.manual_seed(seed)
     kinds: Any = (MusicgenMelodyDecoderConfig, MusicgenMelodyConfig, MusicgenMelodyForConditionalGeneration)
     kind = kinds if melody else (MusicgenDecoderConfig, MusicgenConfig, MusicgenForConditionalGeneration)
     text = T5Config(vocab_size=30, d_model=24, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
-    sound = EncodecConfig(
-        target_bandwidths=[1.25 * codebooks / channels],  # as many codebooks
+    codec = EncodecConfig(
+        target_bandwidths=[1.25 * codebooks / channels],  # the bandwidth of that many codebooks
         sampling_rate=1000,
         hidden_size=8,
         num_filters=4,
@@ -76,7 +76,7 @@ def musicgen(
         **decoder,
     )
     extra = {"num_chroma": 12, "chroma_length": 5} if melody else {}
-    model = kind[2](kind[1](text_encoder=text, audio_encoder=sound, decoder=made, **extra))
+    model = kind[2](kind[1](text_encoder=text, audio_encoder=codec, decoder=made, **extra))
     scatter(model, seed, spread)
     filled(model.audio_encoder)
     model.generation_config = GenerationConfig(
@@ -95,9 +95,9 @@ def long_musicgen(**kind: Any) -> Any:
 def dia(
     seed: int = 0, codes: int = 16, delays: tuple[int, ...] = (0, 2, 3), spread: float = 0.3, layers: int = 2
 ) -> Any:
-    """A Dia with `codes` codes; the next ids are the end, padding, the beginning and one that is not used.
+    """A Dia with `codes` codes; the next ids are the end token, padding, the start token and an unused one.
 
-    Scores are not scaled, so that weights are smaller than elsewhere.
+    Its attention scores are not scaled, so that its weights are smaller than those of the other models.
     """
     config = DiaConfig(
         encoder_config={
@@ -136,9 +136,9 @@ def dia(
 
 
 def higgs(seed: int = 0, codebooks: int = 3, codes: int = 16, spread: float = 0.3, layers: int = 2) -> Any:
-    """A Higgs Audio. Words are ids 1 to 29, 0 is padding, 30 the end, 31 begins sound, 32 is sound, 33 its end.
+    """A Higgs Audio. Words are ids 1 to 29, 0 is padding, 30 the end, 31 begins audio, 32 is audio, 33 its end.
 
-    Code `codes` begins a codebook, the next ends it.
+    Code `codes` begins a codebook, the next one ends it.
     """
     config = HiggsAudioV2Config(
         vocab_size=40,

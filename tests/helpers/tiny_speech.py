@@ -1,4 +1,4 @@
-"""Tiny random speech models of each class of transformers."""
+"""Tiny random speech models of each model class of transformers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from mmspec.audio.models.flat.decoding import Stream
+from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.sampling.logits import Logits
 
-# Text in ids 1 to 9, then the end, then 2 slots of 5 codes of one codebook each.
-STREAM = Stream(codes=5, first=11, end=10, slots=(0, 1))
+# Text is ids 1 to 9, then the end token, then 2 slots with 5 codes each, of one codebook each.
+STREAM = StreamFormat(codes=5, first=11, end=10, slots=(0, 1))
 WORDS = ["<pad>", "one", "two", "three", "[0]one", "[0]two", "[1]one", "six.", "seven.", "eight"]
 
 
@@ -65,7 +65,7 @@ def flat(seed: int = 0, layers: int = 2, qwen: bool = False, spread: float = 0.3
     )
 
 
-# Text ids 1 to 9 are moved by 30; 20 semantic codes, 2 x 8 coarse ones.
+# Text ids 1 to 9 are offset by 30; 20 semantic codes, 2 x 8 coarse codes.
 SEMANTIC = {
     "eos_token_id": 20,
     "text_encoding_offset": 30,
@@ -86,7 +86,7 @@ FINE = {"n_fine_codebooks": 4, "max_fine_history_length": 8, "max_fine_input_len
 
 
 def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
-    """A Bark; of its coarse head's ids, 20 to 27 and 28 to 35 are codes."""
+    """A Bark; ids 20 to 27 and 28 to 35 of its coarse head are codes."""
     sizes = {"num_layers": 2, "num_heads": 2, "hidden_size": 16, "block_size": 32}
     codec = {
         "sampling_rate": 1000,
@@ -103,7 +103,7 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
         codec_config={"model_type": "encodec", **codec},
     )
     model = scatter(BarkModel(config), seed, spread)
-    # As a checkpoint has it: with a BarkGenerationConfig, whose parts are no mappings, BarkModel.generate fails.
+    # Mappings, as in a checkpoint: with a BarkGenerationConfig, whose parts are not mappings, BarkModel.generate fails.
     model.generation_config = GenerationConfig(
         semantic_config=SEMANTIC,
         coarse_acoustics_config=COARSE,
@@ -115,7 +115,7 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
 
 
 def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spread: float = 0.3) -> Any:
-    """A CSM; a frame of zeros ends it."""
+    """A CSM; a frame of zeros ends a row."""
     sizes = {
         "hidden_size": 24,
         "intermediate_size": 32,
@@ -185,7 +185,7 @@ def moshi(seed: int = 0, codebooks: int = 4, codes: int = 8, spread: float = 0.3
 
 
 class Corrupted:
-    """A target that takes another token for the best at every fifth position, the third among them."""
+    """A target whose most likely token is wrong at every fifth position, including the third."""
 
     def __init__(self, target: Any, start: int = 0) -> None:
         self.vocab_size, self.device = target.vocab_size, target.device
@@ -204,7 +204,7 @@ class Corrupted:
 
 
 def calls_with_corrupted(length: int, window: int) -> int:
-    """Target calls that greedy decoding takes when it is drafted so."""
+    """Target calls of greedy decoding with drafts from a `Corrupted` target."""
     done, calls = 1, 1
     while done < length:
         wrong = [n for n in range(done, done + window - 1) if n % 5 == 3]

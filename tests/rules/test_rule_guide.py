@@ -9,7 +9,7 @@ import pytest
 import torch
 from guides import install, run_mmspec
 
-from mmspec.testing.exactness import FEATURES
+from mmspec.testing.toys import FEATURES
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from mmspec.rules import RULES, Rule
 from mmspec.sampling.acceptance import FeatureRule
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio
-from mmspec.testing.exactness import FEATURES, ToyTarget, check
+from mmspec.testing.exactness import check
+from mmspec.testing.toys import FEATURES, ToyTarget
 
 
 def probs(seed: int) -> tuple[Tensor, Tensor, Tensor]:

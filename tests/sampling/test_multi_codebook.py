@@ -17,7 +17,7 @@ from torch import Tensor
 import mmspec.sampling.multi_codebook
 import mmspec.sampling.sampler
 import mmspec.testing.exactness
-from mmspec.audio.multi_codebook.delay_pattern import delay, steps, triangles, undelay
+from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, triangles, undelay
 from mmspec.codebook import Codebook
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -32,7 +32,8 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
 from mmspec.sampling.sampler import ColumnSampler
-from mmspec.testing.columns import ColumnToy, check_columns
+from mmspec.testing.columns import check_columns
+from mmspec.testing.toys import ColumnToy
 
 PAD = 2  # of toys with 2 entries: outside the vocabulary, as MusicGen's is
 DELAYED = ForcedCells(triangles(4, [0, 1], PAD, PAD))
@@ -223,7 +224,7 @@ def test_codebook_rules_use_each_codebook(none: str, some: str) -> None:
     assert relaxed.stats.tokens_per_call > exact.stats.tokens_per_call
     assert not torch.equal(decode(f"draft+{some},window=3", [ALIKE[0]] * 2).tokens, relaxed.tokens)
     found = check_columns(
-        f"draft+{some},window=3", SamplingParams(), 15_000, 4, 4, Layout(length=2, cell=(2,)), alike=ALIKE
+        f"draft+{some},window=3", SamplingParams(), 15_000, 4, 4, Layout(length=2, cell=(2,)), codebooks=ALIKE
     )
     assert found.tv_bound > 0 and found.tv < found.limit + 2 * found.tv_bound
 
@@ -340,7 +341,7 @@ def test_delays_and_back(delays: list[int]) -> None:
 
 
 def test_delays_of_stereo_and_of_short_audio() -> None:
-    assert steps(4) == [0, 1, 2, 3] and steps(8, 2) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert undelay(torch.zeros(1, 3, 5, dtype=torch.int64), steps(5)).shape == (1, 0, 5)
+    assert linear_delays(4) == [0, 1, 2, 3] and linear_delays(8, 2) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert undelay(torch.zeros(1, 3, 5, dtype=torch.int64), linear_delays(5)).shape == (1, 0, 5)
     with pytest.raises(ArgumentError, match="delays has 3 values for 4 codebooks"):
-        delay(torch.zeros(1, 5, 4, dtype=torch.int64), steps(3), 0, 0)
+        delay(torch.zeros(1, 5, 4, dtype=torch.int64), linear_delays(3), 0, 0)

@@ -38,7 +38,8 @@ from mmspec.sampling.rejection import ratio, residual, sample
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
-from mmspec.testing.exactness import ToyTarget, check
+from mmspec.testing.exactness import check
+from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 CPU = torch.device("cpu")

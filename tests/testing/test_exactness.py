@@ -1,9 +1,9 @@
-"""Every exact recipe keeps plain decoding's distribution; every bias that has shipped elsewhere is caught.
+"""The exactness check finds every bias that has been published in code, and no exact recipe fails it.
 
 Power: with 60,000 samples of at most 81 sequences the noise floor lies at 0.010 to 0.014 total variation and the limit
 five standard deviations, about 0.006, above it: an exact recipe fails once in a million runs. A bias of 0.02 spread
 evenly over all sequences is found in 94 to 100 of 100 runs, one of 0.015 in 29 to 90, a concentrated one more often.
-`test_twins_are_caught` shows it for every bias that has shipped.
+`test_published_biases_are_found` shows it for biases of published implementations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import mmspec.decoding.loop
 import mmspec.drafters.coupling
 import mmspec.sampling.rejection
 import mmspec.sampling.sampler
-import mmspec.testing.exactness
+import mmspec.testing.toys
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -37,7 +37,8 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.exactness import ToyTarget, check, exact_joint
+from mmspec.testing.exactness import check, exact_joint
+from mmspec.testing.toys import ToyTarget
 
 GRID = Layout(length=4, width=2)
 LONGER = Layout(length=5, width=2)
@@ -59,31 +60,31 @@ EXACT = [
 
 
 @pytest.mark.parametrize("recipe", ["table:window=3", "sjd:window=3", "scd:window=3", "scd:coupling=gumbel"])
-def test_distribution_one_row_at_a_time(recipe: str) -> None:
-    """Batch 1: 2,000 samples of 8 sequences, floor about 0.02; a bias of 0.06 is nearly always found."""
-    verdict = check(recipe, SamplingParams(0.8), samples=2000, layout=Layout(3), vocab_size=2, batch=1, seed=5)
-    assert verdict.ok, verdict
+def test_recipes_are_exact_with_batch_size_1(recipe: str) -> None:
+    """2,000 samples of 8 sequences have a floor of about 0.02; a bias of 0.06 is nearly always found."""
+    result = check(recipe, SamplingParams(0.8), samples=2000, layout=Layout(3), vocab_size=2, batch=1, seed=5)
+    assert result.ok, result
 
 
-def test_distribution_when_every_window_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_exact_if_every_draft_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model is the target itself."""
 
-    class Same(ToyTarget):
+    class SameSeed(ToyTarget):
         def __init__(self, batch_size: int, vocab_size: int, length: int, seed: int, guided: bool = False) -> None:
             super().__init__(batch_size, vocab_size, length, seed % 1000, guided)
 
-    monkeypatch.setattr(mmspec.testing.exactness, "ToyTarget", Same)
-    verdict = check("draft:window=3", SamplingParams(temperature=0.7), samples=60_000, layout=LONGER, seed=6)
-    assert verdict.ok and verdict.tokens_per_call == 5 / 3, verdict
+    monkeypatch.setattr(mmspec.testing.toys, "ToyTarget", SameSeed)
+    result = check("draft:window=3", SamplingParams(temperature=0.7), samples=60_000, layout=LONGER, seed=6)
+    assert result.ok and result.tokens_per_call == 5 / 3, result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["plain", "draft:window=3", "scd:window=3", "tree:branch=2/2/1"])
-def test_distribution_with_many_samples(recipe: str) -> None:
-    """A million: what is left of a bias is below 0.005."""
+def test_recipes_are_exact_with_a_million_samples(recipe: str) -> None:
+    """Finds a bias of 0.005."""
     sampling = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)
-    verdict = check(recipe, sampling, samples=1_000_000, layout=GRID, seed=7)
-    assert verdict.ok, verdict
+    result = check(recipe, sampling, samples=1_000_000, layout=GRID, seed=7)
+    assert result.ok, result
 
 
 def decode(recipe: str, seeds: list[int], samplings: list[SamplingParams], **toy: int) -> Tensor:
@@ -98,13 +99,13 @@ def decode(recipe: str, seeds: list[int], samplings: list[SamplingParams], **toy
 
 
 class SmallToy(ToyTarget):
-    """A toy whose distribution depends on the last four tokens only, so that long sequences stay small."""
+    """A toy whose distribution depends only on the last four tokens, so that long sequences need a small table."""
 
     def __init__(self, batch_size: int, vocab_size: int, length: int, seed: int, guided: bool = False) -> None:
         super().__init__(batch_size, vocab_size, 5, seed, guided)
         self.end = length
 
-    def forward(self, tokens: Tensor, at: np.ndarray, part: EarlyExit | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: np.ndarray, early_exit: EarlyExit | None = None) -> Logits:
         if self._number.shape[1] <= self.end:
             self._number = torch.zeros(len(tokens), self.end + 64, dtype=torch.int64)
         rows = torch.arange(len(tokens))
@@ -137,7 +138,7 @@ def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", EXACT[1:])
-def test_greedy_is_plain_greedy(recipe: str) -> None:
+def test_greedy_decoding_equals_plain_greedy_decoding(recipe: str) -> None:
     settings = [
         SamplingParams(temperature=0),
         SamplingParams(temperature=0, guidance_scale=2.0),
@@ -147,11 +148,11 @@ def test_greedy_is_plain_greedy(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", EXACT[1:])
-def test_a_window_of_certain_tokens_is_accepted_whole(recipe: str) -> None:
-    """A target that repeats its last token for sure: every window is accepted, up to the last slot of the sequence."""
+def test_windows_of_a_deterministic_target_are_accepted(recipe: str) -> None:
+    """The target repeats its last token with probability 1, so that every window is accepted up to the end."""
 
     class Repeater(ToyTarget):
-        def forward(self, tokens: Tensor, at: np.ndarray, part: EarlyExit | None = None) -> Logits:
+        def forward(self, tokens: Tensor, at: np.ndarray, early_exit: EarlyExit | None = None) -> Logits:
             return Logits(torch.nn.functional.one_hot(tokens, 3).float() * 200, None)
 
     layout = Layout(length=24, width=4)
@@ -166,18 +167,18 @@ def test_a_window_of_certain_tokens_is_accepted_whole(recipe: str) -> None:
         assert set(decoded.stats.acceptance) == {1.0}
 
 
-def test_plain_is_the_loop_without_drafts() -> None:
+def test_plain_decoding_equals_the_loop_with_window_1() -> None:
     sampling = [SamplingParams(temperature=0.8)] * 3
     target, layout = SmallToy(3, 4, 12, 5), Layout(length=12)
-    rows = BatchState([1, 2, 3], layout, 1, target.device)
+    state = BatchState([1, 2, 3], layout, 1, target.device)
     meter = Meter(target.device, 3)
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
-    mmspec.decoding.loop.decode(target, drafter, ratio, sampler, rows, mmspec.decoding.loop.FixedWindow(1), meter, None)
-    assert torch.equal(rows.result(), decode("plain", [1, 2, 3], sampling))
+    mmspec.decoding.loop.decode(target, drafter, ratio, sampler, state, mmspec.decoding.loop.FixedWindow(1), meter, None)
+    assert torch.equal(state.result(), decode("plain", [1, 2, 3], sampling))
 
 
-# --- Broken twins: each is a bias that has shipped, put into the real loop ------------------------------------------
+# --- Broken variants of the loop: each has a bias of a published implementation --------------------------------------
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -186,18 +187,18 @@ def resample_from_p(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mmspec.sampling.rejection, "residual", lambda p, q: p)
 
 
-def warp_residual_twice(patch: pytest.MonkeyPatch) -> None:
+def apply_temperature_to_residual(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mmspec.sampling.rejection, "residual", lambda p, q: residual(p, q) ** (1 / 1.6))
 
 
 def draft_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
-    def drawn(self: TokenSampler, p: Tensor, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
+    def sample_drafts(self: TokenSampler, p: Tensor, draws: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         return p.argmax(-1) if stream == DRAFT else sample(p, draws[stream])
 
-    patch.setattr(TokenSampler, "sample", drawn)
+    patch.setattr(TokenSampler, "sample", sample_drafts)
 
 
-def keep_above_half(patch: pytest.MonkeyPatch) -> None:
+def reuse_above_half(patch: pytest.MonkeyPatch) -> None:
     def coupling(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         tokens = sample(verdict.p, draws[RESAMPLE])
         if (m := verdict.p.shape[1] - 1) == 0:
@@ -209,12 +210,12 @@ def keep_above_half(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(mmspec.drafters.coupling.COUPLINGS, "maximal", coupling)
 
 
-def draft_noise_shared_with_the_redraw(patch: pytest.MonkeyPatch) -> None:
+def share_draft_noise_with_resample(patch: pytest.MonkeyPatch) -> None:
     get = WindowRNG.__getitem__
     patch.setattr(WindowRNG, "__getitem__", lambda self, stream: get(self, RESAMPLE if stream == DRAFT else stream))
 
 
-def start_by_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
+def init_by_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mmspec.drafters.chain, "sample", lambda q, u: q.argmax(-1))
 
 
@@ -222,16 +223,16 @@ def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
     def coupling(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
         tokens = mmspec.drafters.coupling.maximal(verdict, state, draws)
         if m := verdict.p.shape[1] - 1:
-            sampler, draft = verdict.p[:, :m], verdict.draft
-            kept = draws[ACCEPT][:, :m] < ratio(sampler, draft.q, draft.tokens)
-            sampler.copy_(torch.where(kept[..., None], draft.q, sampler))
+            p, draft = verdict.p[:, :m], verdict.draft
+            kept = draws[ACCEPT][:, :m] < ratio(p, draft.q, draft.tokens)
+            p.copy_(torch.where(kept[..., None], draft.q, p))
         return tokens
 
     patch.setitem(mmspec.drafters.coupling.COUPLINGS, "maximal", coupling)
 
 
 def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
-    """Rows commit in groups of four as far as the slowest; what the others had accepted stays, with its old q."""
+    """Groups of four rows commit as many tokens as the slowest; the others reuse accepted drafts with their old q."""
     accepted: list[np.ndarray] = []
 
     def lock_step(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
@@ -244,8 +245,8 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
         tokens = sample(verdict.p, draws[RESAMPLE])
         if m := verdict.p.shape[1] - 1:
             kept = torch.from_numpy(np.arange(m) < accepted[0][:, None])
-            sampler = verdict.p[:, :m]
-            sampler.copy_(torch.where(kept[..., None], verdict.draft.q, sampler))
+            p = verdict.p[:, :m]
+            p.copy_(torch.where(kept[..., None], verdict.draft.q, p))
             tokens[:, :m] = torch.where(kept, verdict.draft.tokens, tokens[:, :m])
         return tokens
 
@@ -253,8 +254,8 @@ def stale_q_in_lock_step(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(mmspec.drafters.coupling.COUPLINGS, "fresh", coupling)
 
 
-def shared_noise(patch: pytest.MonkeyPatch) -> None:
-    """The accept coin is used again for the resample."""
+def share_accept_coin_with_resample(patch: pytest.MonkeyPatch) -> None:
+    """Uses the accept coin for the resample too."""
 
     def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
         return mmspec.sampling.rejection.verify(p, draft, rule, accept_u, accept_u)
@@ -262,45 +263,45 @@ def shared_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mmspec.sampling.sampler, "verify", verify)
 
 
-def forgotten_roll_back(patch: pytest.MonkeyPatch) -> None:
+def skip_roll_back(patch: pytest.MonkeyPatch) -> None:
     forward = ToyTarget.forward
 
-    def late(self: ToyTarget, tokens: Tensor, at: np.ndarray) -> Logits:
+    def without_roll_back(self: ToyTarget, tokens: Tensor, at: np.ndarray) -> Logits:
         number = self._number.clone()
         logits = forward(self, tokens, at)
         self._number = torch.where(number > 0, number, self._number)
         return logits
 
-    patch.setattr(ToyTarget, "forward", late)
+    patch.setattr(ToyTarget, "forward", without_roll_back)
 
 
-TWINS: dict[str, tuple[Break, str]] = {
+BROKEN: dict[str, tuple[Break, str]] = {
     "resample from p": (resample_from_p, "sjd:window=3,start=left"),
-    "residual warped twice": (warp_residual_twice, "sjd:window=3,start=left"),
+    "temperature applied to the residual": (apply_temperature_to_residual, "sjd:window=3,start=left"),
     "argmax drafts with a softmax q": (draft_argmax_but_claim_softmax, "draft:window=3"),
-    "keep if p/q > 0.5": (keep_above_half, "scd:window=4,start=left"),
+    "reuse if p/q > 0.5": (reuse_above_half, "scd:window=4,start=left"),
     "stale q in coupling": (stale_q_in_coupling, "scd:window=4,start=left"),
     "stale q in a lock-step batch": (stale_q_in_lock_step, "sjd:window=4,start=left"),
-    "start by argmax with a softmax q": (start_by_argmax_but_claim_softmax, "scd:window=4,start=model"),
-    "draft's noise shared with the resample": (draft_noise_shared_with_the_redraw, "draft:window=3"),
-    "coin shared with the resample": (shared_noise, "draft:window=3"),
-    "no roll-back": (forgotten_roll_back, "draft:window=3"),
+    "initial drafts by argmax with a softmax q": (init_by_argmax_but_claim_softmax, "scd:window=4,start=model"),
+    "draft noise shared with the resample": (share_draft_noise_with_resample, "draft:window=3"),
+    "accept coin shared with the resample": (share_accept_coin_with_resample, "draft:window=3"),
+    "no roll-back": (skip_roll_back, "draft:window=3"),
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_twins_are_caught(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_it, recipe = TWINS[twin]
+@pytest.mark.parametrize("broken", BROKEN)
+def test_published_biases_are_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, recipe = BROKEN[broken]
     sampling = SamplingParams(temperature=1.6)
     assert check(recipe, sampling, samples=60_000, layout=LONGER, seed=1).ok
     break_it(monkeypatch)
-    verdict = check(recipe, sampling, samples=60_000, layout=LONGER, seed=1)
-    assert not verdict.ok, verdict
-    print(f"{twin}: {verdict}")
+    result = check(recipe, sampling, samples=60_000, layout=LONGER, seed=1)
+    assert not result.ok, result
+    print(f"{broken}: {result}")
 
 
-def test_the_exact_joint_is_plain_decoding() -> None:
-    """The reference itself, against a product of softmaxes written out by hand."""
+def test_the_exact_joint_is_a_product_of_softmaxes() -> None:
+    """Compares the reference distribution with one that is computed by hand."""
     toy = ToyTarget(1, 3, 3, seed=2)
     joint = exact_joint(toy, SamplingParams(temperature=0.5), Layout(length=3))
     table = (toy._tables[0][0].double() / 0.5).softmax(-1)

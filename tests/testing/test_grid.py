@@ -1,11 +1,11 @@
-"""Every exact way of drafting keeps plain decoding's distribution: chains, Jacobi and trees, by drafter, by distribution.
+"""Every drafter keeps the target distribution under the exact rule: chains, Jacobi drafts and trees.
 
-Each recipe is compared once with a distribution of its own; `slow` compares all with all. Batches come in by
-`test_a_row_does_not_depend_on_its_batch`: a row has token for token what it has alone, next to rows of any settings.
+Each recipe runs with one of the sampling settings; the slow test runs all combinations. All rows of a run have the same
+settings; `test_a_row_does_not_depend_on_its_batch` covers mixed batches, token by token.
 
 Power: with 20,000 samples of 81 sequences the noise floor lies at 0.01 to 0.025 total variation and the limit five
 standard deviations, about 0.01, above it, so that an exact recipe fails once in a million seeds; a bias of 0.03 is
-nearly always found. With the 60,000 of the slow part that is 0.02.
+nearly always found. With the 60,000 samples of the slow test the same holds for a bias of 0.02.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mmspec.engine import run
 from mmspec.recipes import RECIPES, parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import ToyTarget, check, toy_resources
+from mmspec.testing.exactness import check
+from mmspec.testing.toys import ToyTarget, toy_resources
 
 CHAINS = [
     "draft:window=3",
@@ -70,35 +71,35 @@ SETTINGS = {
     "T=0.8, top-p, guidance": SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5),
 }
 GRID = Layout(length=4, width=2)
-ONE_EACH = [(recipe, list(SETTINGS)[i % len(SETTINGS)]) for i, recipe in enumerate(EXACT)]
+COMBINATIONS = [(recipe, list(SETTINGS)[i % len(SETTINGS)]) for i, recipe in enumerate(EXACT)]
 
 
-def test_nothing_is_left_out() -> None:
+def test_every_recipe_with_a_drafter_is_covered() -> None:
     names = {parse(recipe).parts[0] for recipe in EXACT}
     assert names == {name for name, info in RECIPES.items() if info.drafts and not info.continuous}
 
 
-@pytest.mark.parametrize(("recipe", "settings"), ONE_EACH)
-def test_distribution(recipe: str, settings: str) -> None:
-    verdict = check(recipe, SETTINGS[settings], samples=20_000, layout=GRID, seed=1)
-    assert verdict.ok, verdict
+@pytest.mark.parametrize(("recipe", "settings"), COMBINATIONS)
+def test_exact_recipes_keep_the_target_distribution(recipe: str, settings: str) -> None:
+    result = check(recipe, SETTINGS[settings], samples=20_000, layout=GRID, seed=1)
+    assert result.ok, result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("recipe", EXACT)
-def test_every_combination(recipe: str, settings: str) -> None:
-    verdict = check(recipe, SETTINGS[settings], samples=60_000, layout=GRID, seed=2)
-    assert verdict.ok, verdict
+def test_exact_recipes_keep_the_target_distribution_with_all_settings(recipe: str, settings: str) -> None:
+    result = check(recipe, SETTINGS[settings], samples=60_000, layout=GRID, seed=2)
+    assert result.ok, result
 
 
 @pytest.mark.parametrize("recipe", EXACT)
-def test_ends_and_forced_tokens_among_drafts(recipe: str) -> None:
+def test_end_of_sequence_and_constraints_inside_windows(recipe: str) -> None:
     allowed = torch.tensor([[True, True, True], [True, False, True], [False, True, False]])
     constraint = Constraint(torch.tensor([0, 1, 2, 1]), allowed)
     layout = Layout(length=4, width=2, constraint=constraint, eos=frozenset({2}), pad=0)
-    verdict = check(recipe, SamplingParams(temperature=1.2), samples=10_000, layout=layout, seed=4)
-    assert verdict.ok and verdict.tokens_per_call > 1, verdict
+    result = check(recipe, SamplingParams(temperature=1.2), samples=10_000, layout=layout, seed=4)
+    assert result.ok and result.tokens_per_call > 1, result
 
 
 def decode(recipe: str, seeds: list[int], samplings: list[SamplingParams]) -> Any:
@@ -125,7 +126,7 @@ def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", EXACT)
-def test_greedy_is_plain_greedy(recipe: str) -> None:
+def test_greedy_decoding_equals_plain_greedy_decoding(recipe: str) -> None:
     settings = [
         SamplingParams(temperature=0),
         SamplingParams(temperature=0, guidance_scale=2.0),

@@ -56,7 +56,7 @@ def test_recipes_speculate(pipe: Any, recipe: str) -> None:
 
 
 def test_what_it_refuses(pipe: Any) -> None:
-    with pytest.raises(ArgumentError, match="for tokens that are numbers"):
+    with pytest.raises(ArgumentError, match="for discrete tokens"):
         pipe(PROMPTS[0], recipe="scd")
     with pytest.raises(ArgumentError, match="top_k=5"):
         pipe(PROMPTS[0], top_k=5)

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.continuous.run import LatentStats, with_account
-from mmspec.continuous.sampler import Account, Gaussian, LatentRule, normals
+from mmspec.continuous.run import LatentStats, with_counter
+from mmspec.continuous.sampler import AcceptanceCounter, Gaussian, LatentRule, normals
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
@@ -76,7 +76,7 @@ def decode_published(
     # All places of a pass are guided alike, by how many are missing after it.
     sizes = -np.diff([places, *left])
     guided_as = np.repeat([places - max(n, 1) - 1 for n in left], sizes)
-    noise, meter, account = CounterRNG(seeds, target.device), Meter(target.device, len(seeds)), Account()
+    noise, meter, counter = CounterRNG(seeds, target.device), Meter(target.device, len(seeds)), AcceptanceCounter()
     ours, theirs = Side(target, head, noise, guided_as), Side(draft, draft_head, noise, guided_as)
     tokens = torch.zeros(len(seeds), places, head.dim, device=target.device)
     alone, done, looked, draft_calls = rule.alone(passes), 0, 0, 0
@@ -93,11 +93,11 @@ def decode_published(
         meter.clock.lap("other")
         if s < alone:
             p = ours.dists(positions)
-            put(rule.draw(p, normals(draws, RESAMPLE, head.dim)), done)
+            put(rule.sample(p, normals(draws, RESAMPLE, head.dim)), done)
             meter.clock.lap("target")
         else:
             q = theirs.dists(positions)
-            put(rule.draw(q, normals(draws, DRAFT, head.dim)), done)
+            put(rule.sample(q, normals(draws, DRAFT, head.dim)), done)
             dists.append(q)
             draft_calls += 1
             meter.clock.lap("drafter")
@@ -107,10 +107,10 @@ def decode_published(
             draws = noise.window(positions, passes + s)
             p, q, x = ours.dists(positions), joined(dists), tokens[:, looked:done]
             meter.clock.lap("target")
-            chance = rule.chance(p, q, x)
+            chance = rule.accept_prob(p, q, x)
             kept = draws[ACCEPT] < chance
             distance = (x - p.mean).square().mean(-1).sqrt()
-            account.add(kept.cpu().numpy(), np.ones(kept.shape, dtype=bool), distance.cpu().numpy())
+            counter.add(kept.cpu().numpy(), np.ones(kept.shape, dtype=bool), distance.cpu().numpy())
             excess = rule.excess(p, q, x, chance.clamp(max=1.0))
             if excess is not None:
                 meter.excess += excess.sum(1).double().cpu().numpy()
@@ -125,7 +125,7 @@ def decode_published(
             if on_step is not None:
                 so_far = [row[:done].clone() for row in tokens]
                 on_step(Step(meter.nfe, done * len(seeds), places * len(seeds), so_far))
-    return tokens, with_account(meter.stats(draft_calls), account)
+    return tokens, with_counter(meter.stats(draft_calls), counter)
 
 
 def done_after(sizes: NDArray[np.int64]) -> list[int]:

@@ -62,7 +62,7 @@ class PocketHead:
         late = torch.from_numpy(positions >= self._min_frames).to(hidden.device)
         ends = (self._model.eos_head(hidden)[..., 0].float() > self._threshold) & late
         mark = torch.where(before > 0, before - 1, torch.where(ends, after, NO_END))
-        return Gaussian.certain(mean, mark[..., None].float())
+        return Gaussian.deterministic(mean, mark[..., None].float())
 
 
 class PocketTarget:

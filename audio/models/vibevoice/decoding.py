@@ -64,7 +64,7 @@ class VibeVoiceHead:
         mean = self._solve(cond.flatten(0, 1), uncond.flatten(0, 1), noise.flatten(0, 1)).unflatten(0, cond.shape[:2])
         # The other kinds have no latent; the zeros are never read.
         mean = torch.where((kind == self._audio)[..., None], mean, 0.0)
-        return Gaussian.certain(mean, kind[..., None].float())
+        return Gaussian.deterministic(mean, kind[..., None].float())
 
     def _solve(self, cond: Tensor, uncond: Tensor, noise: Tensor) -> Tensor:
         """Latents float32 [n, D] from conditions [n, H] and noise [n, D]."""

@@ -75,4 +75,4 @@ class FlowHead:
             code = weight @ self._codes
             goal = code + t * SPREAD**2 / variance * (x - t * code)
             x = x + (goal - x) / (self._steps - i)
-        return Gaussian.certain(x)
+        return Gaussian.deterministic(x)
