@@ -1,10 +1,10 @@
 """Confidence intervals by resampling.
 
-Quantities that are means of samples are resampled with replacement, the usual bootstrap. Quantities of a whole set, as
-the Frechet distance, are taken of halves of it, drawn without replacement: the spread of halves equals that of the
-bootstrap to first order (of a mean: exactly), but no sample occurs twice, which distances of sets would take for less
-variety. Their bias, which differs at half the size, does not enter: the interval lies around the value of the full set,
-and only its width comes from the resamples.
+Means over samples are resampled with replacement, the usual bootstrap. Statistics of a whole set, such as the Frechet
+distance, are computed on halves of it, sampled without replacement: the spread over halves equals that of the bootstrap
+to first order (for a mean: exactly), but no sample occurs twice, which distances between sets would take for less
+variety. The bias of such statistics, which differs at half the size, does not enter: the interval is centered on the
+value of the full set, and only its width comes from the resamples.
 """
 
 from __future__ import annotations
@@ -32,29 +32,35 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Resampled:
-    """A quantity of all samples, and of each resample, float64 [R]."""
+class Estimate:
+    """A statistic of all samples, with its bootstrap replicates.
+
+    Attributes:
+        value: Of all samples.
+        replicates: Of each resample, float64 [R].
+    """
 
     value: float
-    draws: NDArray[np.float64]
+    replicates: NDArray[np.float64]
 
     def interval(self, level: float = 0.95) -> Interval:
-        """The interval of confidence `level`.
+        """The confidence interval of this level.
 
         Raises:
-            ArgumentError: For a level outside 0..1.
+            ArgumentError: If `level` is not strictly between 0 and 1.
         """
         if not 0 < level < 1:
             raise ArgumentError(f"level={level} is not allowed; it must lie between 0 and 1")
-        low, high = np.quantile(self.draws - self.draws.mean(), [(1 - level) / 2, (1 + level) / 2])
+        centered = self.replicates - self.replicates.mean()
+        low, high = np.quantile(centered, [(1 - level) / 2, (1 + level) / 2])
         return Interval(self.value, float(self.value + low), float(self.value + high))
 
-    def minus(self, other: Resampled) -> Resampled:
-        """The paired difference of two quantities that were resampled with the same settings.
+    def minus(self, other: Estimate) -> Estimate:
+        """The paired difference from an estimate that was resampled with the same settings.
 
-        Both then used the same prompts and seeds in each resample: what makes a prompt easy or hard cancels.
+        Each resample of both then holds the same prompts and seeds: what makes a prompt easy or hard cancels.
         """
-        return Resampled(self.value - other.value, self.draws - other.draws)
+        return Estimate(self.value - other.value, self.replicates - other.replicates)
 
 
 def resample(
@@ -65,28 +71,31 @@ def resample(
     halves: bool = False,
     resamples: int = 1000,
     seed: int = 0,
-) -> Resampled:
-    """`statistic`, a function of which of `count` samples to use, for all of them and for every resample.
+) -> Estimate:
+    """Computes a statistic on all samples and on every resample.
 
     Args:
         statistic: Called with int64 indices into the samples.
-        groups: A label per sample; those of one label are drawn together. None: each is a group of its own.
-        halves: For quantities of a whole set; see above.
+        count: Number of samples.
+        groups: A label per sample; samples with the same label are resampled together. None: each is its own group.
+        halves: Resample halves without replacement, for statistics of a whole set; see the module's docstring.
+        resamples: Number of resamples.
+        seed: Of the resampling.
 
     Raises:
-        ArgumentError: For fewer than two groups, or settings out of range.
+        ArgumentError: If there are fewer than two groups or two resamples, or labels for another number of samples.
     """
     if resamples < 2:
         raise ArgumentError(f"resamples={resamples} is not allowed; it must be 2 or more")
     if groups is None:
-        draws = _draws(count, halves, resamples, seed)
+        indices = _indices(count, halves, resamples, seed)
     else:
         members = _members(count, groups)
-        draws = (
-            np.concatenate([members[i] for i in chosen]) for chosen in _draws(len(members), halves, resamples, seed)
+        indices = (
+            np.concatenate([members[i] for i in chosen]) for chosen in _indices(len(members), halves, resamples, seed)
         )
-    found = np.array([statistic(index) for index in draws], dtype=np.float64)
-    return Resampled(statistic(np.arange(count)), found)
+    replicates = np.array([statistic(index) for index in indices], dtype=np.float64)
+    return Estimate(statistic(np.arange(count)), replicates)
 
 
 def bootstrap(
@@ -99,19 +108,19 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """The interval of `statistic`; see `resample`.
+    """The confidence interval of a statistic; the arguments are those of `resample`.
 
     Raises:
-        ArgumentError: As there, or for a wrong level.
+        ArgumentError: As `resample` and `Estimate.interval`.
     """
     return resample(statistic, count, groups=groups, halves=halves, resamples=resamples, seed=seed).interval(level)
 
 
 def mean_interval(values: Any, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    """The mean of values [N], one per sample, with its interval.
+    """The mean of values [N], one per sample, with its confidence interval.
 
     Raises:
-        ArgumentError: As `bootstrap`.
+        ArgumentError: If values are not one finite number per sample, and as `bootstrap`.
     """
     found = np.asarray(values, dtype=np.float64)
     if found.ndim != 1 or not np.isfinite(found).all():
@@ -129,9 +138,10 @@ def _members(count: int, groups: Sequence[Any]) -> list[Index]:
     return [np.array(found) for found in by_label.values()]
 
 
-def _draws(count: int, halves: bool, resamples: int, seed: int) -> Iterator[Index]:
+def _indices(count: int, halves: bool, resamples: int, seed: int) -> Iterator[Index]:
+    """The indices of each resample: a half without replacement, or `count` with replacement."""
     if count < 2:
-        raise ArgumentError(f"an interval needs at least 2 samples to draw from; there are {count}")
+        raise ArgumentError(f"an interval needs at least 2 samples to resample; there are {count}")
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
         yield rng.permutation(count)[: count // 2] if halves else rng.integers(count, size=count)

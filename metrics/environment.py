@@ -1,4 +1,4 @@
-"""The machine and the versions that a result was made with."""
+"""The machine and the package versions behind a result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from mmspec import __version__
 
 
 def environment() -> dict[str, str | int | None]:
-    """Versions, devices and threads, in the order in which they are best read; None where something is absent.
+    """Versions, devices and threads, in reading order; None for what is absent.
 
-    `torchaudio` says why when it is installed but cannot be imported, as it can be built against another torch.
+    `torchaudio` carries the reason if it is installed but cannot be imported, since it may be built against another
+    torch.
     """
     return {
         "mmspec": __version__,
@@ -41,12 +42,12 @@ def _version(package: str) -> str | None:
 
 
 def _importable(package: str) -> str | None:
-    """The version, followed by the reason when importing it fails; None when it is not installed."""
+    """The version, followed by the reason if the import fails; None if the package is not installed."""
     number = _version(package)
     if number is None:
         return None
     try:
         importlib.import_module(package)
-    except Exception as error:  # a binary package fails in its own ways: OSError, RuntimeError, ImportError
+    except Exception as error:  # binary packages fail with OSError, RuntimeError or ImportError
         return f"{number}, not importable: {' '.join(str(error).split())}"
     return number

@@ -1,4 +1,4 @@
-"""Features: what an extractor makes of samples, one row each. Every metric reads them through the checks here."""
+"""Features: the rows that an extractor makes of samples, one per sample, validated here for every metric."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mmspec.errors import ArgumentError
 Features = NDArray[np.float64]
 
 
-def read_features(values: Any, name: str, least: int = 1) -> Features:
-    """`values` as float64 [N, D].
+def as_features(values: Any, name: str, least: int = 1) -> Features:
+    """Converts values to float64 [N, D] and validates them.
 
     Args:
         values: An array or tensor [N, D] of any number type, on any device.
         name: What the caller calls it, for messages.
-        least: How many rows the metric needs.
+        least: Number of rows that the metric needs.
 
     Raises:
-        ArgumentError: For another number of axes, too few rows, no columns, or values that are not finite.
+        ArgumentError: If there are not two axes, too few rows, no columns, or values that are not finite.
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().double().cpu().numpy()  # through double: numpy has no bfloat16
@@ -37,25 +37,25 @@ def read_features(values: Any, name: str, least: int = 1) -> Features:
     return found
 
 
-def read_pair(a: Any, b: Any, names: tuple[str, str], least: int = 1) -> tuple[Features, Features]:
-    """Two sets of features of one extractor, moved together so that their common mean is 0.
+def as_feature_pair(a: Any, b: Any, names: tuple[str, str], least: int = 1) -> tuple[Features, Features]:
+    """Validates two sets of features of one extractor and moves them together so that their common mean is 0.
 
-    Distances do not change by that, but the digits do: features far from the origin would lose theirs to rounding.
+    Distances do not change by the shift, but features far from the origin would lose digits to rounding without it.
 
     Raises:
-        ArgumentError: As `read_features`, and when they do not have the same number of columns.
+        ArgumentError: As `as_features`, and if the numbers of columns differ.
     """
-    first, second = read_features(a, names[0], least), read_features(b, names[1], least)
-    same_width(first, second, names)
-    centre = (first.mean(0) + second.mean(0)) / 2
-    return first - centre, second - centre
+    first, second = as_features(a, names[0], least), as_features(b, names[1], least)
+    check_same_width(first, second, names)
+    center = (first.mean(0) + second.mean(0)) / 2
+    return first - center, second - center
 
 
-def same_width(a: Features, b: Features, names: tuple[str, str]) -> None:
-    """Checks that both have the same number of columns.
+def check_same_width(a: Features, b: Features, names: tuple[str, str]) -> None:
+    """Checks that both sets have the same number of columns.
 
     Raises:
-        ArgumentError: Unless both have the same number of columns.
+        ArgumentError: If they do not.
     """
     if a.shape[-1] != b.shape[-1]:
         raise ArgumentError(
@@ -63,7 +63,20 @@ def same_width(a: Features, b: Features, names: tuple[str, str]) -> None:
         )
 
 
+def unit_length(embeddings: Features, name: str) -> Features:
+    """Embeddings [N, D] scaled to length 1.
+
+    Raises:
+        ArgumentError: If one has length 0.
+    """
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    empty = np.flatnonzero(lengths == 0)
+    if len(empty):
+        raise ArgumentError(f"{name} has an embedding of length 0 in sample {empty[0]}; it has no direction")
+    return np.asarray(embeddings / lengths)
+
+
 def square_distances(a: Features, b: Features) -> Features:
-    """Squared Euclidean distances [N, M]; exact zeros may come out as small positive numbers, never as negative."""
+    """Squared Euclidean distances [N, M]; an exact zero may come out as a small positive number, never below 0."""
     norms = (a * a).sum(1)[:, None] + (b * b).sum(1)[None]
     return np.maximum(norms - 2 * (a @ b.T), 0.0)

@@ -1,4 +1,4 @@
-"""Prompts that a benchmark uses when it is given none; any text-to-image model can draw them, `shapes` included."""
+"""Default prompts of benchmarks and evaluations; any text-to-image model can generate the images, `shapes` included."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUILTIN = (
 )
 
 
-# Texts for a voice, `spoken` included.
+# Texts for speech models, `spoken` included.
 SPEECH = (
     "please turn on the red light in the kitchen",
     "the train to the airport leaves from platform nine at seven forty five",
@@ -49,15 +49,15 @@ SPEECH = (
 
 
 def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] = BUILTIN) -> list[str]:
-    """The prompts of a text file, one per line (blank lines and lines that start with # are skipped), or `builtin`.
+    """Reads the prompts of a text file, one per line; blank lines and lines that start with # are skipped.
 
     Args:
         source: A path, or the word `builtin`.
-        limit: Keep the first so many; None keeps all.
-        builtin: What that word stands for.
+        limit: Keep only the first `limit` prompts; None keeps all.
+        builtin: The prompts that the word `builtin` stands for.
 
     Raises:
-        ArgumentError: When the file cannot be read or holds no prompt.
+        ArgumentError: If the file cannot be read or holds no prompt.
     """
     if source == "builtin":
         return list(builtin[:limit])

@@ -1,8 +1,8 @@
 """Reference statistics in a file: what a Frechet distance needs of the real images, computed once.
 
-The format is that of the ADM evaluator: an .npz with `mu` [D] and `sigma` [D, D]. Ours adds the extractor that made
-them, how many samples there were and, when asked for, the features themselves, which the other metrics need; readers of
-the plain format are not disturbed by that.
+The format is that of the ADM evaluator: an .npz with `mu` [D] and `sigma` [D, D]. Files written here add the extractor
+that made the features, the number of samples and, optionally, the features themselves, which the other metrics need;
+readers of the plain format ignore the additions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import numpy as np
 
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
-from mmspec.metrics.features import Features, read_features
-from mmspec.metrics.image.frechet import Gaussian, fit
+from mmspec.metrics.features import Features, as_features
+from mmspec.metrics.gaussian import Gaussian, fit
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A Gaussian, the features it was fitted to (None when they were not kept), and what made them ("" if unknown)."""
+    """The set of samples that distances are measured to.
+
+    Attributes:
+        gaussian: Fitted to the features.
+        features: float64 [N, D]; None if the file does not hold them.
+        extractor: Name and fingerprint of what made the features; "" if unknown.
+    """
 
     gaussian: Gaussian
     features: Features | None = None
@@ -30,19 +36,19 @@ class Reference:
 
 
 def reference_of(features: Any, extractor: str = "") -> Reference:
-    """The reference that features [N, D] of the named extractor make.
+    """The reference made of features [N, D] of the named extractor.
 
     Raises:
-        ArgumentError: As `fit`.
+        ArgumentError: As `mmspec.metrics.gaussian.fit`.
     """
-    return Reference(fit(features, "reference"), read_features(features, "reference"), extractor)
+    return Reference(fit(features, "reference"), as_features(features, "reference"), extractor)
 
 
 def save_reference(reference: Reference, path: Path, keep_features: bool = True) -> None:
     """Writes the file, whole or not at all.
 
     Raises:
-        ArgumentError: When the system refuses.
+        ArgumentError: If the system refuses.
     """
     gaussian = reference.gaussian
     arrays: dict[str, Any] = {"mu": gaussian.mean, "sigma": gaussian.covariance}
@@ -57,13 +63,15 @@ def save_reference(reference: Reference, path: Path, keep_features: bool = True)
 
 
 def load_reference(path: Path, extractor: str = "") -> Reference:
-    """Reads such a file, or one of the ADM evaluator.
+    """Loads a file of `save_reference` or of the ADM evaluator.
 
     Args:
-        extractor: The one that will be used on the other side; "" accepts any, and so does a file that names none.
+        path: The .npz file.
+        extractor: Name and fingerprint of the extractor of the generated samples; "" accepts any, and so does a file
+            that names none.
 
     Raises:
-        ArgumentError: When it cannot be read, lacks `mu` or `sigma`, or comes from another extractor.
+        ArgumentError: If the file cannot be read, lacks `mu` or `sigma`, or comes from another extractor.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -78,5 +86,5 @@ def load_reference(path: Path, extractor: str = "") -> Reference:
         raise ArgumentError(f"reference '{path}' was made by extractor {made_by!r}, not by {extractor!r}")
     mean, covariance = arrays["mu"].astype(np.float64), arrays["sigma"].astype(np.float64)
     count = int(arrays["count"]) if "count" in arrays else None
-    features = read_features(arrays["features"], f"'{path}'") if "features" in arrays else None
+    features = as_features(arrays["features"], f"'{path}'") if "features" in arrays else None
     return Reference(Gaussian(mean, covariance, count), features, made_by)

@@ -1,4 +1,4 @@
-"""Mel-cepstral distortion (Kubichek 1993) in dB, between recordings that should say the same."""
+"""Mel-cepstral distortion (Kubichek 1993) in dB, between recordings of the same text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.metrics.audio.spectrum import log_mel, read_waveform
+from mmspec.metrics.audio.spectrum import RATE, SHORTEST, as_waveform, log_mel, waves_of
 from mmspec.metrics.features import Features
+from mmspec.metrics.metric import PairedMetric, Rows, SampleBatch
+
+_DB = 10 / np.log(10) * np.sqrt(2)
 
 
 def mel_cepstra(waveform: Features, rate: int, order: int = 13) -> Features:
     """Mel-cepstral coefficients 1..order, [frames, order], of frames 16 ms apart at 16 kHz.
 
-    The orthonormal DCT-II of natural-log mel magnitudes; the 0th, which is loudness, is left out. Toolkits that fit the
-    coefficients (SPTK's mcep) give other numbers: compare only values of one implementation.
+    The orthonormal DCT-II of natural-log mel magnitudes, without coefficient 0, which is loudness. Toolkits that fit
+    the coefficients (SPTK's mcep) give other numbers: compare only values of one implementation.
     """
     spectrum = log_mel(waveform, rate)
     bands = spectrum.shape[1]
@@ -23,28 +26,31 @@ def mel_cepstra(waveform: Features, rate: int, order: int = 13) -> Features:
 
 
 def mel_cepstral_distortion(generated: Any, reference: Any, rate: int, align: bool = True) -> float:
-    """10 / ln 10 * sqrt(2 * squared difference), averaged over frames.
+    """10 / ln 10 * sqrt(2 * squared difference) of the mel-cepstra, averaged over frames.
 
     Args:
-        generated: Recordings float [T], at least 513 samples.
-        reference: Recordings float [T], at least 513 samples.
-        align: By dynamic time warping, over whose path the mean is taken; otherwise frame by frame over the shorter.
+        generated: A recording float [T], at least 513 samples.
+        reference: A recording float [T], at least 513 samples.
+        rate: Samples per second of both.
+        align: Average over the path of dynamic time warping; otherwise frame by frame over the shorter recording.
 
     Raises:
-        ArgumentError: For other shapes, or NaN.
+        ArgumentError: If a recording has another shape, is too short, or has values that are not finite.
     """
-    a = mel_cepstra(read_waveform(generated, "generated", 513), rate)
-    b = mel_cepstra(read_waveform(reference, "reference", 513), rate)
+    a = mel_cepstra(as_waveform(generated, "generated", SHORTEST), rate)
+    b = mel_cepstra(as_waveform(reference, "reference", SHORTEST), rate)
     if not align:
         shared = min(len(a), len(b))
         distances = np.linalg.norm(a[:shared] - b[:shared], axis=1)
         return float(_DB * distances.mean())
+    return aligned_distortion(a, b)
+
+
+def aligned_distortion(a: Features, b: Features) -> float:
+    """Mel-cepstral distortion of cepstra [N, order] and [M, order], averaged over the path of dynamic time warping."""
     cost = np.sqrt(((a[:, None] - b[None]) ** 2).sum(-1))
     total, steps = warp(cost)
     return float(_DB * total / steps)
-
-
-_DB = 10 / np.log(10) * np.sqrt(2)
 
 
 def warp(cost: Features) -> tuple[float, int]:
@@ -66,3 +72,18 @@ def warp(cost: Features) -> tuple[float, int]:
         best[i, j] = cost[i - 1, j - 1] + cheapest
         length[i, j] = 1 + np.where(before == cheapest, lengths, n + m).min(0)
     return float(best[n, m]), int(length[n, m])
+
+
+class MelCepstralDistortion(PairedMetric):
+    """Mel-cepstral distortion of recordings at 16 kHz, aligned by dynamic time warping."""
+
+    kind = "audio"
+
+    def extract(self, samples: SampleBatch, extractor: Any) -> Rows:
+        return [mel_cepstra(wave, RATE) for wave in waves_of(samples, self.name, SHORTEST)]
+
+    def distance(self, generated: Features, reference: Features) -> float:
+        return aligned_distortion(generated, reference)
+
+
+MCD = MelCepstralDistortion("mcd")

@@ -4,23 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mmspec.errors import ArgumentError
-from mmspec.metrics.features import Features, read_features, same_width
-from mmspec.metrics.image.cmmd import unit
+from mmspec.metrics.bootstrap import Estimate
+from mmspec.metrics.features import Features, as_features, check_same_width, unit_length
+from mmspec.metrics.gaussian import Gaussian
+from mmspec.metrics.metric import FeatureMetric, Rows, pair_references, resample_mean
+from mmspec.metrics.reference import Reference
 
 
 def speaker_similarity(generated: Any, reference: Any) -> Features:
     """One cosine per recording, float64 [N] in -1..1.
 
     Args:
-        generated: Embeddings [N, D] of a speaker-verification model, row by row of the same voice.
-        reference: Embeddings [N, D] of a speaker-verification model, row by row of the same voice.
+        generated: Embeddings [N, D] of a speaker-verification model.
+        reference: Embeddings [N, D], in row i of the voice that row i of `generated` should have.
 
     Raises:
-        ArgumentError: As `read_features`, for sets of different shape, or an embedding of length 0.
+        ArgumentError: As `as_features`, if the shapes differ, or if an embedding has length 0.
     """
-    x, y = read_features(generated, "generated"), read_features(reference, "reference")
-    same_width(x, y, ("generated", "reference"))
+    x, y = as_features(generated, "generated"), as_features(reference, "reference")
+    check_same_width(x, y, ("generated", "reference"))
     if len(x) != len(y):
         raise ArgumentError(f"generated has {len(x)} samples, reference has {len(y)}; there must be one for each")
-    return (unit(x, "generated") * unit(y, "reference")).sum(1).clip(-1.0, 1.0)
+    return (unit_length(x, "generated") * unit_length(y, "reference")).sum(1).clip(-1.0, 1.0)
+
+
+class SpeakerSimilarity(FeatureMetric):
+    """The mean of `speaker_similarity` with the reference recording of the same prompt, or with the only one."""
+
+    needs_reference = True
+    higher_is_better = True
+
+    def make_reference(self, rows: Rows, extractor: str) -> Any:
+        if len(rows) > 1:
+            return super().make_reference(rows, extractor)
+        # One recording of the voice is enough; its Gaussian is a point.
+        features, width = np.stack(rows), len(rows[0])
+        return Reference(Gaussian(features[0], np.zeros((width, width)), 1), features, extractor)
+
+    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+        voices = pair_references(self.name, list(self._features_of(reference)), len(rows))
+        return resample_mean(speaker_similarity(np.stack(rows), np.stack(voices)))
+
+
+SPEAKER = SpeakerSimilarity("speaker", "wavlm")

@@ -1,7 +1,8 @@
-"""Short-time spectra and mel bands, in float64 and without torchaudio, which is not importable everywhere."""
+"""Short-time spectra and mel bands, in float64 and without torchaudio, which cannot be imported everywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,18 @@ import torch
 
 from mmspec.errors import ArgumentError
 from mmspec.metrics.features import Features
+from mmspec.metrics.metric import SampleBatch
+
+RATE = 16_000  # Hz, of what spectral metrics read in an evaluation
+LOG_MEL_SIZE = 1024  # samples, of the transforms of `log_mel`
+SHORTEST = LOG_MEL_SIZE // 2 + 1  # samples that can be reflected at both ends
 
 
-def read_waveform(values: Any, name: str, least: int = 1) -> Features:
-    """`values` as float64 [T].
+def as_waveform(values: Any, name: str, least: int = 1) -> Features:
+    """Converts values to float64 [T] and validates them.
 
     Raises:
-        ArgumentError: For other axes, fewer than `least` samples, or NaN.
+        ArgumentError: If there are other axes, fewer than `least` samples, or values that are not finite.
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().double().cpu().numpy()
@@ -29,14 +35,33 @@ def read_waveform(values: Any, name: str, least: int = 1) -> Features:
     return found
 
 
-def magnitudes(waveform: Features, size: int, hop: int, window: int | None = None) -> Features:
-    """Magnitudes [frames, size // 2 + 1] of short-time Fourier transforms.
+def waves_of(samples: SampleBatch, metric: str, least: int) -> Iterator[Features]:
+    """The waves float64 [T] of a batch, resampled to `RATE`.
 
-    The signal is reflected at both ends, so that frame i is centred on sample i * hop.
+    Raises:
+        ArgumentError: If a recording, before or after resampling, is shorter than `least` samples.
+    """
+    for path, clip in zip(samples.paths, samples.audio, strict=True):
+        wave = clip.at(RATE)
+        shortest = min(len(clip.wave), len(wave))
+        if shortest < least:
+            raise ArgumentError(f"'{path}' has {shortest} samples; {metric!r} needs {least}")
+        yield wave
+
+
+def magnitudes(waveform: Features, size: int, hop: int, window: int | None = None) -> Features:
+    """Magnitudes of short-time Fourier transforms under a periodic Hann window.
+
+    The signal is reflected at both ends, so that frame i is centered on sample i * hop.
 
     Args:
-        size: Of the transform.
-        window: Of the periodic Hann window in its middle, None is `size`.
+        waveform: float64 [T].
+        size: Samples per transform.
+        hop: Samples between frames.
+        window: Samples of the window, which is centered in the transform; None is `size`.
+
+    Returns:
+        float64 [frames, size // 2 + 1].
     """
     width = window or size
     taper = np.zeros(size)
@@ -48,15 +73,20 @@ def magnitudes(waveform: Features, size: int, hop: int, window: int | None = Non
 
 
 def mel_filters(bands: int, size: int, rate: int, low: float = 0.0, high: float | None = None) -> Features:
-    """Triangular filters [size // 2 + 1, bands], evenly spaced on the mel scale of HTK, each with its peak at 1.
+    """Triangular filters, evenly spaced on the mel scale of HTK, each with its peak at 1.
 
     Args:
+        bands: Number of filters.
+        size: Samples per transform.
         rate: Samples per second.
         low: The lower end in Hz.
         high: The upper end in Hz; None is half the rate.
 
+    Returns:
+        float64 [size // 2 + 1, bands].
+
     Raises:
-        ArgumentError: When a band is narrower than the transform resolves, which would make it empty.
+        ArgumentError: If a band is narrower than the resolution of the transform, which would make it empty.
     """
     bottom, top = (2595 * float(np.log10(1 + end / 700)) for end in (low, rate / 2 if high is None else high))
     mels = np.linspace(bottom, top, bands + 2)
@@ -70,6 +100,6 @@ def mel_filters(bands: int, size: int, rate: int, low: float = 0.0, high: float 
     return filters
 
 
-def log_mel(waveform: Features, rate: int, bands: int = 80, size: int = 1024, hop: int = 256) -> Features:
-    """Natural logarithms [frames, bands] of mel-band magnitudes, floored at 1e-5."""
+def log_mel(waveform: Features, rate: int, bands: int = 80, size: int = LOG_MEL_SIZE, hop: int = 256) -> Features:
+    """Natural logarithms of mel-band magnitudes, floored at 1e-5, float64 [frames, bands]."""
     return np.log(np.maximum(magnitudes(waveform, size, hop) @ mel_filters(bands, size, rate), 1e-5))

@@ -1,4 +1,4 @@
-"""Multi-resolution STFT distance (Yamamoto et al. 2020), between recordings that should be the same."""
+"""Multi-resolution STFT distance (Yamamoto et al. 2020), between recordings that should be equal."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.audio.spectrum import magnitudes, read_waveform
+from mmspec.metrics.audio.spectrum import as_waveform, magnitudes, waves_of
+from mmspec.metrics.features import Features
+from mmspec.metrics.metric import PairedMetric, Rows, SampleBatch
 
 RESOLUTIONS = ((1024, 120, 600), (2048, 240, 1200), (512, 50, 240))  # transform, hop, window
 FLOOR = 1e-7  # of power
+LEAST = max(size for size, _, _ in RESOLUTIONS) // 2 + 1  # samples that can be reflected at both ends
 
 
 def stft_distance(generated: Any, reference: Any) -> float:
     """Spectral convergence plus the mean difference of log magnitudes, averaged over three resolutions.
 
     Args:
-        generated: Recordings float [T] of the same length, at least 1,025 samples.
-        reference: Recordings float [T] of the same length, at least 1,025 samples.
+        generated: A recording float [T], at least 1,025 samples.
+        reference: A recording of the same length.
 
     Raises:
-        ArgumentError: For other shapes, different lengths, NaN.
+        ArgumentError: If a recording has another shape, is too short, or has values that are not finite, or if the
+            lengths differ.
     """
-    least = max(size for size, _, _ in RESOLUTIONS) // 2 + 1
-    x, y = read_waveform(generated, "generated", least), read_waveform(reference, "reference", least)
+    x, y = as_waveform(generated, "generated", LEAST), as_waveform(reference, "reference", LEAST)
     if len(x) != len(y):
         raise ArgumentError(f"generated has {len(x)} samples, reference has {len(y)}; they must be equally long")
     parts = []
@@ -32,3 +35,18 @@ def stft_distance(generated: Any, reference: Any) -> float:
         a, b = (np.sqrt(np.maximum(magnitudes(wave, size, hop, window) ** 2, FLOOR)) for wave in (x, y))
         parts.append(np.linalg.norm(b - a) / np.linalg.norm(b) + np.abs(np.log(b) - np.log(a)).mean())
     return float(np.mean(parts))
+
+
+class StftDistance(PairedMetric):
+    """The mean of `stft_distance` of recordings at 16 kHz."""
+
+    kind = "audio"
+
+    def extract(self, samples: SampleBatch, extractor: Any) -> Rows:
+        return list(waves_of(samples, self.name, LEAST))
+
+    def distance(self, generated: Features, reference: Features) -> float:
+        return stft_distance(generated, reference)
+
+
+STFT = StftDistance("stft")

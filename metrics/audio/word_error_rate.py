@@ -1,55 +1,150 @@
-"""Word and character error rate: how much of what should be said a recogniser hears."""
+"""Word and character error rate of the transcripts of a speech recognizer."""
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, unknown_name
+from mmspec.metrics.bootstrap import Estimate, Index, resample
+from mmspec.metrics.extractors.audio import SpeechRecognizer
+from mmspec.metrics.extractors.registry import SPEECH_RECOGNIZERS
+from mmspec.metrics.metric import Metric, Rows, SampleBatch
 
 
-def word_error_rate(heard: Sequence[str], wanted: Sequence[str]) -> float:
-    """Edits over wanted words, of all texts together; above 1 when much is inserted.
+def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Word edits per reference word, over all texts together; above 1 when much is inserted.
 
-    Texts are compared as they are, split at blanks: see `normalise` for what should not count.
+    Texts are compared as they are, split at blanks: see `normalize` for what should not count.
+
+    Args:
+        hypotheses: The transcripts.
+        references: The texts that were to be spoken, in the same order.
 
     Raises:
-        ArgumentError: For lists of different length, or when no word is wanted at all.
+        ArgumentError: If the lists differ in length, or the references hold no word at all.
     """
-    return _rate([text.split() for text in heard], [text.split() for text in wanted], "words")
+    return _rate([text.split() for text in hypotheses], [text.split() for text in references], "words")
 
 
-def character_error_rate(heard: Sequence[str], wanted: Sequence[str]) -> float:
-    """Edits over wanted characters, blanks included.
+def character_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Character edits per reference character, blanks included; the arguments are those of `word_error_rate`.
 
     Raises:
         ArgumentError: As `word_error_rate`.
     """
-    return _rate(heard, wanted, "characters")
+    return _rate(hypotheses, references, "characters")
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Lower case, without punctuation, one blank between words; apostrophes inside words stay."""
     return " ".join(re.findall(r"\w+(?:'\w+)*", text.lower()))
 
 
-def edits(heard: Sequence[str], wanted: Sequence[str]) -> int:
+def edits(hypothesis: Sequence[str], reference: Sequence[str]) -> int:
     """Fewest insertions, deletions and substitutions that turn one sequence into the other (Levenshtein)."""
-    row = np.arange(len(heard) + 1)
-    for i, item in enumerate(wanted, 1):
-        kept = row[:-1] + np.array([other != item for other in heard], dtype=np.int64)
+    row = np.arange(len(hypothesis) + 1)
+    for i, item in enumerate(reference, 1):
+        kept = row[:-1] + np.array([other != item for other in hypothesis], dtype=np.int64)
         below = np.concatenate([[i], np.minimum(kept, row[1:] + 1)])
-        # An insertion comes from the left neighbour of the same row: a running minimum once the slope is taken out.
+        # An insertion comes from the left neighbor of the same row: a running minimum once the slope is taken out.
         row = np.minimum.accumulate(below - np.arange(len(below))) + np.arange(len(below))
     return int(row[-1])
 
 
-def _rate(heard: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]], unit: str) -> float:
-    if len(heard) != len(wanted):
-        raise ArgumentError(f"heard has {len(heard)} texts, wanted has {len(wanted)}; there must be one for each")
-    total = sum(map(len, wanted))
+def _rate(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]], unit: str) -> float:
+    if len(hypotheses) != len(references):
+        raise ArgumentError(
+            f"hypotheses has {len(hypotheses)} texts, references has {len(references)}; there must be one for each"
+        )
+    total = sum(map(len, references))
     if total == 0:
-        raise ArgumentError(f"wanted holds no {unit}; an error rate needs at least one")
-    return sum(edits(a, b) for a, b in zip(heard, wanted, strict=True)) / total
+        raise ArgumentError(f"references holds no {unit}; an error rate needs at least one")
+    return sum(edits(a, b) for a, b in zip(hypotheses, references, strict=True)) / total
+
+
+class ErrorRate(Metric):
+    """Edits per unit of the normalized prompts, over all samples together, as transcribed by a speech recognizer.
+
+    Args:
+        name: The metric's name.
+        recognizer: The recognizer's name.
+
+    Raises:
+        UnknownNameError: If no speech recognizer has that name.
+    """
+
+    kind = "audio"
+    needs_prompts = True
+    higher_is_better = False
+
+    def __init__(self, name: str, recognizer: str) -> None:
+        super().__init__(name)
+        if recognizer not in SPEECH_RECOGNIZERS:
+            raise unknown_name("extractor", recognizer, SPEECH_RECOGNIZERS)
+        self.extractor = recognizer
+
+    @abstractmethod
+    def split(self, text: str) -> Sequence[str]:
+        """The units of a text that edits count."""
+
+    def check_combination(self, metrics: Sequence[Metric]) -> None:
+        recognizers = {metric.extractor for metric in metrics if isinstance(metric, ErrorRate)}
+        if len(recognizers) > 1:
+            raise ArgumentError(
+                f"error rates by {' and '.join(sorted(recognizers))} do not go together; ask for one of them"
+            )
+
+    def extract(self, samples: SampleBatch, extractor: SpeechRecognizer) -> Rows:
+        """Edits and units of the prompt, [2] per sample."""
+        rows = []
+        for transcript, prompt in zip(samples.transcripts(extractor), samples.prompts, strict=True):
+            reference = self.split(normalize(extractor.expected(prompt)))
+            rows.append(np.array([edits(self.split(normalize(transcript)), reference), len(reference)], np.float64))
+        return rows
+
+    def measure(self, rows: Rows, reference: None) -> Estimate:
+        counts = np.stack(rows)
+
+        def rate(index: Index) -> float:
+            wrong, total = counts[index].sum(0)
+            return float(wrong / max(total, 1))
+
+        return resample(rate, len(counts))
+
+
+class WordErrorRate(ErrorRate):
+    """Word error rate, `wer@EXTRACTOR`.
+
+    Args:
+        recognizer: The recognizer's name.
+        name: None is `wer@` and the recognizer's name.
+    """
+
+    def __init__(self, recognizer: str, name: str | None = None) -> None:
+        super().__init__(name or f"wer@{recognizer}", recognizer)
+
+    def split(self, text: str) -> Sequence[str]:
+        return text.split()
+
+
+class CharacterErrorRate(ErrorRate):
+    """Character error rate, `cer@EXTRACTOR`.
+
+    Args:
+        recognizer: The recognizer's name.
+        name: None is `cer@` and the recognizer's name.
+    """
+
+    def __init__(self, recognizer: str, name: str | None = None) -> None:
+        super().__init__(name or f"cer@{recognizer}", recognizer)
+
+    def split(self, text: str) -> Sequence[str]:
+        return text
+
+
+WER = WordErrorRate("whisper", "wer")
+CER = CharacterErrorRate("whisper", "cer")

@@ -1,1 +1,1 @@
-"""Speed measurements."""
+"""Benchmarks: recipes side by side, latency of speech, single target calls, and the kernels."""

@@ -1,15 +1,17 @@
-"""What verification itself costs, apart from any model: `mmspec bench kernels`.
+"""The cost of verification apart from any model: `mmspec bench kernels`.
 
-The job is one window of speculative Jacobi decoding: guidance, temperature, top-k, the test of every draft, the resample
-of the first that fails, and a fresh draw of all slots after it. It is done in several ways, on the same logits:
+The task is one window of speculative Jacobi decoding: guidance, temperature, top-k, the test of every draft token, the
+resampling of the first rejected one, and fresh samples for all slots after it. Several implementations run on the same
+logits:
 
-- **loop**: as a model's own code would, row by row and draft by draft in Python, with `topk`, `softmax` and
+- **loop**: as in the code of published models, row by row and draft by draft in Python, with `topk`, `softmax` and
   `multinomial` over the whole window.
 - **torch**: the library's torch path; **compiled**: the same distribution through `torch.compile`.
 - **triton**: the kernels (on a CUDA device).
 
-Bytes are those that have to move: each logit of both sides once. What a way reads twice or writes in between counts
-against it, not for it. Bandwidth is those bytes over the time, beside that of a copy measured in the same run.
+Bytes are those that have to move: each logit of both sides of guidance once. Bytes that an implementation reads twice
+or writes in between do not count. Bandwidth is those bytes over the time, beside that of a copy measured in the same
+run.
 """
 
 from __future__ import annotations
@@ -36,8 +38,19 @@ SAMPLING = SamplingParams(temperature=0.9, top_k=2000, guidance_scale=4.0)
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of doing the job. `seconds` are the median, the least and the most; `bandwidth` bytes per second."""
+class VerificationTime:
+    """The time of one implementation.
+
+    Attributes:
+        name: "loop", "torch", "compiled" or "triton".
+        batch: Rows.
+        window: Draft tokens per row.
+        vocab_size: Tokens of the vocabulary.
+        dtype: Of the logits.
+        seconds: Median, minimum and maximum of a call.
+        bytes: That have to move.
+        bandwidth: Bytes per second.
+    """
 
     name: str
     batch: int
@@ -51,51 +64,56 @@ class Way:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """All ways, and the bandwidth of a copy (bytes read and written, per second)."""
+    """The times of all implementations.
 
-    ways: list[Way]
+    Attributes:
+        ways: One per implementation.
+        copy_bandwidth: Of a copy, bytes read and written per second.
+    """
+
+    ways: list[VerificationTime]
     copy_bandwidth: float
 
 
 def bench_kernels(
     device: torch.device, batch: int, window: int, vocab_size: int, dtype: torch.dtype, repeats: int
 ) -> KernelReport:
-    """Times every way that can run on the device; one warm-up each, not timed."""
+    """Times every implementation that can run on the device; the first call of each is not timed."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch, window + 1, vocab_size)
     cond = (2 * torch.randn(shape, generator=generator)).to(device, dtype)
     uncond = (cond + torch.randn(shape, generator=generator).to(device, dtype)) / 2
     logits, positions = Logits(cond, uncond), np.arange(window + 1)[None].repeat(batch, 0)
-    ahead = Logits(cond[:, :window] + 0.1, uncond[:, :window])  # what the last window said of these positions
+    previous = Logits(cond[:, :window] + 0.1, uncond[:, :window])  # the previous window's logits of these positions
     rng, sampler = CounterRNG(range(batch), device), TokenSampler([SAMPLING] * batch, None, device)
 
-    def job(kernels: str) -> Callable[[], object]:
-        with _chosen(kernels):
-            q = sampler(ahead, positions[:, :window])
+    def task(kernels: str) -> Callable[[], object]:
+        with _kernels(kernels):
+            q = sampler(previous, positions[:, :window])
             tokens = sample(q, rng.window(positions[:, :window], 0)[RESAMPLE])
 
         def once() -> object:
-            with _chosen(kernels):
-                draws = rng.window(positions, 1)
-                verdict = sampler.verify(sampler(logits, positions), Draft(tokens, q), ratio, draws)
-                return sample(verdict.p, draws[RESAMPLE])
+            with _kernels(kernels):
+                randoms = rng.window(positions, 1)
+                verdict = sampler.verify(sampler(logits, positions), Draft(tokens, q), ratio, randoms)
+                return sample(verdict.p, randoms[RESAMPLE])
 
         return once
 
-    ways: dict[str, Callable[[], object]] = {"loop": _looped(logits), "torch": job("torch")}
+    calls: dict[str, Callable[[], object]] = {"loop": _looped(logits), "torch": task("torch")}
     if device.type == "cuda":
-        ways |= {"compiled": _compiled(logits, job("torch")), "triton": job("triton")}
+        calls |= {"compiled": _compiled(logits), "triton": task("triton")}
     moved = 2 * cond.numel() * cond.element_size()
     found = []
-    for name, way in ways.items():
-        seconds = timed(way, device, repeats)
+    for name, call in calls.items():
+        seconds = timed(call, device, repeats)
         size = batch, window, vocab_size, str(dtype).removeprefix("torch.")
-        found.append(Way(name, *size, seconds, moved, moved / seconds[0]))
+        found.append(VerificationTime(name, *size, seconds, moved, moved / seconds[0]))
     return KernelReport(found, copy_bandwidth(device))
 
 
 def timed(work: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, float, float]:
-    """Median, least and most seconds of a call, after one that is not timed."""
+    """Median, minimum and maximum seconds of a call, after one that is not timed."""
     taken = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
@@ -117,7 +135,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def _looped(logits: Logits) -> Callable[[], object]:
-    """The job as it is usually written."""
+    """The task as it is usually written."""
     assert logits.uncond is not None
     cond, uncond = logits.cond.float(), logits.uncond.float()
 
@@ -139,8 +157,8 @@ def _looped(logits: Logits) -> Callable[[], object]:
                 if u[row, slot, x] < p[row, slot, x] / drafted[row, slot, x]:
                     tokens[row, slot] = x
                     continue
-                left = (p[row, slot] - drafted[row, slot]).clamp(min=0)
-                tokens[row, slot] = torch.multinomial(left if left.sum() > 0 else p[row, slot], 1)[0]
+                residual = (p[row, slot] - drafted[row, slot]).clamp(min=0)
+                tokens[row, slot] = torch.multinomial(residual if residual.sum() > 0 else p[row, slot], 1)[0]
                 break
         p.clone()  # kept for the next window
         return tokens
@@ -148,31 +166,32 @@ def _looped(logits: Logits) -> Callable[[], object]:
     return once
 
 
-def _compiled(logits: Logits, job: Callable[[], object]) -> Callable[[], object]:
-    """The torch path, its distribution compiled: the part that is as wide as the vocabulary."""
+def _compiled(logits: Logits) -> Callable[[], object]:
+    """The torch path with its distribution compiled, the part that is as wide as the vocabulary."""
     assert logits.uncond is not None
     cond, uncond = logits.cond, logits.uncond
-    scale, heat = SAMPLING.guidance_scale, SAMPLING.temperature
+    scale, temperature = SAMPLING.guidance_scale, SAMPLING.temperature
     u = torch.rand(cond.shape[:2], device=cond.device)
     tokens = torch.zeros(cond.shape[0], cond.shape[1] - 1, dtype=torch.int64, device=cond.device)
 
-    def sampler() -> tuple[Tensor, Tensor]:
-        z = torch.lerp(uncond.float(), cond.float(), scale) / heat
+    def distribution() -> tuple[Tensor, Tensor]:
+        z = torch.lerp(uncond.float(), cond.float(), scale) / temperature
         floor = z.topk(min(SAMPLING.top_k, z.shape[-1])).values[..., -1:]
         p = torch.where(z < floor, -torch.inf, z).softmax(-1)
         return p, sample(p, u)
 
-    fast = torch.compile(sampler, dynamic=False)
+    compiled = torch.compile(distribution, dynamic=False)
 
     def once() -> object:
-        p, drawn = fast()
-        return verify(p, Draft(tokens, p[:, :-1]), ratio, u, u), drawn
+        p, sampled = compiled()
+        return verify(p, Draft(tokens, p[:, :-1]), ratio, u, u), sampled
 
     return once
 
 
 @contextmanager
-def _chosen(kernels: str) -> Iterator[None]:
+def _kernels(kernels: str) -> Iterator[None]:
+    """Selects the kernels of a block by their environment variable."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = kernels
     try:

@@ -1,4 +1,4 @@
-"""How long a stream of speech is waited for: the seconds until its first sound, recipe by recipe."""
+"""Latency of streamed speech: the seconds until the first audio of each recipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from mmspec.recipes import Recipe, parse
 
 @dataclass(frozen=True)
 class FirstAudio:
-    """Seconds until the first sound of a text, and how they compare with plain decoding's.
+    """Seconds until the first audio of a text, in absolute terms and relative to plain decoding.
 
     Attributes:
+        recipe: Its name with its knobs.
         seconds: Over all texts and repeats.
-        share: Of plain decoding's, a median over the texts of each repeat.
+        share: Ratio to plain decoding's seconds, the median over the texts of each repeat.
     """
 
     recipe: str
@@ -32,8 +33,12 @@ def first_audio(
     """Streams every text by every recipe up to its first chunk, in turns, after one round that is not timed.
 
     Args:
-        pipe: With `stream`, as `mmspec.audio.pipeline.SpeechPipeline` has it.
-        sampling: What is passed on to it.
+        pipe: A pipeline with `stream`, such as `mmspec.audio.pipeline.SpeechPipeline`.
+        texts: The prompts.
+        recipes: Compared with plain decoding.
+        repeats: Timed rounds over the texts.
+        seed: Of the first text; later texts get later seeds.
+        sampling: Further arguments of `stream`.
     """
     baseline = parse(BASELINE)
     chosen = list({str(recipe): recipe for recipe in [baseline, *recipes]}.values())
@@ -62,10 +67,10 @@ def first_audio(
     ]
 
 
-def latency_table(waits: Sequence[FirstAudio]) -> str:
+def latency_table(latencies: Sequence[FirstAudio]) -> str:
     """One line per recipe, in Markdown: medians, with the smallest and the largest in brackets."""
-    lines = ["| recipe | first sound, s | of plain's |", "| --- | ---: | ---: |"]
-    for wait in waits:
-        cells = (f"{s.median:.3f} [{s.low:.3f}, {s.high:.3f}]" for s in (wait.seconds, wait.share))
-        lines.append(f"| {wait.recipe} | {' | '.join(cells)} |")
+    lines = ["| recipe | first audio, s | ratio to plain |", "| --- | ---: | ---: |"]
+    for latency in latencies:
+        cells = (f"{s.median:.3f} [{s.low:.3f}, {s.high:.3f}]" for s in (latency.seconds, latency.share))
+        lines.append(f"| {latency.recipe} | {' | '.join(cells)} |")
     return "\n".join(lines)

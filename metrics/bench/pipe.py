@@ -1,4 +1,4 @@
-"""What a pipeline must be for a benchmark or an evaluation to call it."""
+"""The interface of a pipeline that a benchmark or an evaluation can call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmspec.recipes import Recipe
 
 
 class Output(Protocol):
-    """What a call gives: `stats`, and either `images` or `audio`."""
+    """The output of a call: `stats`, and either `images` or `audio`."""
 
     @property
     def stats(self) -> Stats: ...
@@ -34,5 +34,5 @@ class Pipe(Protocol):
         measure_entropy: bool,
         on_step: OnStep | None = None,
     ) -> Any:
-        """An `Output`; row i is of prompt i and, of several seeds, of seed i."""
+        """Returns an `Output`; row i belongs to prompt i and, if there are several seeds, to seed i."""
         ...

@@ -1,14 +1,14 @@
-"""Recipes side by side: what each costs, in one run, against plain decoding of the same prompts and seeds.
+"""The cost of several recipes in one run, compared with plain decoding of the same prompts and seeds.
 
-The definitions, once:
+Definitions:
 
-- **seconds** are wall-clock around the whole call, from prompts to images.
+- **seconds** are wall-clock time of the whole call, from prompts to images.
 - **speed-up** is a recipe's tokens per second over plain's within one repeat; the median over repeats, and both ends.
 - **tokens per call** is per row: plain decoding is 1.00 at every batch size.
-- **loop overhead** is what generation spends outside the target, over what it spends inside: (total - target) / target.
-- **bits per token** is the mean entropy of the distribution that each emitted token was drawn from, and **NLL** minus the
-  logarithm of what the target distribution gives it: alike where drafts are verified exactly, apart where they are not.
-- **quality** is what a score given says of the outputs; it, bits and NLL are of a pass that is not timed.
+- **loop overhead** is the time spent outside the target over the time spent inside: (total - target) / target.
+- **bits per token** is the mean entropy of the target distribution of each emitted token, and **NLL** minus the
+  logarithm of the probability that it gives the token: equal in expectation if drafts are verified exactly.
+- **quality** is the score of the outputs; it, bits and NLL are measured in a pass that is not timed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mmspec.testing.latents import LatentExactnessResult
 BASELINE = "plain"
 
 Score = Callable[[Any, Sequence[str]], float]
-"""(what a call gave, its prompts) -> how good it is on average, 1 at best."""
+"""(output of a call, its prompts) -> mean quality, at most 1."""
 
 
 @dataclass(frozen=True)
-class Overrides:
-    """How tokens are drawn; None is the model's default."""
+class SamplingOverrides:
+    """Sampling parameters of the call; None is the model's default."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -43,7 +43,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and the smallest and largest value it was taken from."""
+    """The median of several values, with the smallest and the largest."""
 
     median: float
     low: float
@@ -55,8 +55,21 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One pass of one recipe over all prompts. Times in seconds; `nfe` counts batched target calls."""
+class BenchRun:
+    """One pass of one recipe over all prompts.
+
+    Attributes:
+        recipe: Its name with its knobs.
+        batch: Rows per call.
+        repeat: Number of the pass, from 0.
+        seconds: Wall-clock time of the pipeline's calls.
+        generation: Seconds of it spent in decoding.
+        parts: Seconds of decoding by part.
+        tokens: Emitted tokens.
+        nfe: Batched target calls.
+        tokens_per_call: Per row.
+        tv_bound: The bound that a relaxed rule reports, per token.
+    """
 
     recipe: str
     batch: int
@@ -71,10 +84,24 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A recipe at one batch size. `speedup` is None where the recipe claims to be exact and its check failed.
+class BenchRow:
+    """A recipe at one batch size.
 
-    `tv_bound` is what a relaxed rule says of itself, per token: see `mmspec.decoding.stats.Stats`.
+    Attributes:
+        recipe: Its name with its knobs.
+        batch: Rows per call.
+        exact: Whether it claims to keep the target distribution.
+        gate: Whether it passed the exactness check; None for a relaxed recipe.
+        tokens_per_call: Per row, the mean over repeats.
+        tv_bound: The bound that a relaxed rule reports, per token: see `mmspec.decoding.stats.Stats`.
+        nfe: Batched target calls per call of the pipeline.
+        seconds: Per call of the pipeline.
+        parts: Seconds by part, per call of the pipeline.
+        loop_overhead: See the module's docstring.
+        speedup: None if the recipe claims to be exact and failed the check.
+        bits_per_token: None if the pipeline does not measure it.
+        nll: None if the pipeline does not measure it.
+        quality: None without a score.
     """
 
     recipe: str
@@ -94,11 +121,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything a benchmark found: one row per recipe and batch size, and the runs they were computed from."""
+class BenchReport:
+    """The results of a benchmark: one row per recipe and batch size, and the runs that they are computed from."""
 
-    rows: list[Row]
-    runs: list[Run]
+    rows: list[BenchRow]
+    runs: list[BenchRun]
 
 
 def bench(
@@ -110,25 +137,32 @@ def bench(
     batches: Sequence[int] = (1,),
     repeats: int = 3,
     seed: int = 0,
-    overrides: Overrides = Overrides(),
+    overrides: SamplingOverrides = SamplingOverrides(),
     score: Score | None = None,
     on_run: Callable[[Recipe, int], None] | None = None,
-) -> Report:
-    """Run every recipe over all prompts, `repeats` times at each batch size, and plain decoding with them.
+) -> BenchReport:
+    """Runs plain decoding and every recipe over all prompts, `repeats` times at each batch size.
 
     Within a repeat the recipes take turns on each group of prompts, in rotating order and with the same seeds, so that
-    a machine that speeds up or slows down does so for all of them. A pass that is not timed goes before those of each
-    batch size: it warms up, and is what entropy, NLL and quality are measured on.
+    a machine that speeds up or slows down does so for all of them. A pass that is not timed comes before those of each
+    batch size: it warms up, and entropy, NLL and quality are measured on it.
 
     Args:
-        gate: Asked once for every recipe that says it is exact; without its yes no speed-up is reported.
+        pipe: Generates images or audio.
+        prompts: The texts.
+        recipes: Compared with plain decoding.
+        gate: The exactness check, called once for every recipe that claims to be exact; a recipe that fails it gets no
+            speed-up.
         batches: Rows per call. A last group that is too small is filled up with the first prompts.
-        score: How good a call's outputs are.
+        repeats: Timed passes over the prompts.
+        seed: Of the first call; later groups get later seeds.
+        overrides: Sampling parameters.
+        score: Mean quality of a call's outputs.
         on_run: Called before every generation with the recipe and the batch size.
     """
     chosen = _with_baseline(recipes)
     verdicts = {str(recipe): gate(recipe).ok for recipe in chosen if recipe.exact}
-    report = Report([], [])
+    report = BenchReport([], [])
 
     def generate(recipe: Recipe, group: list[str], first_seed: int, measure_entropy: bool) -> tuple[float, Any]:
         if on_run is not None:
@@ -140,12 +174,12 @@ def bench(
     for batch in batches:
         groups = group_prompts(prompts, batch)
         seeds = [seed + batch * i for i in range(len(groups) * repeats)]
-        qualities = {str(recipe): _Quality() for recipe in chosen}
+        qualities = {str(recipe): _Untimed() for recipe in chosen}
         for i, group in enumerate(groups):
             for recipe in chosen:
                 out = generate(recipe, group, seeds[i], True)[1]
                 qualities[str(recipe)].add(out.stats, None if score is None else score(out, group))
-        runs: list[Run] = []
+        runs: list[BenchRun] = []
         for repeat in range(repeats):
             passes: dict[str, list[tuple[float, Stats]]] = {str(recipe): [] for recipe in chosen}
             for i, group in enumerate(groups):
@@ -163,26 +197,26 @@ def bench(
 
 
 def generations(prompts: int, recipes: Sequence[Recipe], batches: Sequence[int], repeats: int) -> int:
-    """How many times `bench` calls the pipeline for so many prompts, in passes timed and not."""
+    """Number of calls of the pipeline that `bench` makes for a number of prompts, timed or not."""
     return len(_with_baseline(recipes)) * sum(-(-prompts // batch) * (repeats + 1) for batch in batches)
 
 
 def group_prompts(prompts: Sequence[str], batch: int) -> list[list[str]]:
-    """Groups of exactly `batch` prompts; the last one is filled up from the front."""
+    """Groups of exactly `batch` prompts; the last one is filled up with the first prompts."""
     count = -(-len(prompts) // batch)
     filled = [prompts[i % len(prompts)] for i in range(count * batch)]
     return [filled[i : i + batch] for i in range(0, len(filled), batch)]
 
 
 def _with_baseline(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The recipes without repetitions, plain decoding first."""
+    """The recipes without duplicates, plain decoding first."""
     baseline = parse(BASELINE)
     return list({str(recipe): recipe for recipe in [baseline, *recipes]}.values())
 
 
-def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]]) -> Run:
+def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]]) -> BenchRun:
     stats = [stat for _, stat in calls]
-    return Run(
+    return BenchRun(
         recipe=name,
         batch=batch,
         repeat=repeat,
@@ -196,12 +230,14 @@ def _run(name: str, batch: int, repeat: int, calls: Sequence[tuple[float, Stats]
     )
 
 
-def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: bool | None, found: _Quality) -> Row:
+def _row(
+    recipe: Recipe, batch: int, groups: int, runs: Sequence[BenchRun], gate: bool | None, found: _Untimed
+) -> BenchRow:
     mine = [run for run in runs if run.recipe == str(recipe)]
     plain = [run for run in runs if run.recipe == BASELINE]
     ratios = [(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(mine, plain, strict=True)]
     target = sum(run.parts["target"] for run in mine)
-    return Row(
+    return BenchRow(
         recipe=str(recipe),
         batch=batch,
         exact=recipe.exact,
@@ -220,8 +256,8 @@ def _row(recipe: Recipe, batch: int, groups: int, runs: Sequence[Run], gate: boo
 
 
 @dataclass
-class _Quality:
-    """What the pass that is not timed found, call by call."""
+class _Untimed:
+    """Measurements of the pass that is not timed, call by call."""
 
     bits: list[float | None] = field(default_factory=list)
     nll: list[float | None] = field(default_factory=list)

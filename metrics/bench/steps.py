@@ -1,9 +1,9 @@
-"""What one target call takes against the time its bytes need: `mmspec bench image --random-weights`.
+"""The time of one target call against the time that its bytes need: `mmspec bench image --random-weights`.
 
-A step at batch 1 has to read every weight once, and what the cache holds. Those bytes over the bandwidth of a copy,
-measured in the same run, are the floor. Random weights serve as well as others for that; how many drafts they would
-accept means nothing, so nothing is drafted. The last row is plain decoding with all that belongs to it, per token:
-beside a plain step it shows what the loop costs.
+A step at batch 1 has to read every weight and the KV cache once. Those bytes over the bandwidth of a copy, measured in
+the same run, are the floor. Random weights are as good as trained ones for that; their acceptance rate would be
+meaningless, so nothing is drafted. The last row is plain decoding per token, everything included: compared with a plain
+step it shows the cost of the loop.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.graph_cache import new_target
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
-TOKENS = 64  # that are decoded plainly
+TOKENS = 64  # of plain decoding
 
-# Width, layers, heads and tokens per side of the published class-conditional models.
+# Width, layers, heads and tokens per side of the published class-conditional models
 CONFIGS = {
     "llamagen-b": (768, 12, 12, 16),
     "llamagen-l": (1024, 24, 16, 16),
@@ -37,7 +37,15 @@ CONFIGS = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """A kind of call, or a token of a decoding. `seconds` are the median, least and most; `share` is floor / median."""
+    """The time of one kind of call, or of one token of plain decoding.
+
+    Attributes:
+        name: Of the kind.
+        window: Tokens per row.
+        seconds: Median, minimum and maximum.
+        floor: Seconds that its bytes need.
+        share: The floor over the median.
+    """
 
     name: str
     window: int
@@ -49,12 +57,20 @@ class StepTime:
 def bench_steps(
     config: str, device: torch.device, dtype: torch.dtype, batch: int, window: int, repeats: int
 ) -> list[StepTime]:
-    """Times plain and window steps in the middle of an image, with guidance, read the ordinary way and recorded.
+    """Times plain and window steps in the middle of an image, with guidance, without and with CUDA graphs.
 
-    On a CPU "recorded" calls are made through the same buffers, and not recorded.
+    On a CPU the calls "with CUDA graphs" go through the same static buffers without being captured.
+
+    Args:
+        config: One of `CONFIGS`.
+        device: Where the model runs.
+        dtype: Of the weights.
+        batch: Rows.
+        window: Tokens of a window step.
+        repeats: Timed calls of each kind.
 
     Raises:
-        UnknownNameError: For another config than those of `CONFIGS`.
+        UnknownNameError: If `config` is not one of `CONFIGS`.
     """
     if config not in CONFIGS:
         raise unknown_name("config", config, CONFIGS)
@@ -62,18 +78,18 @@ def bench_steps(
     with torch.device(device), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         gpt = LlamaGenGPT(dim=dim, n_layer=layers, n_head=heads, grid_size=grid).eval()
-        nn.Module.to(gpt, dtype)  # diffusers' own has a warning about it
+        nn.Module.to(gpt, dtype)  # nn.Module's `to`, since that of diffusers warns
     weights = sum(p.nbytes for name, p in gpt.named_parameters() if "embedding" not in name)
     bandwidth = copy_bandwidth(device)
     at = np.full(batch, grid * grid // 2)
     found = []
 
-    def told(name: str, width: int, seconds: tuple[float, float, float], slots: int) -> StepTime:
+    def step_time(name: str, width: int, seconds: tuple[float, float, float], slots: int) -> StepTime:
         floor = (weights + 2 * batch * 2 * layers * dim * slots * dtype.itemsize) / bandwidth
         return StepTime(name, width, seconds, floor, floor / seconds[0])
 
-    def decoded() -> object:
-        """Every time a target of its own, as images have."""
+    def decode() -> object:
+        """Plain decoding with a new target, as for every image."""
         condition = torch.zeros(batch, dtype=torch.int64, device=device)
         target = new_target(gpt, condition, gpt.unconditional(batch), None, window)
         return run(target, parse("plain"), Layout(TOKENS), [SAMPLING] * batch, range(batch))
@@ -86,9 +102,9 @@ def bench_steps(
             target.prefill()
             for width in (1, window):
                 tokens = torch.zeros(batch, width, dtype=torch.int64, device=device)
-                target.forward(tokens, at)  # records it
+                target.forward(tokens, at)  # captures it
                 seconds = timed(lambda t=tokens, model=target: model.forward(t, at), device, repeats)  # type: ignore[misc]
-                name = f"{'window' if width > 1 else 'plain'} step{', recorded' if with_cuda_graphs else ''}"
-                found.append(told(name, width, seconds, int(at[0]) + 1))
-        middle, least, most = (seconds / TOKENS for seconds in timed(decoded, device, repeats))
-    return [*found, told("plain decoding, a token", 1, (middle, least, most), TOKENS // 2)]
+                name = f"{'window' if width > 1 else 'plain'} step{', CUDA graph' if with_cuda_graphs else ''}"
+                found.append(step_time(name, width, seconds, int(at[0]) + 1))
+        middle, least, most = (seconds / TOKENS for seconds in timed(decode, device, repeats))
+    return [*found, step_time("plain decoding, a token", 1, (middle, least, most), TOKENS // 2)]

@@ -1,23 +1,23 @@
-"""A benchmark's rows as a table in Markdown, which reads well in a terminal too."""
+"""A benchmark's rows as a Markdown table, which is readable in a terminal too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmspec.metrics.bench.recipes import Row, Spread
+from mmspec.metrics.bench.recipes import BenchRow, Spread
 
 PARTS = ("target", "drafter", "rule", "other")
 HEADER = (
-    "batch", "recipe", "law", "TV bound", "tokens/call", "NFE", "speed-up", "seconds", *(f"{part} s" for part in PARTS),
-    "overhead", "bits/token", "NLL", "quality",
+    "batch", "recipe", "exact?", "TV bound", "tokens/call", "NFE", "speed-up", "seconds",
+    *(f"{part} s" for part in PARTS), "overhead", "bits/token", "NLL", "quality",
 )  # fmt: skip
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One line per row, columns aligned; seconds and NFE are per call of the pipeline, that is per batch.
+def table(rows: Sequence[BenchRow]) -> str:
+    """One line per row, with aligned columns; seconds and NFE are per call of the pipeline, that is per batch.
 
-    A speed-up is the median over repeats with the smallest and the largest in brackets; "-" where there is none to
-    report because the recipe's exactness check failed.
+    A speed-up is the median over repeats with the smallest and the largest in brackets; "-" if the recipe's exactness
+    check failed.
     """
     lines = [HEADER, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
@@ -25,7 +25,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(_line(line, widths) for line in [lines[0], rule, *lines[1:]])
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: BenchRow) -> list[str]:
     return [
         str(row.batch),
         row.recipe,
@@ -43,7 +43,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _guarantee(row: Row) -> str:
+def _guarantee(row: BenchRow) -> str:
     if not row.exact:
         return "relaxed"
     return "exact" if row.gate else "CHECK FAILED"

@@ -1,1 +1,1 @@
-"""`mmspec eval`: what a recipe gains in speed and what it costs in quality, measured in one run."""
+"""`mmspec eval`: the speed that recipes gain and the quality that they cost, measured in one run."""

@@ -1,4 +1,4 @@
-"""What an evaluation is asked to do, from flags or a YAML file with the same keys."""
+"""The configuration of an evaluation, from flags or a YAML file with the same keys."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.errors import ArgumentError, UnknownNameError, did_you_mean
 from mmspec.files import replacing
-from mmspec.metrics.extractors.names import NAMES
+from mmspec.metrics.extractors.registry import EXTRACTORS
+from mmspec.metrics.registry import find_metric
 
 FILE = "config.yaml"
-# What a sample depends on, beside recipe, prompt and seed: results that differ in it cannot lie in one folder.
+# What samples depend on, besides recipe, prompt and seed: results that differ in it cannot share a folder.
 IDENTITY = (
     "model",
     "drafter",
@@ -28,16 +29,18 @@ IDENTITY = (
 
 
 @dataclass(frozen=True)
-class Config:
+class EvalConfig:
     """A resolved configuration.
 
     Attributes:
-        recipes: With ranges expanded, plain first.
+        model: A name, a folder or a Hub id.
         prompts: The texts.
-        seeds: Per prompt.
-        reference: What distances are measured to: "plain" for plain decoding of the same prompts by other seeds, or a
+        recipes: With ranges expanded, plain first.
+        seeds: Used for every prompt.
+        metrics: Names; see `mmspec.metrics.registry`.
+        reference: What distances are measured to: "plain" for plain decoding of the same prompts with other seeds, or a
             path: an .npz of statistics, or a folder of images or recordings.
-        shapes: Weights of the extractor; they ship with mmspec.
+        shapes: Weights of the extractor, other than the embedded ones.
         inception: Weights of the extractor.
         clip: Weights of the extractor.
         dinov2: Weights of the extractor.
@@ -45,13 +48,14 @@ class Config:
         wavlm: Weights of the extractor.
         whisper: Weights of the extractor.
         drafter: A folder that `mmspec train-drafter` wrote, for recipes that draft with it.
-        temperature: None is the model's own.
-        top_k: None is the model's own.
-        top_p: None is the model's own.
-        guidance_scale: None is the model's own.
+        temperature: None is the model's default.
+        top_k: None is the model's default.
+        top_p: None is the model's default.
+        guidance_scale: None is the model's default.
         batch: Samples per call.
+        device: Where the model and the extractors run.
         strict: Refuse files that cannot be read, instead of leaving them out.
-        fingerprint: Of the model's weights, as found; see `mmspec.metrics.evaluation.fingerprint`.
+        fingerprint: Of the model's weights, once loaded; see `mmspec.metrics.evaluation.fingerprint`.
     """
 
     model: str
@@ -79,27 +83,34 @@ class Config:
 
     @property
     def weights(self) -> dict[str, str]:
-        """By extractor, where those weights lie that were named."""
-        return {name: where for name in NAMES if (where := getattr(self, name, None))}
+        """For each extractor whose weights were named, where they are."""
+        return {name: where for name in EXTRACTORS if (where := getattr(self, name, None))}
 
     @property
     def entropy(self) -> bool:
-        """Whether the target distribution is measured along the way, which takes time in every call."""
-        return bool({"entropy", "nll"} & set(self.metrics))
+        """Whether the pipeline measures the target distribution, which takes time in every call."""
+        return any(_is_likelihood(name) for name in self.metrics)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What the pipeline is called with beside recipe and seed."""
+        """The sampling arguments of the pipeline's call."""
         return {key: getattr(self, key) for key in ("temperature", "top_k", "top_p", "guidance_scale")}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values; `read_file` understands them."""
+        """As plain values, which `read_file` accepts."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def _is_likelihood(metric: str) -> bool:
+    try:
+        return find_metric(metric).statistic in ("entropy", "nll")
+    except UnknownNameError:  # in the configuration of an earlier run, whose metric is no longer installed
+        return False
 
 
 _TEXTS, _WHOLE, _NUMBER, _TEXT, _TRUTH = "a text or a list", "a whole number", "a number", "a text", "true or false"
 _KINDS: Mapping[str, str] = {
-    **{field.name: _TEXT for field in fields(Config)},
+    **{field.name: _TEXT for field in fields(EvalConfig)},
     **dict.fromkeys(("prompts", "recipes", "metrics", "seeds"), _TEXTS),
     **dict.fromkeys(("top_k", "batch", "limit"), _WHOLE),
     **dict.fromkeys(("temperature", "top_p", "guidance_scale"), _NUMBER),
@@ -108,10 +119,10 @@ _KINDS: Mapping[str, str] = {
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file; those without a value count as left out.
+    """The keys and values of a YAML file; a key without a value counts as absent.
 
     Raises:
-        ArgumentError: When it cannot be read, has a key that is none, or a value of another kind.
+        ArgumentError: If the file cannot be read, has an unknown key, or a value of the wrong type.
     """
     import yaml
 
@@ -143,11 +154,11 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, int) if kind == _WHOLE else isinstance(value, (int, float) if kind == _NUMBER else str)
 
 
-def check_folder(folder: Path, config: Config) -> None:
-    """Whether a results folder can be made there, or holds the same evaluation; writes nothing.
+def check_folder(folder: Path, config: EvalConfig) -> None:
+    """Checks that a results folder can be made, or holds the same evaluation; writes nothing.
 
     Raises:
-        ArgumentError: When it holds something else, or other results.
+        ArgumentError: If the folder holds something else, or other results.
     """
     if not folder.exists():
         return
@@ -161,11 +172,11 @@ def check_folder(folder: Path, config: Config) -> None:
         raise ArgumentError(f"-o/--output: '{folder}' is not empty and holds no {FILE}; name another folder")
 
 
-def open_folder(folder: Path, config: Config) -> None:
-    """Makes the results folder and writes the configuration; one that holds the same evaluation is gone on with.
+def open_folder(folder: Path, config: EvalConfig) -> None:
+    """Makes the results folder, or continues one of the same evaluation, and writes the configuration.
 
     Raises:
-        ArgumentError: As `check_folder`, and when the folder cannot be written.
+        ArgumentError: As `check_folder`, and if the folder cannot be written.
     """
     check_folder(folder, config)
     import yaml
@@ -178,32 +189,32 @@ def open_folder(folder: Path, config: Config) -> None:
         partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def refuse_other(folder: Path, config: Config) -> None:
-    """Checks that a folder's samples were drawn under these settings.
+def refuse_other(folder: Path, config: EvalConfig) -> None:
+    """Checks that a folder's samples were generated under the same settings.
 
     Raises:
-        ArgumentError: When the folder's samples were drawn under other settings.
+        ArgumentError: If a setting of `IDENTITY` differs.
     """
     before = read_config(folder)
     for key in IDENTITY:
         old, new = getattr(before, key), getattr(config, key)
         if key == "fingerprint" and "" in (old, new):
-            continue  # not known yet
+            continue  # unknown before the model is loaded
         if old != new:
             named = f"other weights (fingerprint {old}" if key == "fingerprint" else f"{key}={old!r}"
             now = f"now {new})" if key == "fingerprint" else f"not {new!r}"
             raise ArgumentError(f"-o/--output: '{folder}' holds results of {named}, {now}; name another folder")
 
 
-def read_config(folder: Path) -> Config:
+def read_config(folder: Path) -> EvalConfig:
     """The configuration of a results folder.
 
     Raises:
-        ArgumentError: When there is none that can be read.
+        ArgumentError: If there is none that can be read.
     """
     values = read_file(folder / FILE)
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     try:
-        return Config(**given)
+        return EvalConfig(**given)
     except TypeError as error:
         raise ArgumentError(f"'{folder / FILE}' is not the configuration of an evaluation: {error}") from error

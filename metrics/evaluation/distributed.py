@@ -12,18 +12,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Processes:
-    """This process among `count`; what they have to say to each other goes through the CPU."""
+class ProcessGroup:
+    """The place of this process in its group; objects are exchanged through the CPU.
+
+    Attributes:
+        rank: Of this process, from 0.
+        count: Number of processes.
+    """
 
     rank: int = 0
     count: int = 1
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        """The part of a list that falls to this process; shares differ by one at most."""
+    def shard(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's part of a list; the lengths of the parts differ by at most one."""
         return items[self.rank :: self.count]
 
     def gather(self, mine: T) -> list[T]:
-        """What every process has, in order of rank, on all of them. Each must call it, and waits for the others."""
+        """The objects of all processes in order of rank, on every process. Every process must call it, and waits."""
         if self.count == 1:
             return [mine]
         import torch.distributed
@@ -32,32 +37,32 @@ class Processes:
         torch.distributed.all_gather_object(found, mine)
         return found
 
-    def whole(self, shares: Sequence[Sequence[T]]) -> list[T]:
-        """The list whose shares these are, in its own order."""
-        total = sum(map(len, shares))
-        return [shares[i % self.count][i // self.count] for i in range(total)]
+    def merge(self, shards: Sequence[Sequence[T]]) -> list[T]:
+        """The list that `shard` divided, in its original order."""
+        total = sum(map(len, shards))
+        return [shards[i % self.count][i // self.count] for i in range(total)]
 
 
 @contextmanager
-def join() -> Iterator[Processes]:
-    """Yield this process's place, read from the variables that launchers set."""
+def process_group() -> Iterator[ProcessGroup]:
+    """Yields the group, from the environment variables that launchers set."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1 or "RANK" not in os.environ:
-        yield Processes()
+        yield ProcessGroup()
         return
     from datetime import timedelta
 
     import torch.distributed
 
-    # Shares take unequal time, and nobody speaks before the end.
+    # Shards take unequal time, and processes communicate only at the end.
     torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
     try:
-        yield Processes(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        yield ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())
     finally:
         torch.distributed.destroy_process_group()
 
 
-def own_device(device: str) -> str:
-    """`cuda` as this process's own CUDA device; any other is left as it is."""
+def local_device(device: str) -> str:
+    """The CUDA device of this process for `cuda`; any other device as it is."""
     local = os.environ.get("LOCAL_RANK")
     return f"cuda:{local}" if device == "cuda" and local is not None else device

@@ -1,4 +1,4 @@
-"""Folders of images or recordings that are there already, whoever made them: measured as an evaluation's are."""
+"""Metrics of existing folders of images or recordings, from any source, as in an evaluation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from pathlib import Path
 from PIL import Image
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.evaluation.evaluate import from_disk
-from mmspec.metrics.evaluation.features import FeatureExtraction
+from mmspec.metrics.evaluation.evaluate import reference_from
+from mmspec.metrics.evaluation.features import FeaturePipeline
 from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media
-from mmspec.metrics.evaluation.quality import Quality, compare, read_metrics
+from mmspec.metrics.evaluation.quality import Quality, compare, find_metrics
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was found of each folder; `paired`: their files have the same names, so that differences are told."""
+class FolderResults:
+    """The metrics of several folders.
+
+    Attributes:
+        folders: Their paths.
+        quality: For each folder, by metric.
+        paired: Whether their files have the same names, so that there are differences from the first folder.
+        skipped: Why files were left out, one line each.
+    """
 
     folders: list[str]
     quality: list[dict[str, Quality]]
@@ -34,25 +41,29 @@ def measure_folders(
     weights: Mapping[str, str] | None = None,
     device: str = "cpu",
     strict: bool = False,
-) -> Measured:
-    """The metrics of folders; the first is what the others are compared with.
+) -> FolderResults:
+    """Measures folders and compares them with the first.
 
     Args:
-        names: Of metrics; see `mmspec.metrics.evaluation.quality`.
+        folders: Of images, or of recordings.
+        names: Of metrics; see `mmspec.metrics.registry`.
         reference: An .npz of statistics or a folder, for metrics that need one.
-        prompts: One for each file, in the order of their names; None takes what mmspec wrote into its PNG files.
-        weights: See `mmspec.metrics.extractors.names.make_extractor`.
-        device: See `mmspec.metrics.extractors.names.make_extractor`.
+        prompts: One for each file, in the order of their names; None takes the prompt that mmspec stores in PNG files.
+        weights: See `mmspec.metrics.extractors.registry.check_extractor`.
+        device: Where extractors run.
         strict: Refuse files that cannot be read, instead of leaving them out of all folders that pair with theirs.
 
     Raises:
-        ArgumentError: For metrics that folders cannot have, missing prompts, too few files, and as `FeatureExtraction`.
+        ArgumentError: If a metric cannot be computed from files, prompts are missing, files are too few, and as
+            `FeaturePipeline`.
     """
     listed = [list_media(folder, "DIR") for folder in folders]
-    metrics = read_metrics(names, weights or {}, min(map(len, listed)))
+    metrics = find_metrics(names, weights or {}, min(map(len, listed)))
     for metric in metrics:
-        if metric.family in ("entropy", "nll"):
-            raise ArgumentError(f"metric {metric.name!r} is of a model, and not to be had of files; see `mmspec eval`")
+        if metric.statistic:
+            raise ArgumentError(
+                f"metric {metric.name!r} is measured while a model generates, not on files; see `mmspec eval`"
+            )
         if metric.needs_reference and reference is None:
             raise ArgumentError(f"metric {metric.name!r} needs --reference: an .npz of statistics, or a folder")
     if reference is not None and not reference.exists():
@@ -64,40 +75,40 @@ def measure_folders(
     broken = [[check_readable(path) for path in paths] for paths in listed]
     skipped = [reason for reasons in broken for reason in reasons if reason]
     if skipped and strict:
-        raise ArgumentError(f"{skipped[0]}; {len(skipped)} of {sum(map(len, listed))} files are so")
+        raise ArgumentError(f"{skipped[0]}; {len(skipped)} of {sum(map(len, listed))} files are unreadable")
     lost = {i for reasons in broken for i, reason in enumerate(reasons) if reason} if paired else set()
-    extraction = FeatureExtraction(metrics, weights or {}, device)
+    features = FeaturePipeline(metrics, weights or {}, device)
     tables = []
     for paths, reasons in zip(listed, broken, strict=True):
         kept = [i for i in range(len(paths)) if i not in lost and not reasons[i]]
         chosen = [paths[i] for i in kept]
-        if any(metric.of_samples for metric in metrics):
-            said = [_prompt(path) for path in chosen] if prompts is None else [prompts[i] for i in kept]
-            tables.append(extraction.extract(chosen, said))
+        if any(metric.needs_prompts for metric in metrics):
+            texts = [_stored_prompt(path) for path in chosen] if prompts is None else [prompts[i] for i in kept]
+            tables.append(features.extract(chosen, texts))
         else:
-            tables.append(extraction.extract(chosen, None))
+            tables.append(features.extract(chosen, None))
     references = {
-        metric.column: from_disk(reference, extraction, metric)
+        metric.name: reference_from(reference, features, metric)
         for metric in metrics
         if metric.needs_reference and reference is not None
     }
     columns = {
-        metric.name: compare(metric, tables, references.get(metric.column), extraction.identity(metric), paired)
+        metric.name: compare(metric, tables, references.get(metric.name), features.identity(metric), paired)
         for metric in metrics
     }
     quality = [{name: values[i] for name, values in columns.items()} for i in range(len(folders))]
-    return Measured([str(folder) for folder in folders], quality, paired, skipped)
+    return FolderResults([str(folder) for folder in folders], quality, paired, skipped)
 
 
-def _prompt(path: Path) -> str:
-    """What a PNG of mmspec says it shows.
+def _stored_prompt(path: Path) -> str:
+    """The prompt that mmspec stored in a PNG file.
 
     Raises:
-        ArgumentError: For a file that says nothing.
+        ArgumentError: If the file holds none.
     """
     if not is_audio(path):
-        with Image.open(path) as picture:
-            said = picture.info.get("prompt")
-        if isinstance(said, str) and said:
-            return said
-    raise ArgumentError(f"'{path}' does not say its prompt; name a file with one per line by --prompts")
+        with Image.open(path) as image:
+            prompt = image.info.get("prompt")
+        if isinstance(prompt, str) and prompt:
+            return prompt
+    raise ArgumentError(f"'{path}' holds no prompt; name a file with one prompt per line by --prompts")

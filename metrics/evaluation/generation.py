@@ -1,4 +1,4 @@
-"""Drawing the samples of an evaluation: every recipe for every prompt and seed, each written down when finished."""
+"""Generates the samples of an evaluation: every recipe for every prompt and seed, each recorded when it is finished."""
 
 from __future__ import annotations
 
@@ -13,48 +13,56 @@ from typing import Any
 from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.metrics.bench.pipe import Pipe
-from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.distributed import Processes
-from mmspec.metrics.evaluation.journal import Journal, Key, Sample, sample_path
+from mmspec.metrics.evaluation.config import EvalConfig
+from mmspec.metrics.evaluation.distributed import ProcessGroup
+from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord, sample_path
 from mmspec.metrics.evaluation.media import AudioClip, Medium, media_of, suffix_of, write_medium
 from mmspec.recipes import parse
 
-OTHER_SEEDS = 2**40  # added to the seeds of the plain samples that serve as reference: nobody asks for those
+REFERENCE_SEEDS = 2**40  # added to the seeds of the plain samples that serve as reference, out of users' range
 Unit = tuple[str, int]  # prompt, seed
 
 
-def units(config: Config) -> list[Unit]:
+def units(config: EvalConfig) -> list[Unit]:
     """Every prompt with every seed, in a fixed order."""
     return list(product(config.prompts, config.seeds))
 
 
-def own_seed(prompt: str, seed: int) -> int:
-    """The seed that a sample is drawn with, of 48 bits: prompts under one seed must not share their random numbers.
+def pipeline_seed(prompt: str, seed: int) -> int:
+    """The seed of 48 bits that a sample is generated with: prompts under one seed must not share their random numbers.
 
-    If they did, a thousand prompts would be a single draw of noise seen a thousand times, and recipes, which use theirs
-    differently, would seem to differ by more than chance.
+    If they did, a thousand prompts would be a single realization of the noise seen a thousand times, and recipes, which
+    use the noise differently, would seem to differ by more than chance.
     """
     return int(hashlib.sha256(f"{seed} {prompt}".encode()).hexdigest()[:12], 16)
 
 
-def keys(config: Config, needs_reference: bool) -> list[list[list[Key]]]:
-    """The samples to draw: groups of units that go into one call, in each a list per recipe.
+def keys(config: EvalConfig, needs_reference: bool) -> list[list[list[Key]]]:
+    """The samples to generate: groups of units that share a call, with a list of keys per recipe in each.
 
-    Where distances need a reference there is one list more, plain decoding by other seeds.
+    If distances need a reference, each group has one more list: plain decoding with other seeds.
     """
-    asked = [(recipe, 0) for recipe in config.recipes]
+    wanted = [(recipe, 0) for recipe in config.recipes]
     if needs_reference:
-        asked.append(("plain", OTHER_SEEDS))
+        wanted.append(("plain", REFERENCE_SEEDS))
     every = units(config)
     groups = [every[first : first + config.batch] for first in range(0, len(every), config.batch)]
     return [
-        [[(recipe, prompt, seed + offset) for prompt, seed in group] for recipe, offset in asked] for group in groups
+        [[(recipe, prompt, seed + offset) for prompt, seed in group] for recipe, offset in wanted] for group in groups
     ]
 
 
 @dataclass
-class _Call:
-    """A call and what was seen of it: seconds until the first output, and what each target call gave each row."""
+class _PipelineCall:
+    """One call of the pipeline.
+
+    Attributes:
+        media: The images or recordings, one per prompt.
+        stats: Of the call.
+        seconds: Wall-clock time.
+        first: Seconds until the first output.
+        gains: For each row, the tokens that each target call emitted.
+    """
 
     media: list[Medium]
     stats: Stats
@@ -65,51 +73,55 @@ class _Call:
 
 def generate(
     pipe: Pipe,
-    config: Config,
+    config: EvalConfig,
     folder: Path,
     wanted: Sequence[Sequence[Sequence[Key]]],
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
 ) -> None:
-    """Draws this process's share of what is not finished yet, `config.batch` samples per call.
+    """Generates this process's share of the missing samples, `config.batch` samples per call.
 
     Recipes take turns on each group of prompts and seeds, in rotating order, so that a machine that speeds up or slows
     down does so for all of them. The first call of each is made twice and timed the second time.
 
     Args:
-        wanted: What `keys` gives.
-        on_sample: Called for each sample of the share, finished ones included.
+        pipe: Generates images or audio.
+        config: Sampling parameters and batch size.
+        folder: The results folder.
+        wanted: The result of `keys`.
+        processes: The processes that share the work.
+        on_sample: Called for each sample of the share, including those already finished.
     """
     journal = Journal(folder, processes.rank)
     done = journal.read()
     warm: set[str] = set()
-    for i, lists in processes.share(list(enumerate(wanted))):
+    for i, lists in processes.shard(list(enumerate(wanted))):
         turn = i % len(lists)
-        for asked in [*lists[turn:], *lists[:turn]]:
-            missing = [key for key in asked if key not in done]
+        for group in [*lists[turn:], *lists[:turn]]:
+            missing = [key for key in group if key not in done]
             if missing:
                 if missing[0][0] not in warm:
-                    _draw(pipe, config, missing)
+                    _call(pipe, config, missing)
                     warm.add(missing[0][0])
-                journal.append(_write(folder, missing, _draw(pipe, config, missing)))
+                journal.append(_write(folder, missing, _call(pipe, config, missing)))
             if on_sample is not None:
-                for key in asked:
+                for key in group:
                     on_sample(key)
 
 
-def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
-    """One call for keys of one recipe."""
-    recipe = parse(asked[0][0])
-    prompts, seeds = [prompt for _, prompt, _ in asked], [own_seed(prompt, seed) for _, prompt, seed in asked]
-    lengths, gains = [0] * len(asked), [[] for _ in asked]  # type: tuple[list[int], list[list[int]]]
+def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall:
+    """Calls the pipeline once, for keys of one recipe."""
+    recipe = parse(group[0][0])
+    prompts, seeds = [prompt for _, prompt, _ in group], [pipeline_seed(prompt, seed) for _, prompt, seed in group]
+    lengths, gains = [0] * len(group), [[] for _ in group]  # type: tuple[list[int], list[list[int]]]
     first: list[float] = []
     start = time.perf_counter()
 
     def on_step(step: Step) -> None:
         if not first:
             first.append(time.perf_counter() - start)
-        # A pipeline may cut a text into rows of its own: of those it is not told which is whose.
-        for i, tokens in enumerate(step.tokens if len(step.tokens) == len(asked) else ()):
+        # A pipeline may split a text into several rows; which row belongs to which text is then unknown.
+        for i, tokens in enumerate(step.tokens if len(step.tokens) == len(group) else ()):
             if len(tokens) > lengths[i]:
                 gains[i].append(len(tokens) - lengths[i])
                 lengths[i] = len(tokens)
@@ -118,14 +130,14 @@ def _draw(pipe: Pipe, config: Config, asked: Sequence[Key]) -> _Call:
     out = pipe(prompts, recipe=recipe, seed=seeds, **options)
     seconds = time.perf_counter() - start
     wait = first[0] if first else seconds
-    media = media_of(out, len(asked))
+    media = media_of(out, len(group))
     if isinstance(media[0], AudioClip) and hasattr(pipe, "stream"):
-        wait = _first_sound(pipe.stream(prompts[0], recipe=recipe, seed=seeds[0], **config.sampling))
-    return _Call(media, out.stats, seconds, wait, gains)
+        wait = _first_chunk(pipe.stream(prompts[0], recipe=recipe, seed=seeds[0], **config.sampling))
+    return _PipelineCall(media, out.stats, seconds, wait, gains)
 
 
-def _first_sound(stream: Generator[Any, None, None]) -> float:
-    """Seconds until a stream gives its first chunk, or ends without one; it is left then."""
+def _first_chunk(stream: Generator[Any, None, None]) -> float:
+    """Seconds until a stream yields its first chunk, or ends without one; closes the stream."""
     start = time.perf_counter()
     next(stream, None)
     seconds = time.perf_counter() - start
@@ -133,19 +145,19 @@ def _first_sound(stream: Generator[Any, None, None]) -> float:
     return seconds
 
 
-def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:
-    """The files go to the disk before the lines that say they are there."""
-    stats, count = call.stats, len(asked)
-    # A pipeline that adds up calls of its own may not tell rows apart: they then count alike.
+def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
+    """Writes the files, which must be on the disk before the journal lists them, and returns their records."""
+    stats, count = call.stats, len(group)
+    # A pipeline that adds up several runs may not report rows separately; all rows then get equal shares.
     share = stats.tokens // count
     even = RowStats(share, round(share / stats.tokens_per_call), stats.tv_bound, stats.entropy, stats.nll)
     rows = stats.rows if len(stats.rows) == count else [even] * count
     samples = []
-    for (recipe, prompt, seed), medium, row, gains in zip(asked, call.media, rows, call.gains, strict=True):
+    for (recipe, prompt, seed), medium, row, gains in zip(group, call.media, rows, call.gains, strict=True):
         path = sample_path(recipe, prompt, seed, suffix_of(medium))
-        drawn = own_seed(prompt, seed)
+        drawn = pipeline_seed(prompt, seed)
         write_medium(medium, folder / path, {"prompt": prompt, "seed": str(drawn), "recipe": recipe})
-        sample = Sample(
+        sample = SampleRecord(
             recipe=recipe,
             prompt=prompt,
             seed=seed,
@@ -171,7 +183,7 @@ def _write(folder: Path, asked: Sequence[Key], call: _Call) -> list[Sample]:
 
 
 def _grid(medium: Medium, tokens: int) -> int | None:
-    """Tokens per row of an image whose tokens are a grid of its proportions."""
+    """Tokens per row of an image whose tokens form a grid of its aspect ratio; None otherwise."""
     if isinstance(medium, AudioClip):
         return None
     width = round((tokens * medium.width / medium.height) ** 0.5)

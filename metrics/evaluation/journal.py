@@ -1,4 +1,4 @@
-"""The samples of an evaluation as they are finished, one JSON line each, safe against being killed at any time."""
+"""The journal of an evaluation: one JSON line per finished sample, safe against being killed at any time."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ Key = tuple[str, str, int]  # recipe, prompt, seed
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One image or recording and what it cost; see `mmspec.decoding.stats.Stats`.
+class SampleRecord:
+    """One image or recording and what it cost; for statistics see `mmspec.decoding.stats.Stats`.
 
     Attributes:
-        seed: As asked for.
-        drawn: The seed that it was drawn with, which depends on the prompt too.
+        recipe: Its name with its knobs.
+        prompt: The text.
+        seed: As the user named it.
+        drawn: The seed given to the pipeline, which depends on the prompt too; see `generation.pipeline_seed`.
         file: Its path inside the results folder.
-        seconds: Its share of the wall-clock of its call, from prompt to file's content.
-        parts: Of the decoding.
-        latency: Of the whole call.
-        first: Until its first tokens were there; of sound that streams, until its first text, streamed alone, gave its
-            first chunk.
+        seconds: Its share of the wall-clock time of its call, from the prompt to the content of the file.
+        latency: Seconds of the whole call.
+        first: Seconds of the call until its first tokens; for audio that streams, until the first chunk of the call's
+            first text, streamed alone.
+        parts: Its share of the seconds of the parts of decoding.
+        tokens: Emitted tokens.
         calls: Target calls it took part in.
-        gains: What each of them gave it, where the pipeline tells.
-        grid: Tokens per row of the image; None where its tokens are no grid, as those of sound.
-        length: Seconds of sound; None for an image.
+        gains: Tokens that each of those calls emitted for it; empty if the pipeline does not report them.
+        peak_memory: Bytes.
+        tv_bound: See `Stats`.
+        entropy: Bits per token; None if not measured.
+        nll: Bits per token; None if not measured.
+        acceptance: Acceptance rate by slot of the window, of the whole call.
+        grid: Tokens per row of the image; None if its tokens form no grid, such as those of audio.
+        length: Seconds of audio; None for an image.
     """
 
     recipe: str
@@ -59,42 +67,47 @@ class Sample:
 
 
 def sample_path(recipe: str, prompt: str, seed: int, suffix: str = ".png") -> Path:
-    """Where the file of a sample lies inside the results folder: names that no file system minds."""
+    """The path of a sample's file inside the results folder, in names that every file system accepts."""
     readable = "".join(c if c.isalnum() or c in "+.-" else "_" for c in recipe)
     names = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in (recipe, prompt)]
     return Path("samples") / f"{readable}-{names[0]}" / f"{names[1]}-{seed}{suffix}"
 
 
 class Journal:
-    """The lines of one process, and what all processes, of earlier runs too, have finished."""
+    """The finished samples of a results folder. Each process writes its own file; all are read.
+
+    Args:
+        folder: The results folder.
+        rank: Of this process.
+    """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder = folder
         self.path = folder / f"samples-{rank}.jsonl"
 
-    def read(self) -> dict[Key, Sample]:
-        """Finished samples whose files are there. A line that was cut off is none.
+    def read(self) -> dict[Key, SampleRecord]:
+        """The finished samples of all processes and earlier runs whose files exist; a line that was cut off is ignored.
 
         Raises:
-            ArgumentError: For a whole line that is no sample.
+            ArgumentError: If a complete line does not hold a sample.
         """
-        found: dict[Key, Sample] = {}
+        found: dict[Key, SampleRecord] = {}
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
                 try:
                     values: dict[str, Any] = json.loads(line)
-                    sample = Sample(**values)
+                    sample = SampleRecord(**values)
                 except (ValueError, TypeError) as error:
                     raise ArgumentError(f"'{path}' line {number} is no sample: {error}; delete the line") from error
                 if (self.folder / sample.file).is_file():
                     found[sample.key] = sample
         return found
 
-    def append(self, samples: list[Sample]) -> None:
-        """Adds a line for each and waits until they are on the disk.
+    def append(self, samples: list[SampleRecord]) -> None:
+        """Appends a line per sample and waits until they are on the disk.
 
         Raises:
-            ArgumentError: When the system refuses.
+            ArgumentError: If the system refuses.
         """
         lines = b"".join(json.dumps(asdict(sample)).encode() + b"\n" for sample in samples)
         try:
@@ -107,7 +120,7 @@ class Journal:
             raise ArgumentError(f"cannot write '{self.path}': {error.strerror or error}") from error
 
     def _whole(self, size: int) -> int:
-        """Bytes up to the end of the last whole line: a process that was killed may have left a part of one after."""
+        """Bytes up to the end of the last whole line; a killed process may have left part of a line after it."""
         with self.path.open("rb") as file:
             end = size
             while end > 0:

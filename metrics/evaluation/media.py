@@ -1,4 +1,4 @@
-"""What a pipeline gives, as files: images become PNG, recordings WAV."""
+"""Images as PNG files and recordings as WAV files: from a pipeline's output to files, and back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from PIL import Image
 
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
-from mmspec.metrics.extractors.audio import Sound
-from mmspec.metrics.extractors.extractor import Images
+from mmspec.metrics.extractors.audio import Waveform
+from mmspec.metrics.extractors.image import Images
 from mmspec.vision.png import write_png
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
@@ -23,7 +23,12 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
 @dataclass(frozen=True)
 class AudioClip:
-    """Sound as a pipeline gives it: float32 [channels, samples] in -1..1, at `rate` samples per second."""
+    """Audio as a pipeline returns it; metrics read a `Waveform`, mixed down to one channel.
+
+    Attributes:
+        wave: float32 [channels, samples] in -1..1.
+        rate: Samples per second.
+    """
 
     wave: NDArray[np.float32]
     rate: int
@@ -37,13 +42,13 @@ Medium = Image.Image | AudioClip
 
 
 def media_of(output: Any, count: int) -> list[Medium]:
-    """The images or recordings of a call with so many prompts.
+    """The images or recordings in the output of a call with `count` prompts.
 
     Images are the output's `images`. A recording is a mapping with `audio`, float [channels, samples] or [samples],
-    and `sampling_rate`; the output is a list of those, or, of a single prompt, is one.
+    and `sampling_rate`; the output is a list of those or, for a single prompt, one of them.
 
     Raises:
-        ArgumentError: For what is neither, as the tokens of a model without a tokenizer.
+        ArgumentError: If the output is neither, such as the tokens of a model without a tokenizer.
     """
     found: Any = getattr(output, "images", output)
     if isinstance(found, Mapping):
@@ -67,10 +72,10 @@ def suffix_of(medium: Medium) -> str:
 
 
 def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
-    """Writes the file whole or not at all; a PNG holds the notes.
+    """Writes a file, whole or not at all; a PNG holds the notes.
 
     Raises:
-        ArgumentError: When refused.
+        ArgumentError: If the system refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(medium, AudioClip):
@@ -86,32 +91,32 @@ def read_image(path: Path) -> Images:
     """An image as uint8 [H, W, 3].
 
     Raises:
-        ArgumentError: Naming a file that is none.
+        ArgumentError: If the file cannot be read.
     """
     try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow calls a broken PNG a syntax error
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise ArgumentError(f"'{path}' is no image that can be read ({_reason(error)})") from error
 
 
-def read_audio(path: Path) -> Sound:
+def read_audio(path: Path) -> Waveform:
     """A recording, its channels mixed into one.
 
     Raises:
-        ArgumentError: Naming a file that is none.
+        ArgumentError: If the file cannot be read, is empty, or has values that are not finite.
     """
     import soundfile
 
     try:
         wave, rate = soundfile.read(path, dtype="float64", always_2d=True)
-    except (OSError, RuntimeError, ValueError) as error:  # soundfile's own errors are runtime errors
+    except (OSError, RuntimeError, ValueError) as error:  # soundfile raises its own RuntimeErrors
         raise ArgumentError(f"'{path}' is no recording that can be read ({_reason(error)})") from error
     if not len(wave) or not np.isfinite(wave).all():
         raise ArgumentError(
             f"'{path}' is no recording that can be read (it is empty, or has values that are not finite)"
         )
-    return Sound(np.asarray(wave.mean(1)), rate)
+    return Waveform(np.asarray(wave.mean(1)), rate)
 
 
 def is_audio(path: Path) -> bool:
@@ -119,7 +124,7 @@ def is_audio(path: Path) -> bool:
 
 
 def check_readable(path: Path) -> str | None:
-    """Why a file cannot be read; None when it can."""
+    """Why a file cannot be read; None if it can."""
     try:
         read_audio(path) if is_audio(path) else read_image(path)
     except ArgumentError as error:
@@ -128,10 +133,14 @@ def check_readable(path: Path) -> str | None:
 
 
 def list_media(folder: Path, argument: str) -> list[Path]:
-    """The images or recordings of a folder, by name.
+    """The images or recordings of a folder, sorted by name.
+
+    Args:
+        folder: Where they lie.
+        argument: What the user calls the folder, for messages.
 
     Raises:
-        ArgumentError: Naming `argument` when there is none, or there are both.
+        ArgumentError: If there are none, or there are both.
     """
     if not folder.is_dir():
         raise ArgumentError(f"{argument}: '{folder}' is no folder")

@@ -1,4 +1,4 @@
-"""What an evaluation found, as results.json, results.csv and a table for the terminal."""
+"""The results of an evaluation as results.json, results.csv and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
-from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.evaluate import Found
+from mmspec.metrics.evaluation.config import EvalConfig
+from mmspec.metrics.evaluation.evaluate import EvaluationResult
 
 SCHEMA_VERSION = 2
 FILE, CSV_FILE = "results.json", "results.csv"
@@ -21,19 +21,19 @@ FILE, CSV_FILE = "results.json", "results.csv"
 Record = dict[str, Any]
 
 
-def record_of(config: Config, found: Found, environment: Mapping[str, Any]) -> Record:
-    """Everything in one JSON object: `schema_version`, `config`, `environment`, `skipped` and `rows`."""
+def record_of(config: EvalConfig, result: EvaluationResult, environment: Mapping[str, Any]) -> Record:
+    """The results as one JSON object: `schema_version`, `config`, `environment`, `skipped` and `rows`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.to_dict(),
         "environment": dict(environment),
-        "skipped": found.skipped,
-        "rows": [asdict(row) for row in found.rows],
+        "skipped": result.skipped,
+        "rows": [asdict(row) for row in result.rows],
     }
 
 
 def write_results(record: Record, folder: Path) -> None:
-    """Both files, each whole or not at all; the samples they rest on lie beside them."""
+    """Writes results.json and results.csv, each whole or not at all, beside the samples."""
     with replacing(folder / FILE) as partial:
         partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     with replacing(folder / CSV_FILE) as partial:
@@ -44,7 +44,7 @@ def read_results(folder: Path) -> Record:
     """The results in a folder.
 
     Raises:
-        ArgumentError: When the folder holds none, or those of another version.
+        ArgumentError: If the folder holds none, or the schema version differs.
     """
     path = folder / FILE
     try:
@@ -58,7 +58,7 @@ def read_results(folder: Path) -> Record:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line per recipe; empty where there is nothing, as a speed-up whose check failed."""
+    """One line per recipe; missing values are empty, such as the speed-up of a recipe whose check failed."""
     out = io.StringIO()
     lines = [_flat(row) for row in rows]
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
@@ -89,7 +89,7 @@ def _ends(name: str, interval: Mapping[str, Any] | None) -> dict[str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as Markdown, columns aligned, every interval in brackets."""
     names = list(rows[0]["quality"])
-    lines = [["recipe", "law", "tokens/call", "speed-up", "p50 s", "TV bound", *names]]
+    lines = [["recipe", "exact?", "tokens/call", "speed-up", "p50 s", "TV bound", *names]]
     for row in rows:
         speed = row["speed"]
         cells = [f"{speed['tokens_per_call']['value']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
@@ -99,7 +99,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], texts: int) -> str:
-    """Cells as a table in Markdown, a rule under the first line; all columns but the first `texts` to the right."""
+    """Formats cells as a Markdown table with a rule under the first line.
+
+    Args:
+        lines: The cells, row by row; the first row is the header.
+        texts: Number of columns, from the left, that are aligned left; the others are aligned right.
+    """
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rule = ["-" * width if i < texts else f"{'-' * (width - 1)}:" for i, width in enumerate(widths)]
     cells = [
@@ -113,12 +118,15 @@ def aligned(lines: Sequence[Sequence[str]], texts: int) -> str:
 
 
 def guarantee(row: Mapping[str, Any]) -> str:
-    """Whether a recipe keeps the target distribution, in a word or two."""
+    """Whether a recipe keeps the target distribution: "exact", "relaxed" or "CHECK FAILED"."""
     return "relaxed" if not row["exact"] else "exact" if row["gate"] else "CHECK FAILED"
 
 
 def short(interval: Mapping[str, Any] | None) -> str:
-    """`1.23 [1.20, 1.26]`, with as many digits as tell the ends apart, tiny ones as `2.5e-07`; "-" for none."""
+    """Formats an interval as `1.23 [1.20, 1.26]`, tiny ones as `2.5e-07 [...]`, None as "-".
+
+    The number of digits is the smallest that tells the ends apart.
+    """
     if interval is None:
         return "-"
     width = interval["high"] - interval["low"]

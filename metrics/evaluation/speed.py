@@ -1,4 +1,4 @@
-"""What a recipe's samples cost, against plain decoding of the same prompts and seeds in the same run."""
+"""The cost of a recipe's samples, compared with plain decoding of the same prompts and seeds in the same run."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ import numpy as np
 
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bootstrap import Index, Interval, bootstrap
-from mmspec.metrics.evaluation.journal import Sample
+from mmspec.metrics.evaluation.journal import SampleRecord
 
-SHOWN = 4096  # positions of which it is told how often their token was an accepted draft
+SHOWN = 4096  # positions whose acceptance rate is reported
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one recipe.
+    """The speed of one recipe.
 
     Attributes:
-        samples: How many were timed.
+        samples: Number of samples timed.
         nfe: Target calls per sample.
-        tokens_per_call: Plain decoding has 1.00, with its 95 % interval over samples.
-        speedup: Tokens per second over plain's, all samples together, with the 95 % interval over calls; None where a
-            recipe that says it is exact failed the check of that.
-        seconds: Of a sample, the mean.
-        p50: Of the seconds of a call.
-        p95: Of the seconds of a call.
-        first: The median of those until its first tokens, or of sound that streams its first chunk.
+        tokens_per_call: With its 95 % interval over samples; plain decoding has 1.00.
+        speedup: Tokens per second over plain's, all samples together, with the 95 % interval over calls; None if a
+            recipe that claims to be exact failed the exactness check.
+        seconds: Mean seconds per sample.
+        p50: Median of the seconds of a call.
+        p95: 95th percentile of the seconds of a call.
+        first: Median of the seconds until a call's first tokens, or first chunk for audio that streams.
         parts: Mean seconds by part.
-        real_time: Seconds of computing per second of sound; None for images.
-        peak_memory: Bytes, the largest; on the CPU of the whole process, so that it does not tell recipes apart.
-        tv_bound: What a relaxed rule says of itself, per token; see `mmspec.decoding.stats.Stats`.
-        acceptance: By slot of the window, the mean over samples; None where none was tested.
-        gains: How many target calls gave a sample 0, 1, 2, ... tokens; empty where the pipeline does not tell.
-        accepted_at: By position, how often its token was an accepted draft, not a resampled one; the first 4,096.
-        grid: Tokens per row of an image; None where positions are along time.
+        real_time: Seconds of computing per second of audio; None for images.
+        peak_memory: Bytes, the maximum; on the CPU it is that of the whole process and does not differ by recipe.
+        tv_bound: The bound that a relaxed rule reports, per token; see `mmspec.decoding.stats.Stats`.
+        acceptance: Acceptance rate by slot of the window, the mean over samples; None where no draft was tested.
+        gains: Number of target calls that emitted 0, 1, 2, ... tokens of a sample; empty if the pipeline does not
+            report them.
+        accepted_at: By position, the share of samples whose token was an accepted draft and not a resampled one; the
+            first 4,096 positions.
+        grid: Tokens per row of an image; None if positions are along time.
     """
 
     samples: int
@@ -56,15 +58,17 @@ class Speed:
     grid: int | None
 
 
-def speed_of(mine: Sequence[Sample], plain: Sequence[Sample], gate: bool | None, batch: int = 1) -> Speed:
-    """The account of samples, paired one by one with plain's.
+def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: bool | None, batch: int = 1) -> Speed:
+    """The speed of a recipe's samples, paired one by one with plain's.
 
     Args:
-        gate: Whether a recipe that says it is exact passed its check; None when it does not say so.
-        batch: So many neighbours were drawn in one call, and are resampled together.
+        mine: The recipe's samples.
+        plain: Those of plain decoding, of the same prompts and seeds.
+        gate: Whether a recipe that claims to be exact passed its check; None if it makes no such claim.
+        batch: Number of consecutive samples that shared a call, and are resampled together.
 
     Raises:
-        ArgumentError: When they are not of the same prompts and seeds, or fewer than 2.
+        ArgumentError: If the samples do not pair, or there are fewer than 2.
     """
     if [(s.prompt, s.seed) for s in mine] != [(s.prompt, s.seed) for s in plain]:
         raise ArgumentError("the samples of a recipe and of plain decoding are not of the same prompts and seeds")
@@ -79,14 +83,14 @@ def speed_of(mine: Sequence[Sample], plain: Sequence[Sample], gate: bool | None,
     def per_call(index: Index) -> float:
         return float(tokens[index].sum() / calls[index].sum())
 
-    # One call is one observation of time, unless there is but one.
+    # One call is one observation of time, unless there is only one call.
     groups = [i // batch for i in range(len(mine))] if len(mine) > batch else None
     p50, p95 = np.quantile([s.latency for s in mine], [0.5, 0.95])
     lengths = [s.length for s in mine if s.length is not None]
     grids = {s.grid for s in mine}
     speedup = None
     if gate is not False:
-        # A ratio is even in its logarithm: of few calls, its own interval would reach below 0.
+        # In the logarithm of the ratio: with few calls, an interval of the ratio itself would reach below 0.
         found = bootstrap(log_ratio, len(mine), groups=groups)
         speedup = Interval(*(float(np.exp(v)) for v in (found.value, found.low, found.high)))
     return Speed(
@@ -117,13 +121,13 @@ def _by_slot(rates: Sequence[Sequence[float | None]]) -> list[float | None]:
 
 
 def _by_position(gains: Sequence[Sequence[int]]) -> list[float]:
-    """Of what calls gave, the share of samples at each position whose token was not the last of its call."""
+    """From the tokens per call of each sample: at each position, the share whose token was not the last of its call."""
     length = min(max((sum(row) for row in gains), default=0), SHOWN)
-    accepted, there = np.zeros(length), np.zeros(length)
-    for row in filter(None, gains):  # of some calls it may not be known
+    accepted, present = np.zeros(length), np.zeros(length)
+    for row in filter(None, gains):  # empty where the pipeline did not report them
         last = np.cumsum(row) - 1
         count = min(sum(row), length)
-        there[:count] += 1
+        present[:count] += 1
         accepted[:count] += 1
         accepted[last[last < length]] -= 1
-    return [round(float(share), 4) for share in accepted / np.maximum(there, 1)]
+    return [round(float(share), 4) for share in accepted / np.maximum(present, 1)]

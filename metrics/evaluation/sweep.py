@@ -1,9 +1,9 @@
 """Ranges as users write them: of seeds, and of a recipe's knobs. Imports nothing heavy.
 
-- Seeds: `0..9` is every whole number from 0 to 9, `0..3,7` those and 7.
-- Knobs: `lantern:delta=0.1..0.5` is five recipes evenly from end to end, `delta=0.1..0.5/3` three of them, and
-  `delta=0.1|0.2|0.4` those three values; of whole-number knobs what lies between is rounded. Several ranges in one
-  recipe give every combination.
+- Seeds: `0..9` is every whole number from 0 to 9, `0..3,7` is 0 to 3 and 7.
+- Knobs: `lantern:delta=0.1..0.5` is five recipes evenly from end to end, `delta=0.1..0.5/3` is three, and
+  `delta=0.1|0.2|0.4` is those three values; values between whole-number ends are rounded. Several ranges in one recipe
+  give every combination.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 
 POINTS = 5
-MOST = 10_000  # of anything a range gives: more is a slip of the pen
+MOST = 10_000  # values of a range; more is a typing error
 
 
 def read_seeds(text: str) -> list[int]:
-    """Seeds in the order written, none twice.
+    """The seeds in the order written, without duplicates.
 
     Raises:
-        ArgumentError: For what is neither number nor range.
+        ArgumentError: If a piece is neither a number nor a range.
     """
     seeds: list[int] = []
     for piece in text.split(","):
@@ -36,11 +36,11 @@ def read_seeds(text: str) -> list[int]:
 
 
 def expand(recipe: str) -> list[Recipe]:
-    """The recipes that one text with ranges stands for.
+    """The recipes of one text with ranges.
 
     Raises:
-        ArgumentError: When an argument has a value that is not allowed.
-        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+        ArgumentError: If a knob's value is not allowed, or a range cannot be read.
+        UnknownNameError: If there is no recipe, rule or drafter of that name.
     """
     name, colon, settings = recipe.partition(":")
     choices: list[list[str]] = []
@@ -52,7 +52,7 @@ def expand(recipe: str) -> list[Recipe]:
 
 
 def expand_all(recipes: Sequence[str]) -> list[Recipe]:
-    """All of them, plain decoding first: it is what the others are compared with."""
+    """The recipes of several texts with ranges, after plain decoding, which the others are compared with."""
     found = [parse("plain"), *(one for recipe in recipes for one in expand(recipe))]
     return list({str(one): one for one in found}.values())
 

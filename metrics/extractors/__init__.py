@@ -1,1 +1,1 @@
-"""Extractors: what turns images into the features that metrics read."""
+"""Extractors: networks that turn images or recordings into the features that metrics read."""

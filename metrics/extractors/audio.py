@@ -1,4 +1,4 @@
-"""What every extractor of sounds is, and how a recording comes to the rate that it reads."""
+"""Extractors of audio, and resampling to the rate that they read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Protocol
 
 import numpy as np
 
-from mmspec.metrics.extractors.extractor import Named
+from mmspec.metrics.extractors.extractor import NamedExtractor
 from mmspec.metrics.features import Features
 
 
 @dataclass(frozen=True)
-class Sound:
-    """A recording: `wave` float64 [T] in -1..1, one channel, at `rate` samples per second."""
+class Waveform:
+    """A recording with one channel.
+
+    Attributes:
+        wave: float64 [T] in -1..1.
+        rate: Samples per second.
+    """
 
     wave: Features
     rate: int
@@ -24,32 +29,41 @@ class Sound:
         return len(self.wave) / self.rate
 
     def at(self, rate: int) -> Features:
-        """The wave at another rate, without what the lower of the two cannot hold."""
+        """The wave at another rate, without the frequencies that the lower of the two rates cannot represent."""
         return self.wave if rate == self.rate else resample(self.wave, self.rate, rate)
 
 
-class AudioExtractor(Named, Protocol):
-    """Makes features of recordings."""
+class AudioExtractor(NamedExtractor, Protocol):
+    """Computes features of recordings."""
 
-    def __call__(self, sounds: Sequence[Sound]) -> Features:
-        """Features float64 [B, D] of recordings of any lengths and rates; a recording's do not depend on its batch."""
+    def __call__(self, audio: Sequence[Waveform]) -> Features:
+        """Features float64 [B, D] of recordings of any lengths and rates; they do not depend on the batch."""
         ...
 
 
 class SpeechRecognizer(AudioExtractor, Protocol):
-    """An extractor that hears words too."""
+    """An extractor that transcribes speech too."""
 
-    def transcribe(self, sounds: Sequence[Sound]) -> list[str]:
+    def transcribe(self, audio: Sequence[Waveform]) -> list[str]:
         """The words of each recording."""
         ...
 
-    def wanted(self, text: str) -> str:
-        """A text as `transcribe` would write it."""
+    def expected(self, text: str) -> str:
+        """The transcript of a perfect recording of a text."""
         ...
 
 
 def resample(wave: Features, rate: int, to: int) -> Features:
-    """A wave [T] at `rate` as one [round(T * to / rate)] at `to`, by its spectrum; the ends are reflected outwards."""
+    """Resamples a wave [T] through its spectrum, with the ends reflected outwards.
+
+    Args:
+        wave: float64 [T].
+        rate: Its samples per second.
+        to: The new samples per second.
+
+    Returns:
+        float64 [round(T * to / rate)].
+    """
     margin = min(len(wave) - 1, rate // 10)
     padded = np.pad(wave, margin, mode="reflect")
     count = round(len(padded) * to / rate)

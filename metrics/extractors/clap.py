@@ -1,4 +1,4 @@
-"""CLAP's common space of sounds and texts, for CLAP score and distances of music and effects."""
+"""CLAP's common space of audio and texts, for CLAP score and distances of music and effects."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mmspec.metrics.extractors.audio import Sound
-from mmspec.metrics.extractors.clip import embedding
+from mmspec.metrics.extractors.audio import Waveform
+from mmspec.metrics.extractors.clip import projected_embedding
 from mmspec.metrics.extractors.extractor import fingerprint_of
-from mmspec.metrics.extractors.pretrained import load
+from mmspec.metrics.extractors.pretrained import load_pretrained
 from mmspec.metrics.features import Features
 
 
 class ClapExtractor:
     """A `ClapModel` with its feature extractor and tokenizer; laion/larger_clap_music is the one for music.
 
-    Recordings longer than it reads (10 s) are cut off there, not at a random place, so that numbers repeat.
+    Recordings longer than CLAP's input (10 s) are cut off at its end, not at a random place, so that results repeat.
 
     Args:
         where: A folder or Hub id with model, feature extractor and tokenizer.
-        device: Where it runs.
+        device: Where the network runs.
 
     Raises:
-        ModelError: When one of them cannot be loaded.
+        ModelError: If one of them cannot be loaded.
     """
 
     name = "clap"
@@ -32,26 +32,26 @@ class ClapExtractor:
     def __init__(self, where: str, device: str = "cpu") -> None:
         from transformers import AutoFeatureExtractor, AutoTokenizer, ClapModel
 
-        self.model = load(ClapModel, where, self.name).float().eval().to(device)
-        self.processor = load(AutoFeatureExtractor, where, self.name)
-        self.tokenizer = load(AutoTokenizer, where, self.name)
+        self.model = load_pretrained(ClapModel, where, self.name).float().eval().to(device)
+        self.processor = load_pretrained(AutoFeatureExtractor, where, self.name)
+        self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
         self.fingerprint = fingerprint_of(self.model)
 
     @torch.no_grad()
-    def __call__(self, sounds: Sequence[Sound]) -> Features:
-        """Projected embeddings float64 [B, D], of any length."""
+    def __call__(self, audio: Sequence[Waveform]) -> Features:
+        """Projected embeddings float64 [B, D], not normalized."""
         rate, longest = self.processor.sampling_rate, self.processor.nb_max_samples
-        waves = [sound.at(rate)[:longest].astype(np.float32) for sound in sounds]
-        # "fusion" models read a longer and a shorter view of a recording; of one that is not cut they are the same.
+        waves = [clip.at(rate)[:longest].astype(np.float32) for clip in audio]
+        # "fusion" models read a longer and a shorter view of a recording; without a cut the two are the same.
         inputs = self.processor(waves, sampling_rate=rate, return_tensors="pt").to(self.model.device)
-        return embedding(self.model.get_audio_features(**inputs))
+        return projected_embedding(self.model.get_audio_features(**inputs))
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str]) -> Features:
-        """Projected embeddings of prompts, float64 [B, D]; what is longer than CLAP reads is cut off."""
+        """Projected embeddings of prompts, float64 [B, D]; text beyond CLAP's context is cut off."""
         # RoBERTa numbers positions from its padding id on.
         longest = self.model.config.text_config.max_position_embeddings - 2
         tokens = self.tokenizer(
             list(prompts), padding=True, truncation=True, max_length=longest, return_tensors="pt"
         ).to(self.model.device)
-        return embedding(self.model.get_text_features(tokens["input_ids"], tokens["attention_mask"]))
+        return projected_embedding(self.model.get_text_features(tokens["input_ids"], tokens["attention_mask"]))

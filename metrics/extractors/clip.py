@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmspec.metrics.extractors.extractor import Images, fingerprint_of
-from mmspec.metrics.extractors.pretrained import load, pixels
+from mmspec.metrics.extractors.extractor import fingerprint_of
+from mmspec.metrics.extractors.image import Images
+from mmspec.metrics.extractors.pretrained import load_pretrained, pixel_values
 from mmspec.metrics.features import Features
 
 
@@ -18,10 +19,10 @@ class ClipExtractor:
 
     Args:
         where: A folder or Hub id with model, image processor and tokenizer.
-        device: Where it runs.
+        device: Where the network runs.
 
     Raises:
-        ModelError: When one of them cannot be loaded.
+        ModelError: If one of them cannot be loaded.
     """
 
     name = "clip"
@@ -29,19 +30,20 @@ class ClipExtractor:
     def __init__(self, where: str, device: str = "cpu") -> None:
         from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
-        self.model = load(CLIPModel, where, self.name).float().eval().to(device)
-        self.processor = load(AutoImageProcessor, where, self.name)
-        self.tokenizer = load(AutoTokenizer, where, self.name)
+        self.model = load_pretrained(CLIPModel, where, self.name).float().eval().to(device)
+        self.processor = load_pretrained(AutoImageProcessor, where, self.name)
+        self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
         self.fingerprint = fingerprint_of(self.model)
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Features:
-        """Projected embeddings of images, float64 [B, D], of any length."""
-        return embedding(self.model.get_image_features(pixel_values=pixels(self.processor, images, self.model.device)))
+        """Projected embeddings of images, float64 [B, D], not normalized."""
+        pixels = pixel_values(self.processor, images, self.model.device)
+        return projected_embedding(self.model.get_image_features(pixel_values=pixels))
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str], batch: int = 64) -> Features:
-        """Projected embeddings of prompts, float64 [B, D]; what is longer than CLIP reads (77 tokens) is cut off."""
+        """Projected embeddings of prompts, float64 [B, D]; text beyond CLIP's context (77 tokens) is cut off."""
         longest = self.model.config.text_config.max_position_embeddings
         parts = []
         for first in range(0, len(prompts), batch):
@@ -52,12 +54,12 @@ class ClipExtractor:
                 max_length=longest,
                 return_tensors="pt",
             ).to(self.model.device)
-            parts.append(embedding(self.model.get_text_features(**tokens)))
+            parts.append(projected_embedding(self.model.get_text_features(**tokens)))
         return np.concatenate(parts)
 
 
-def embedding(output: Any) -> Features:
-    """The projected embeddings in what transformers gives, float64 [B, D]."""
+def projected_embedding(output: Any) -> Features:
+    """The projected embeddings in an output of transformers, float64 [B, D]."""
     # Some releases of transformers return the projected embedding itself, others in a field named for the unprojected.
     found = output if isinstance(output, torch.Tensor) else output.pooler_output
     return np.asarray(found.double().cpu().numpy())

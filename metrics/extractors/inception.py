@@ -1,6 +1,6 @@
 """Inception-v3 as FID and the Inception score define it: the network, weights and resizing of torch-fidelity.
 
-Another Inception, as torchvision's, gives another number that must not be called FID. The package is optional; the
+Another Inception, such as torchvision's, gives another number that must not be called FID. The package is optional; the
 weights are named by path and never fetched: torch-fidelity's weights-inception-2015-12-05-6726825d.pth (from the
 releases of toshas/torch-fidelity), or classify_image_graph_def.pb, the graph of ADM's evaluator, which holds the same.
 """
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from mmspec.errors import ModelError
-from mmspec.metrics.extractors.extractor import Images, fingerprint_of
+from mmspec.metrics.extractors.extractor import fingerprint_of
+from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.inception_graph import state_dict
 from mmspec.metrics.features import Features
 
@@ -23,14 +24,14 @@ POOLED, LOGITS = "2048", "logits_unbiased"
 
 
 class InceptionExtractor:
-    """Features [B, 2048] of the last pooling.
+    """FID's Inception-v3, with the features [B, 2048] of the last pooling.
 
     Args:
-        where: The weights file; one that ends in .pb is a TensorFlow graph.
-        device: Where it runs.
+        where: The weights file; a file that ends in .pb is read as a TensorFlow graph.
+        device: Where the network runs.
 
     Raises:
-        ModelError: When torch-fidelity is not installed, or the file is not there.
+        ModelError: If torch-fidelity is not installed, or the file does not exist.
     """
 
     name = "inception"
@@ -59,11 +60,11 @@ class InceptionExtractor:
         self.fingerprint = fingerprint_of(self.model)
 
     def __call__(self, images: Images) -> Features:
-        """Float64 [B, 2048]."""
+        """Features float64 [B, 2048]."""
         return self._run(images)[0]
 
     def logits(self, images: Images) -> Features:
-        """Float64 [B, 1008], without the bias of the last layer, as the Inception score wants them."""
+        """Logits float64 [B, 1008], without the bias of the last layer, as the Inception score is defined."""
         return self._run(images)[1]
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """The weights of FID's Inception from the TensorFlow graph that ADM's evaluator reads (classify_image_graph_def.pb).
 
-They are those that torch-fidelity's file holds, under other names and with other orders of axes. A frozen graph is a
-protocol buffer; the few of its fields that hold weights are read here, so that TensorFlow is not needed:
+They equal the weights of torch-fidelity's file, under other names and with other orders of axes. A frozen graph is a
+protocol buffer; only the fields that hold weights are parsed here, so that TensorFlow is not needed:
 GraphDef.node = 1, NodeDef {name = 1, op = 2, attr = 5}, an entry of that map {key = 1, value = 2},
 AttrValue.tensor = 8, TensorProto {dtype = 1, shape = 2, content = 4, floats = 5}, shape.dim = 2, dim.size = 1.
 """
@@ -21,7 +21,7 @@ Weights = dict[str, NDArray[np.float32]]
 _FLOAT = 1
 
 _STEM = ("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "Conv2d_3b_1x1", "Conv2d_4a_3x3")
-# Of each kind of block, what the graph calls a convolution and what torch-fidelity does.
+# For each kind of block, the graph's name of each convolution -> torch-fidelity's.
 _A = {
     "conv": "branch1x1", "tower/conv": "branch5x5_1", "tower/conv_1": "branch5x5_2", "tower_1/conv": "branch3x3dbl_1",
     "tower_1/conv_1": "branch3x3dbl_2", "tower_1/conv_2": "branch3x3dbl_3", "tower_2/conv": "branch_pool",
@@ -52,7 +52,7 @@ _NORM = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "movi
 
 
 def convolutions() -> dict[str, str]:
-    """The graph's name of each convolution, and torch-fidelity's."""
+    """The graph's name of each convolution -> torch-fidelity's."""
     found = {("conv" if i == 0 else f"conv_{i}"): name for i, name in enumerate(_STEM)}
     for i, (block, names) in enumerate(_BLOCKS):
         mixed = "mixed" if i == 0 else f"mixed_{i}"
@@ -61,10 +61,10 @@ def convolutions() -> dict[str, str]:
 
 
 def state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """torch-fidelity's state dict from the graph.
+    """The state dict of torch-fidelity's network, from the graph.
 
     Raises:
-        ModelError: When it is none, or lacks weights.
+        ModelError: If the file is not a graph, or lacks weights.
     """
     try:
         weights = read_constants(path.read_bytes())
@@ -85,8 +85,8 @@ def read_constants(graph: bytes) -> Weights:
     """The float constants of a frozen graph, by node.
 
     Raises:
-        ValueError: When it is none.
-        IndexError: When it is none.
+        ValueError: If the bytes are not a protocol buffer, or are cut off.
+        IndexError: If they end inside a number.
     """
     found: Weights = {}
     for node in _parts(graph, 1):

@@ -1,4 +1,4 @@
-"""Networks of transformers from a folder or the Hub, loaded for the extractors that wrap them."""
+"""Loading networks of transformers, from a folder or the Hub, for the extractors that wrap them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import numpy as np
 import torch
 
 from mmspec.errors import ModelError
-from mmspec.metrics.extractors.extractor import Images
+from mmspec.metrics.extractors.image import Images
 
 
-def load(kind: Any, where: str, extractor: str) -> Any:
-    """What `kind.from_pretrained(where)` gives.
+def load_pretrained(kind: Any, where: str, extractor: str) -> Any:
+    """The result of `kind.from_pretrained(where)`.
+
+    Args:
+        kind: A class of transformers.
+        where: A folder or Hub id.
+        extractor: The extractor's name, for the message.
 
     Raises:
-        ModelError: When it gives nothing.
+        ModelError: If nothing can be loaded.
     """
     try:
         return kind.from_pretrained(where)
@@ -27,10 +32,10 @@ def load(kind: Any, where: str, extractor: str) -> Any:
         ) from None
 
 
-def pixels(processor: Any, images: Images, device: torch.device) -> torch.Tensor:
-    """Images uint8 [B, H, W, 3] as the network wants them, float32 [B, 3, H', W'].
+def pixel_values(processor: Any, images: Images, device: torch.device) -> torch.Tensor:
+    """Preprocesses images uint8 [B, H, W, 3] to the network's input, float32 [B, 3, H', W'].
 
-    They stay uint8 until here: processors take floats for numbers in 0..255 and would scale them a second time.
+    Images stay uint8 until here: processors take floats for numbers in 0..255 and would scale them a second time.
     """
     return torch.as_tensor(
         np.asarray(processor(images=list(images), input_data_format="channels_last", return_tensors="np").pixel_values)

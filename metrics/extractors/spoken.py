@@ -1,4 +1,4 @@
-"""The recogniser that ships with the voice `spoken`: it hears the words of that voice, without a download."""
+"""The recognizer that ships with the voice `spoken`: it transcribes that voice without a download."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from mmspec.audio.spoken.config import SAMPLING_RATE
 from mmspec.audio.spoken.recogniser import embedded_recogniser, level, sounds_alike, token_bands
-from mmspec.metrics.extractors.audio import Sound
+from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.features import Features
 
 
 class SpokenExtractor:
-    """It knows the words of its own lexicon only: what other models say, it mishears."""
+    """The embedded recognizer. Its lexicon is that of the voice: speech of other models it transcribes wrongly."""
 
     name = "spoken"
 
@@ -26,11 +26,11 @@ class SpokenExtractor:
         self.recogniser.leave.register_forward_pre_hook(self._keep)
 
     @torch.no_grad()
-    def __call__(self, sounds: Sequence[Sound]) -> Features:
-        """Mean and deviation over time of its last hidden layer, float64 [B, 2 D]."""
+    def __call__(self, audio: Sequence[Waveform]) -> Features:
+        """Mean and standard deviation over time of the last hidden layer, float64 [B, 2 D]."""
         found = []
-        for sound in sounds:
-            bands = token_bands(level(sound.at(SAMPLING_RATE).astype(np.float32)))
+        for clip in audio:
+            bands = token_bands(level(clip.at(SAMPLING_RATE).astype(np.float32)))
             self.recogniser(torch.from_numpy(bands)[None])
             x = self._hidden[0].double()
             found.append(torch.cat([x.mean(1), x.std(1, correction=0)]).numpy())
@@ -39,10 +39,15 @@ class SpokenExtractor:
     def _keep(self, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         (self._hidden,) = inputs
 
-    def transcribe(self, sounds: Sequence[Sound]) -> list[str]:
-        """The words heard in each recording."""
-        return [self.recogniser.transcribe(s.at(SAMPLING_RATE).astype(np.float32), SAMPLING_RATE) for s in sounds]
+    def transcribe(self, audio: Sequence[Waveform]) -> list[str]:
+        """The words of each recording."""
+        return [self.recogniser.transcribe(c.at(SAMPLING_RATE).astype(np.float32), SAMPLING_RATE) for c in audio]
 
-    def wanted(self, text: str) -> str:
-        """The words of a text as `transcribe` gives them when it hears all of them."""
+    def expected(self, text: str) -> str:
+        """The transcript of a perfect recording: each word as the one that stands for its homophones."""
         return sounds_alike(text)
+
+
+def load(where: str, device: str) -> SpokenExtractor:
+    """The embedded recognizer, which needs no weights and runs on the CPU."""
+    return SpokenExtractor()

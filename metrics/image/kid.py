@@ -1,7 +1,7 @@
-"""Kernel Inception distance (Binkowski et al. 2018): squared MMD under the kernel (x.y / D + 1)^3, without bias.
+"""Kernel Inception distance (Binkowski et al. 2018): unbiased squared MMD under the kernel (x.y / D + 1)^3.
 
-Unlike the Frechet distance it does not grow when samples are few; a value below 0 is possible and means "no difference
-to be seen".
+Unlike the Frechet distance it does not grow when samples are few; a value below 0 is possible and means that no
+difference is detected.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.features import Features, read_features, same_width
+from mmspec.metrics.features import Features, as_features, check_same_width
+from mmspec.metrics.metric import DistanceMetric
 
 NAMES = ("generated", "reference")
 
 
 @dataclass(frozen=True)
-class KID:
-    """`value`: the mean over `subsets` of `subset_size` samples each; `spread`: their standard deviation, 0 for one.
+class KidResult:
+    """KID over subsets.
 
-    The spread tells how much one subset strays, not how far the value is off: for that see `mmspec.metrics.bootstrap`.
+    Attributes:
+        value: The mean over the subsets.
+        spread: Their standard deviation, 0 for one subset. It measures how much one subset varies, not the error of the
+            value: for that see `mmspec.metrics.bootstrap`.
+        subsets: Number of subsets.
+        subset_size: Samples per subset.
     """
 
     value: float
@@ -32,29 +38,29 @@ class KID:
 
 def kid(
     generated: Any, reference: Any, subsets: int = 100, subset_size: int = 1000, seed: int = 0, degree: int = 3
-) -> KID:
+) -> KidResult:
     """KID of features [N, D] against [M, D].
 
-    Subsets are drawn without replacement, by a generator of their own. Where both sides fit into one subset, that one
-    is taken, and the value is the estimate from all samples.
+    Subsets are sampled without replacement, by a generator seeded here. If both sides fit into one subset, that subset
+    is all samples, and the value is the estimate from all of them.
 
     Raises:
-        ArgumentError: As `read_features` (two samples are needed), or for sizes below what is possible.
+        ArgumentError: As `as_features` (each side needs two samples), or if a setting is out of range.
     """
-    x, y = read_features(generated, NAMES[0], least=2), read_features(reference, NAMES[1], least=2)
-    same_width(x, y, NAMES)
+    x, y = as_features(generated, NAMES[0], least=2), as_features(reference, NAMES[1], least=2)
+    check_same_width(x, y, NAMES)
     for name, value, low in (("subsets", subsets, 1), ("subset_size", subset_size, 2), ("degree", degree, 1)):
         if value < low:
             raise ArgumentError(f"{name}={value} is not allowed; it must be {low} or more")
     if max(len(x), len(y)) <= subset_size:
-        return KID(polynomial_mmd(x, y, degree), 0.0, 1, max(len(x), len(y)))
+        return KidResult(polynomial_mmd(x, y, degree), 0.0, 1, max(len(x), len(y)))
     rng = np.random.default_rng(seed)
     size = min(subset_size, len(x), len(y))
     values = [
         polynomial_mmd(x[rng.choice(len(x), size, False)], y[rng.choice(len(y), size, False)], degree)
         for _ in range(subsets)
     ]
-    return KID(float(np.mean(values)), float(np.std(values)), subsets, size)
+    return KidResult(float(np.mean(values)), float(np.std(values)), subsets, size)
 
 
 def polynomial_mmd(x: Features, y: Features, degree: int = 3) -> float:
@@ -68,3 +74,21 @@ def polynomial_mmd(x: Features, y: Features, degree: int = 3) -> float:
 
 def _kernel(x: Features, y: Features, degree: int) -> Features:
     return np.asarray((x @ y.T / x.shape[1] + 1) ** degree)
+
+
+class KernelDistance(DistanceMetric):
+    """KID's kernel distance over the features of an extractor, `kd@EXTRACTOR`, by 10 subsets where one is not enough.
+
+    Args:
+        extractor: The extractor's name.
+        name: None is `kd@` and the extractor's name.
+    """
+
+    def __init__(self, extractor: str, name: str | None = None) -> None:
+        super().__init__(name or f"kd@{extractor}", extractor)
+
+    def distance(self, generated: Features, reference: Features) -> float:
+        return kid(generated, reference, subsets=10).value
+
+
+KID = KernelDistance("inception", "kid")

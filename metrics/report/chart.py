@@ -1,4 +1,4 @@
-"""Quality against speed as an SVG: a point per recipe, its intervals as bars, and the front that nothing beats."""
+"""Quality against speed as an SVG: a point per recipe, its intervals as bars, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 480, 340
 LEFT, RIGHT, TOP, BOTTOM = 66, 20, 18, 50
-COLOURS = (
+COLORS = (
     "#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#7a5c3e", "#6aa84f", "#c0362c",
     "#5b6bd6", "#8a8f98",
 )  # fmt: skip
@@ -19,9 +19,15 @@ _Place = Callable[[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Point:
-    """A recipe: its family, which gives the colour and joins points, its speed and its quality.
+    """One recipe in the chart.
 
-    `exact` recipes are drawn as diamonds; `mark` is written beside the point.
+    Attributes:
+        name: Shown on hover.
+        family: Points of one family share a color and are joined by a line.
+        x: Its speed.
+        y: Its quality.
+        exact: Exact recipes are diamonds, others are circles.
+        mark: The label beside the point.
     """
 
     name: str
@@ -33,12 +39,13 @@ class Point:
 
 
 def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_label: str = "speed-up") -> str:
-    """The SVG element in its figure.
+    """The HTML figure with the SVG element and its legend.
 
     Args:
-        label: What the vertical axis shows.
-        x_label: What the horizontal axis shows; more of it is better.
-        higher_is_better: Of the vertical axis, for the front; None draws none.
+        points: The recipes.
+        label: Of the vertical axis.
+        higher_is_better: On the vertical axis, for the front; None omits the front.
+        x_label: Of the horizontal axis, on which higher is better.
     """
     xs, ys = _ticks([v for p in points for v in p.x]), _ticks([v for p in points for v in p.y])
 
@@ -53,24 +60,20 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
         corners = [at(p.x[0], p.y[0]) for p in front(points, higher_is_better)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
         parts.append(f'<polyline class="front" points="{line}"/>')
-    adapters = list(dict.fromkeys(p.family for p in points))
-    colours = {family: COLOURS[i % len(COLOURS)] for i, family in enumerate(adapters)}
-    for family in adapters:
+    families = list(dict.fromkeys(p.family for p in points))
+    colors = {family: COLORS[i % len(COLORS)] for i, family in enumerate(families)}
+    for family in families:
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x[0], p.y[0]) for p in points if p.family == family))
         if " " in line:
-            parts.append(f'<polyline class="sweep" style="color:{colours[family]}" points="{line}"/>')
+            parts.append(f'<polyline class="sweep" style="color:{colors[family]}" points="{line}"/>')
     marks = _readable(points, at)
-    parts += [_point(p, mark, colours[p.family], label, x_label, at) for p, mark in zip(points, marks, strict=True)]
-    legend = "".join(
-        f'<span><i style="background:{colours[family]}"></i>{escape(family)}</span>' for family in adapters
-    )
-    sibling_sampler = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{label} against {x_label}")}">'
-    )
-    return f'<figure>{sibling_sampler}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
+    parts += [_point(p, mark, colors[p.family], label, x_label, at) for p, mark in zip(points, marks, strict=True)]
+    legend = "".join(f'<span><i style="background:{colors[family]}"></i>{escape(family)}</span>' for family in families)
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{label} against {x_label}")}">'
+    return f'<figure>{svg}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
 
 
-def _point(p: Point, written: str, colour: str, label: str, x_label: str, at: _Place) -> str:
+def _point(p: Point, written: str, color: str, label: str, x_label: str, at: _Place) -> str:
     x, y = at(p.x[0], p.y[0])
     (left, _), (right, _) = at(p.x[1], p.y[0]), at(p.x[2], p.y[0])
     (_, low), (_, high) = at(p.x[0], p.y[1]), at(p.x[0], p.y[2])
@@ -82,13 +85,13 @@ def _point(p: Point, written: str, colour: str, label: str, x_label: str, at: _P
     )
     mark = f'<text class="mark" x="{x + 7:.1f}" y="{y - 6:.1f}">{escape(written)}</text>' if written else ""
     return (
-        f'<g style="color:{colour}"><title>{escape(title)}</title>'
+        f'<g style="color:{color}"><title>{escape(title)}</title>'
         f'<path class="bar" d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"/>{dot}{mark}</g>'
     )
 
 
 def _readable(points: Sequence[Point], at: _Place) -> list[str]:
-    """The marks, without those that would lie on an earlier one or on a point: those are in the points' titles only."""
+    """The labels, except those that would overlap an earlier label or a point; their text is in the titles only."""
     taken = [(x - 6, x + 6, y - 5, y + 5) for x, y in (at(p.x[0], p.y[0]) for p in points)]
     marks = []
     for p in points:
@@ -102,7 +105,7 @@ def _readable(points: Sequence[Point], at: _Place) -> list[str]:
 
 
 def front(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
-    """The points than which no other is both faster and better, from slow to fast."""
+    """The Pareto front: the points that no other point beats in both speed and quality, from slow to fast."""
     sign = 1 if higher_is_better else -1
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.x[0], -sign * p.y[0])):
@@ -121,8 +124,8 @@ def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at
         _, py = at(xs[0], y)
         parts.append(f'<path class="grid" d="M{LEFT} {py:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{py + 4.5:.1f}" text-anchor="end">{_short(y)}</text>')
-    middle, centre = (TOP + HEIGHT - BOTTOM) / 2, (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{centre}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    middle, center = (TOP + HEIGHT - BOTTOM) / 2, (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{center}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(
         f'<text class="axis" x="15" y="{middle}" transform="rotate(-90 15 {middle})" text-anchor="middle">'
         f"{escape(label)}</text>"
@@ -135,7 +138,7 @@ def _short(value: float) -> str:
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Four to nine round numbers that the values lie between."""
+    """Four to nine round numbers whose range holds the values."""
     low, high = min(values), max(values)
     if high <= low:
         margin = abs(low) / 20 or 0.5

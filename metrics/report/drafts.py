@@ -1,4 +1,4 @@
-"""What became of a recipe's drafts: how many tokens a target call gave, how far into the window, and where."""
+"""The acceptance of a recipe's drafts: tokens per target call, by slot of the window, and by place in the sample."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import numpy as np
 from PIL import Image
 
 WIDTH, HEIGHT, FOOT = 220, 92, 16
-# From nothing accepted to everything: dark blue through teal and yellow, even to the eye, in print too.
+# From nothing accepted to everything: dark blue through teal to yellow, perceptually even, in print too.
 RAMP = np.array([(46, 30, 92), (42, 82, 139), (31, 138, 135), (109, 191, 98), (250, 222, 70)], dtype=np.float64)
-STRIP = 512  # most columns of a map along time
+STRIP = 512  # maximum number of columns of a map along time
 
 Record = Mapping[str, Any]
 
 
 def drafts(rows: Sequence[Record]) -> str:
-    """A card for each recipe that drafts, and the key of their maps; "" where none tells."""
+    """A card for each recipe that drafts, and the color key of their maps; "" if no drafts were tested."""
     cards = [_card(row) for row in rows if any(rate is not None for rate in row["speed"]["acceptance"])]
     if not cards:
         return ""
     stops = ", ".join(f"rgb({r:.0f} {g:.0f} {b:.0f})" for r, g, b in RAMP)
     key = f'<p class="key">0 %<i style="background:linear-gradient(90deg, {stops})"></i>100 %</p>'
     return (
-        "<h2>Drafts</h2><p>Of each recipe: how many tokens a target call gave; which share of the drafts tested at "
-        "each slot of the window was accepted; and, place by place, how often the token was an accepted draft.</p>"
+        "<h2>Drafts</h2><p>For each recipe: the number of tokens that a target call emitted; the share of the drafts "
+        "tested at each slot of the window that was accepted; and, place by place, how often the token was an accepted "
+        "draft.</p>"
         f'{key}<div class="cards">{"".join(cards)}</div>'
     )
 
@@ -49,17 +50,24 @@ def _card(row: Record) -> str:
 
 
 def bars(shares: Sequence[float], title: str, foot: str, top: float | None = None) -> str:
-    """Bars from 1 on as an SVG element; `top` is what the height stands for, None is the largest."""
+    """A bar chart as an SVG element.
+
+    Args:
+        shares: The bars, numbered from 1.
+        title: Above the bars.
+        foot: Below the axis.
+        top: The value of the full height; None is the largest share.
+    """
     high = top or max([*shares, 1e-9])
     slot = WIDTH / len(shares)
     room = HEIGHT - FOOT - 14
     parts = [f'<path class="grid" d="M0 {HEIGHT - FOOT}H{WIDTH}"/>']
     for i, share in enumerate(shares):
-        tall = share / high * room
+        height = share / high * room
         width = max(slot - 1.5, slot * 0.7)
         parts.append(
-            f'<rect class="fill" x="{i * slot:.1f}" y="{HEIGHT - FOOT - tall:.1f}" width="{width:.1f}" '
-            f'height="{tall:.1f}"><title>{i + 1}: {share:.1%}</title></rect>'
+            f'<rect class="fill" x="{i * slot:.1f}" y="{HEIGHT - FOOT - height:.1f}" width="{width:.1f}" '
+            f'height="{height:.1f}"><title>{i + 1}: {share:.1%}</title></rect>'
         )
     parts.append(f'<text x="0" y="10">{escape(title)}</text>')
     parts.append(f'<text x="{WIDTH}" y="10" text-anchor="end">{high:.0%}</text>')
@@ -70,7 +78,12 @@ def bars(shares: Sequence[float], title: str, foot: str, top: float | None = Non
 
 
 def heat_map(shares: Sequence[float], grid: int | None) -> str:
-    """How often each place was an accepted draft: the image's grid of tokens, or a strip along time."""
+    """A map of how often the token at each place was an accepted draft, as an HTML image.
+
+    Args:
+        shares: By position.
+        grid: Tokens per row of the image; None draws a strip along time.
+    """
     if not shares:
         return ""
     values = np.asarray(shares)
@@ -85,5 +98,5 @@ def heat_map(shares: Sequence[float], grid: int | None) -> str:
     data = io.BytesIO()
     Image.fromarray(pixels.round().astype(np.uint8)).save(data, format="PNG", optimize=True)
     code = base64.b64encode(data.getvalue()).decode()
-    words = f"accepted drafts by place, {values.mean():.0%} on average"
-    return f'<img class="{kind}" alt="{words}" title="{words}" src="data:image/png;base64,{code}"/>'
+    description = f"accepted drafts by place, {values.mean():.0%} on average"
+    return f'<img class="{kind}" alt="{description}" title="{description}" src="data:image/png;base64,{code}"/>'

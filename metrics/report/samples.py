@@ -1,4 +1,4 @@
-"""The same prompts and seeds side by side, recipe by recipe, as images or players."""
+"""Samples of the same prompts and seeds side by side, recipe by recipe, as images or audio players."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from PIL import Image
 
 from mmspec.metrics.evaluation.journal import sample_path
 
-PROMPTS = 8  # shown at most
-SIDE = 256  # px, larger images are shown smaller
-AUDIO_BYTES = 12_000_000  # of recordings in one page; fewer prompts are shown when they are long
+PROMPTS = 8  # maximum number of prompts shown
+SIDE = 256  # pixels; larger images are scaled down
+AUDIO_BYTES = 12_000_000  # of recordings in one page; fewer prompts are shown if they are long
 
 Record = Mapping[str, Any]
 
 
 def samples(config: Record, folder: Path) -> str:
-    """The first prompts under the first seed; "" when no file of theirs is there."""
+    """The first prompts under the first seed, as an HTML table; "" if none of their files exists."""
     recipes, seed = config["recipes"], config["seeds"][0]
     lines: list[str] = []
     size = 0
@@ -34,13 +34,13 @@ def samples(config: Record, folder: Path) -> str:
         lines.append(f"<tr><th>{escape(prompt)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     if not lines:
         return ""
-    heads = "".join(f"<th>{_broken(name)}</th>" for name in ["", *recipes])
+    heads = "".join(f"<th>{_breakable(name)}</th>" for name in ["", *recipes])
     table = f'<table class="samples"><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
     return f'<h2>Side by side, seed {seed}</h2><div class="scroll">{table}</div>'
 
 
-def _broken(recipe: str) -> str:
-    """A recipe's text that may be broken after its name and its knobs."""
+def _breakable(recipe: str) -> str:
+    """A recipe's text with line breaks allowed after its name and its knobs."""
     return escape(recipe).replace(":", ":<wbr/>").replace(",", ",<wbr/>").replace("+", "+<wbr/>")
 
 
@@ -57,11 +57,11 @@ def _cell(path: Path | None, description: str) -> str:
         source = f'aria-label="{escape(description)}" src="data:audio/wav;base64,{code}"'
         return f'<audio controls="controls" preload="none" {source}></audio>'
     try:
-        with Image.open(path) as picture:
-            small = picture.convert("RGB")
+        with Image.open(path) as image:
+            small = image.convert("RGB")
     except (OSError, SyntaxError, ValueError):
         return "cannot be read"
-    coarse = max(small.size) <= 128  # of so few pixels each should be seen
+    coarse = max(small.size) <= 128  # so few pixels that each should be visible
     small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     data = io.BytesIO()
     small.save(data, format="PNG", optimize=True)

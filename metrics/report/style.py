@@ -1,4 +1,4 @@
-"""The look of the report: light and dark, readable from 400 pixels on; no fonts or images from elsewhere."""
+"""The style of the report: light and dark, readable from a width of 400 pixels; no external fonts or images."""
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2330; --soft: #5d6778; --line: #dfe3ea; --back: #ffffff; --card: #f6f8fb;

@@ -21,15 +21,15 @@ from mmspec.files import check_writable, replacing
 from mmspec.recipes import Recipe, parse
 
 if TYPE_CHECKING:
-    from mmspec.metrics.bench.recipes import Overrides, Report
+    from mmspec.metrics.bench.recipes import BenchReport, SamplingOverrides
 
 SCHEMA_VERSION = 1
 
 
-Recipes = Annotated[str, typer.Option(help="Separated by commas; a piece like a=b is a knob of the recipe before it.")]
+Recipes = Annotated[str, typer.Option(help="Separated by commas; a piece like a=b is a knob of the preceding recipe.")]
 Batch = Annotated[str, typer.Option(help="Rows per call, separated by commas.")]
 Prompts = Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first prompts.", show_default="all")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")]
 Threads = Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Time single calls of a model of size --config.")]
@@ -63,24 +63,24 @@ def bench_image(
 ) -> None:
     """Time recipes against plain decoding of the same prompts and seeds, and print a table.
 
-    A recipe that claims to be exact gets a speed-up only after it has passed the exactness check. With random weights
-    single target calls are timed instead, against the time their bytes need.
+    A recipe that claims to be exact gets a speed-up only if it passes the exactness check. With random weights single
+    target calls are timed instead, against the time that their bytes need.
     """
     if random_weights:
         return bench_steps(config, device, read_sizes(batch), repeats, output, as_json)
     chosen, sizes = _plan(recipes, batch, output)
 
-    from mmspec.metrics.bench.recipes import Overrides
+    from mmspec.metrics.bench.recipes import SamplingOverrides
     from mmspec.metrics.prompts import read_prompts
 
     texts = read_prompts(prompts, limit)
     _set_threads(threads)
     pipe = load_image_pipeline(model, device, drafter)
     score = attribute_score() if model == "shapes" else None
-    overrides = Overrides(temperature, top_k, top_p, guidance_scale)
+    overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
     record["settings"] |= {"device": device, "drafter": drafter}
-    _tell(report, record, output, as_json)
+    _write(report, record, output, as_json)
 
 
 def bench_speak(
@@ -101,33 +101,32 @@ def bench_speak(
 ) -> None:
     """Time recipes against plain decoding of the same texts and seeds, and print two tables.
 
-    The second has the time until the first sound of a stream. Quality is the share of words heard right; of another
-    model than `spoken` there is none. A recipe that claims to be exact gets a speed-up only after it has passed the
-    exactness check.
+    The second table has the time until the first audio of a stream. Quality is the share of correctly transcribed
+    words, for `spoken` only. A recipe that claims to be exact gets a speed-up only if it passes the exactness check.
     """
     chosen, sizes = _plan(recipes, batch, output)
 
     from mmspec.metrics.bench.latency import first_audio, latency_table
-    from mmspec.metrics.bench.recipes import Overrides
+    from mmspec.metrics.bench.recipes import SamplingOverrides
     from mmspec.metrics.prompts import SPEECH, read_prompts
 
     texts = read_prompts(prompts, limit, SPEECH)
     _set_threads(threads)
     pipe = load_audio_pipeline(model, device)
     score = word_accuracy() if model == "spoken" else None
-    overrides = Overrides(temperature, top_k, top_p, None)
+    overrides = SamplingOverrides(temperature, top_k, top_p, None)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    waits = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=sampling)
+    latencies = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=sampling)
     record["settings"] |= {"device": device}
-    record["first_sound"] = [asdict(wait) for wait in waits]
-    _tell(report, record, output, as_json)
+    record["first_sound"] = [asdict(latency) for latency in latencies]
+    _write(report, record, output, as_json)
     if not as_json:
-        print(f"\n{latency_table(waits)}")
+        print(f"\n{latency_table(latencies)}")
 
 
 def _plan(recipes: str, batch: str, output: Path | None) -> tuple[list[Recipe], list[int]]:
-    """The recipes and batch sizes that are named. Raises before any work is done."""
+    """The recipes and batch sizes, checked before any work is done."""
     chosen = [parse(text) for text in split_recipes(recipes)]
     sizes = read_sizes(batch)
     if output is not None:
@@ -150,11 +149,11 @@ def _measure(
     sizes: list[int],
     repeats: int,
     seed: int,
-    overrides: Overrides,
+    overrides: SamplingOverrides,
     score: Callable[[Any, Sequence[str]], float] | None,
     quiet: bool,
-) -> tuple[Report, dict[str, Any]]:
-    """Runs the benchmark; returns everything it found, and what it was told."""
+) -> tuple[BenchReport, dict[str, Any]]:
+    """Runs the benchmark; returns its report, and the record with the settings and the environment."""
     from mmspec.metrics.bench.recipes import bench, generations
     from mmspec.metrics.environment import environment
 
@@ -181,8 +180,8 @@ def _measure(
     }
 
 
-def _tell(report: Report, record: dict[str, Any], output: Path | None, as_json: bool) -> None:
-    """Writes the record where it is wanted, and prints it, or the rows as a table."""
+def _write(report: BenchReport, record: dict[str, Any], output: Path | None, as_json: bool) -> None:
+    """Writes the record to the file, if any, and prints it, or the rows as a table."""
     from mmspec.metrics.bench.table import table
 
     if output is not None:
@@ -195,15 +194,16 @@ def _tell(report: Report, record: dict[str, Any], output: Path | None, as_json: 
     print(table(report.rows))
     used = {"prompts": len(settings["prompts"]), "threads": record["environment"]["threads"]}
     used |= {key: settings[key] for key in ("repeats", "temperature", "top_k", "top_p", "guidance_scale")}
-    told = ", ".join(f"{key} {value}" for key, value in used.items())
-    print(f"\n{settings['model']} on {record['environment']['device']}: {told}")
+    listed = ", ".join(f"{key} {value}" for key, value in used.items())
+    print(f"\n{settings['model']} on {record['environment']['device']}: {listed}")
 
 
 def attribute_score() -> Callable[[Any, Sequence[str]], float]:
-    """The share of what prompts of `shapes` state that their images show."""
+    """The score of `shapes`: the share of the attributes stated by prompts that their images show."""
     import numpy as np
 
-    from mmspec.metrics.image.attributes import attribute_scores, embedded_classifier
+    from mmspec.metrics.extractors.shapes import embedded_classifier
+    from mmspec.metrics.image.attributes import attribute_scores
 
     classifier = embedded_classifier()
 
@@ -215,26 +215,26 @@ def attribute_score() -> Callable[[Any, Sequence[str]], float]:
 
 
 def word_accuracy() -> Callable[[Any, Sequence[str]], float]:
-    """The share of words that the recogniser of `spoken` hears right, at least 0."""
+    """The score of `spoken`: the share of words that its recognizer transcribes correctly, at least 0."""
     from mmspec.audio.spoken.recogniser import embedded_recogniser, sounds_alike
     from mmspec.metrics.audio.word_error_rate import word_error_rate
 
     recogniser = embedded_recogniser()
 
     def score(out: Any, texts: Sequence[str]) -> float:
-        heard = [recogniser.transcribe(sound.audio[0], sound.sampling_rate) for sound in out]
-        return max(1 - word_error_rate(heard, [sounds_alike(text) for text in texts]), 0.0)
+        transcripts = [recogniser.transcribe(clip.audio[0], clip.sampling_rate) for clip in out]
+        return max(1 - word_error_rate(transcripts, [sounds_alike(text) for text in texts]), 0.0)
 
     return score
 
 
 def split_recipes(text: str) -> list[str]:
-    """Split at the commas between recipes: a piece like `a=b` continues the recipe before it.
+    """Splits a list of recipes at its commas; a piece like `a=b` continues the preceding recipe.
 
     `"sjd,scd:window=32,coupling=gumbel,plain"` is `["sjd", "scd:window=32,coupling=gumbel", "plain"]`.
 
     Raises:
-        ArgumentError: When no recipe is named.
+        ArgumentError: If no recipe is named.
     """
     names: list[str] = []
     for piece in filter(None, (piece.strip() for piece in text.split(","))):
@@ -248,7 +248,11 @@ def split_recipes(text: str) -> list[str]:
 
 
 def read_sizes(text: str) -> list[int]:
-    """Batch sizes from `"1,8"`. Raises `ArgumentError` unless all are whole numbers of at least 1."""
+    """Batch sizes from a text such as `"1,8"`.
+
+    Raises:
+        ArgumentError: If they are not all whole numbers of at least 1.
+    """
     try:
         sizes = [int(piece) for piece in text.split(",")]
     except ValueError:
@@ -260,7 +264,7 @@ def read_sizes(text: str) -> list[int]:
 
 @contextmanager
 def _run_bar(total: int, quiet: bool) -> Iterator[Callable[[Recipe, int], None]]:
-    """Yield a callback that shows on stderr which recipe runs, out of `total` generations."""
+    """Yields a callback that shows on stderr which recipe runs, out of `total` generations."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit=" runs", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:

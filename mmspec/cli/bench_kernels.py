@@ -1,4 +1,4 @@
-"""`mmspec bench kernels`: what verification costs, apart from any model."""
+"""`mmspec bench kernels`: the cost of verification, apart from any model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench_kernels(
     window: Annotated[int, typer.Option(min=1, max=1024, help="Drafts per row.")] = 96,
     vocab: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of the vocabulary.")] = 16384,
     dtype: Annotated[str, typer.Option(help="Of the logits: float32, float16 or bfloat16.")] = "float32",
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls of each way.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls of each implementation.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")] = None,
     device: Device = "cpu",
     output: Annotated[
@@ -32,7 +32,7 @@ def bench_kernels(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Time the verification of one window: a loop in Python, the torch path, and on a CUDA device the kernels."""
+    """Time the verification of one window: a Python loop, the torch path, and on a CUDA device the kernels."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     if output is not None:
@@ -61,7 +61,7 @@ def bench_kernels(
         print(json.dumps(record))
         return
     slowest = report.ways[0].seconds[0]
-    print(f"{'way':<10}{'ms':>10}{'from':>10}{'to':>10}{'speed-up':>10}{'GB/s':>9}{'of a copy':>11}")
+    print(f"{'name':<10}{'ms':>10}{'min':>10}{'max':>10}{'speed-up':>10}{'GB/s':>9}{'of a copy':>11}")
     for way in report.ways:
         ms = "".join(f"{1e3 * seconds:10.2f}" for seconds in way.seconds)
         share = way.bandwidth / report.copy_bandwidth

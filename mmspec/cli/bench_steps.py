@@ -1,4 +1,4 @@
-"""What one target call takes, on random weights of a published size: a part of `mmspec bench image`."""
+"""The time of one target call, on random weights of a published size: a part of `mmspec bench image`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WINDOW = 16
 
 
 def bench_steps(config: str, device: str, batches: list[int], repeats: int, output: Path | None, as_json: bool) -> None:
-    """Print plain and window steps against the time their bytes need; bfloat16 on a CUDA device, else float32.
+    """Prints the time of plain and window steps and of their bytes; bfloat16 on a CUDA device, else float32.
 
     Raises:
-        UnknownNameError: For an unknown config.
-        ArgumentError: For a device that is not there.
+        UnknownNameError: If there is no config of that name.
+        ArgumentError: If the device cannot be used.
     """
     if output is not None:
         check_writable(output, "-o/--output")

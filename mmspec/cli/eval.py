@@ -1,4 +1,4 @@
-"""`mmspec eval`: what recipes gain in speed and cost in quality."""
+"""`mmspec eval`: the speed that recipes gain and the quality that they cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OWN_METRICS = {
     "shapes": "attributes,fd@shapes",
     "shapes-latent": "attributes,fd@shapes",
     "spoken": "wer@spoken,fd@spoken",
-}  # where none are named; else nll
+}  # default metrics by model; nll for others
 DEFAULTS: Mapping[str, Any] = {
     "model": "shapes",
     "prompts": "builtin",
@@ -46,12 +46,10 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def evaluate(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The results folder; one that is there is gone on with.")
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The results folder; an existing one is continued.")],
     config: Annotated[
         Path | None,
-        typer.Option("--config", show_default=False, help="A YAML file with these keys; flags win over it."),
+        typer.Option("--config", show_default=False, help="A YAML file with these keys; flags take precedence."),
     ] = None,
     model: Annotated[_Text, typer.Option("-m", "--model", show_default="shapes", help="A name, or a folder.")] = None,
     prompts: Annotated[
@@ -61,21 +59,22 @@ def evaluate(
         _Text,
         typer.Option(show_default="plain,scd", help="Separated by commas, with ranges: lantern:delta=0.1..0.5/3."),
     ] = None,
-    seeds: Annotated[_Text, typer.Option(show_default="0", help="Of every prompt: 0..9 or 0,3,5.")] = None,
+    seeds: Annotated[_Text, typer.Option(show_default="0", help="For every prompt: 0..9 or 0,3,5.")] = None,
     metrics: Annotated[
         _Text,
         typer.Option(
             show_default="those of the embedded models, else nll",
-            help="Of images: attributes, captions, clip, cmmd, fid, kid, is. Of sound: wer, cer, speaker, clap, "
-            "logmel. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is shapes, inception, "
-            "clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken.",
+            help="Of images: attributes, captions, clip, cmmd, fid, kid, is. Of audio: wer, cer, speaker, clap, "
+            "logmel, mcd, stft. Of both: entropy, nll, and fd@X, kd@X, precision@X, recall@X, where X is shapes, "
+            "inception, clip, dinov2, clap, wavlm, whisper or spoken; wer@spoken, cer@spoken; those of installed "
+            "packages.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many prompts.", show_default="all")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts.", show_default="all")] = None,
     reference: Annotated[
         _Text,
         typer.Option(
-            show_default="plain", help="Of distances: plain (by other seeds), an .npz of statistics, or a folder."
+            show_default="plain", help="Of distances: plain (with other seeds), an .npz of statistics, or a folder."
         ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, show_default="1", help="Samples per call.")] = None,
@@ -97,10 +96,10 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw with every recipe, measure speed and quality with their intervals, and write results to a folder.
+    """Generate with every recipe, measure speed and quality with intervals, and write the results to a folder.
 
-    Plain decoding always runs with them. A run that was stopped goes on where it was; under torchrun or accelerate
-    launch the processes share the work.
+    Plain decoding always runs too. A stopped run continues where it was; under torchrun or accelerate launch the
+    processes share the work.
     """
     flags = {
         "model": model, "prompts": prompts, "recipes": recipes, "seeds": seeds, "metrics": metrics, "limit": limit,
@@ -116,7 +115,7 @@ def evaluate(
     resolved = resolve({**DEFAULTS, **given})
 
     from mmspec.metrics.environment import environment
-    from mmspec.metrics.evaluation.distributed import join, own_device
+    from mmspec.metrics.evaluation.distributed import local_device, process_group
     from mmspec.metrics.evaluation.evaluate import check
     from mmspec.metrics.evaluation.evaluate import evaluate as run
     from mmspec.metrics.evaluation.fingerprint import fingerprint
@@ -125,35 +124,36 @@ def evaluate(
 
     check(resolved)
     check_folder(output, resolved)
-    with join() as processes:
-        pipe = load_pipeline(resolved.model, own_device(resolved.device), resolved.drafter)
+    with process_group() as processes:
+        pipe = load_pipeline(resolved.model, local_device(resolved.device), resolved.drafter)
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
         if processes.rank == 0:
             open_folder(output, resolved)
-        processes.gather(None)  # until the folder is there
+        processes.gather(None)  # wait until the folder exists
         total = len(resolved.recipes) * len(resolved.prompts) * len(resolved.seeds)
         with _bar(total, quiet=as_json or processes.rank > 0) as on_sample:
-            found = run(pipe, resolved, output, gate, processes, on_sample)
-    if found is None:
+            result = run(pipe, resolved, output, gate, processes, on_sample)
+    if result is None:
         return
-    for reason in found.skipped:
+    for reason in result.skipped:
         print(f"mmspec: left out: {reason}", file=sys.stderr)
-    record = record_of(resolved, found, {**environment(), "processes": processes.count})
+    record = record_of(resolved, result, {**environment(), "processes": processes.count})
     write_results(record, output)
     write_report(record, output)
     print(json.dumps(record) if as_json else table(record["rows"]))
 
 
 def resolve(given: Mapping[str, Any]) -> Any:
-    """The configuration that keys and values stand for, ranges expanded and prompts read.
+    """The configuration of keys and values, with ranges expanded and prompts loaded.
 
-    A value is what its flag takes, or a list; a list of prompts holds the texts themselves.
+    Args:
+        given: For each flag its value, or a list of values; a list of prompts holds the texts themselves.
 
     Raises:
-        ArgumentError: When an argument has a value that is not allowed.
-        UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+        ArgumentError: If a value is not allowed, or prompts cannot be read.
+        UnknownNameError: If there is no recipe, rule or drafter of that name.
     """
-    from mmspec.metrics.evaluation.config import Config
+    from mmspec.metrics.evaluation.config import EvalConfig
     from mmspec.metrics.evaluation.sweep import expand_all, read_seeds
     from mmspec.metrics.prompts import BUILTIN, SPEECH, read_prompts
 
@@ -169,7 +169,7 @@ def resolve(given: Mapping[str, Any]) -> Any:
     if metrics is None:
         metrics = OWN_METRICS.get(str(values["model"]), "nll")
     names = recipes if isinstance(recipes, list) else split_recipes(str(recipes))
-    return Config(
+    return EvalConfig(
         prompts=tuple(dict.fromkeys(texts[:limit])),
         recipes=tuple(str(recipe) for recipe in expand_all(names)),
         seeds=tuple(read_seeds(",".join(map(str, seeds)) if isinstance(seeds, list) else str(seeds))),
@@ -188,7 +188,7 @@ def _names(metrics: Any) -> Sequence[str]:
 
 @contextmanager
 def _bar(total: int, quiet: bool) -> Iterator[Callable[[tuple[str, str, int]], None]]:
-    """Yield a callback that shows on stderr which recipe has been drawn."""
+    """Yields a callback that shows on stderr which recipe generated a sample."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit=" samples", file=sys.stderr, disable=quiet or not sys.stderr.isatty()) as bar:

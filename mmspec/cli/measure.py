@@ -1,4 +1,4 @@
-"""`mmspec measure`: metrics of folders of images or recordings that are there already."""
+"""`mmspec measure`: metrics of existing folders of images or recordings."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from mmspec.errors import ArgumentError
 
 def measure(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of images, or of recordings.")],
-    metrics: Annotated[str, typer.Option(help="As of `mmspec eval`, separated by commas.")],
+    metrics: Annotated[str, typer.Option(help="As in `mmspec eval`, separated by commas.")],
     reference: Annotated[
         Path | None, typer.Option(show_default=False, help="Of distances: an .npz of statistics, or a folder.")
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(show_default="what mmspec's PNG files say", help="A text file with one line per file, by name."),
+        typer.Option(show_default="stored in mmspec's PNG files", help="A text file with one line per file, by name."),
     ] = None,
     save_reference: Annotated[
         Path | None,
@@ -49,10 +49,10 @@ def measure(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse files that cannot be read.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure folders, whoever made them, with 95 % intervals; differences are from the first, where names pair.
+    """Measure folders from any source, with 95 % intervals and, if file names pair, differences from the first folder.
 
     With --save-reference nothing is measured: mu, sigma and the features of the one extractor that --metrics names are
-    kept, for --reference of later runs.
+    saved, for --reference of later runs.
     """
     networks = {
         "shapes": shapes, "inception": inception, "clip": clip, "dinov2": dinov2, "clap": clap, "wavlm": wavlm,
@@ -80,20 +80,23 @@ def measure(
 
 def _save(folder: Path, names: list[str], weights: dict[str, str], device: str, path: Path) -> Path:
     from mmspec.files import check_writable
-    from mmspec.metrics.evaluation.evaluate import from_disk
-    from mmspec.metrics.evaluation.features import FeatureExtraction
-    from mmspec.metrics.evaluation.quality import read_metrics
-    from mmspec.metrics.reference import save_reference
+    from mmspec.metrics.evaluation.evaluate import reference_from
+    from mmspec.metrics.evaluation.features import FeaturePipeline
+    from mmspec.metrics.evaluation.quality import find_metrics
+    from mmspec.metrics.reference import Reference, save_reference
 
     check_writable(path, "--save-reference")
-    metrics = [metric for metric in read_metrics(names, weights, 4) if metric.needs_reference]
+    metrics = [metric for metric in find_metrics(names, weights, 4) if metric.needs_reference]
     if len({metric.column for metric in metrics}) != 1:
         raise ArgumentError(
             f"--save-reference keeps the features of one extractor; --metrics {','.join(names)} has not one"
         )
     if not folder.is_dir():
         raise ArgumentError(f"DIR: '{folder}' is no folder")
-    save_reference(from_disk(folder, FeatureExtraction(metrics, weights, device), metrics[0]), path)
+    reference = reference_from(folder, FeaturePipeline(metrics, weights, device), metrics[0])
+    if not isinstance(reference, Reference):
+        raise ArgumentError(f"--save-reference: metric {metrics[0].name!r} compares single samples, not statistics")
+    save_reference(reference, path)
     return path
 
 

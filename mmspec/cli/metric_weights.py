@@ -1,4 +1,4 @@
-"""The options that say where the networks of metrics lie; none is ever fetched unasked."""
+"""Options for the weights of metrics' networks; none is ever fetched unasked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _option(help: str) -> typer.models.OptionInfo:
     return typer.Option(show_default=False, help=help)
 
 
-ShapesWeights = Annotated[str | None, _option("Folder of a classifier of shapes other than the embedded one.")]
+ShapesWeights = Annotated[str | None, _option("Folder of a shapes classifier other than the embedded one.")]
 InceptionWeights = Annotated[str | None, _option("Weights file of FID's Inception: torch-fidelity's, or ADM's .pb.")]
 ClipWeights = Annotated[str | None, _option("Folder or Hub id of a CLIP.")]
 Dinov2Weights = Annotated[str | None, _option("Folder or Hub id of a DINOv2.")]

@@ -1,4 +1,4 @@
-"""`mmspec report`: the page of results that are there."""
+"""`mmspec report`: the report page of existing results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def report(
         typer.Option("-o", "--output", show_default=False, help="Write one page of all runs to this file."),
     ] = None,
 ) -> None:
-    """Write report.html, and results.csv, anew from results.json and the samples. Prints the path of each page.
+    """Write report.html and results.csv again from results.json and the samples, and print the path of each page.
 
-    Several folders also make one page that compares them, comparison.html unless it is named.
+    Several folders also get one page that compares them, comparison.html unless -o names another.
     """
     from mmspec.files import check_writable
     from mmspec.metrics.evaluation.results import read_results, write_results
-    from mmspec.metrics.report.page import Run, write_page, write_report
+    from mmspec.metrics.report.page import ReportRun, write_page, write_report
 
     together = output or (Path("comparison.html") if len(folders) > 1 else None)
     if together is not None:
@@ -32,6 +32,6 @@ def report(
         print(write_report(record, folder))
     if together is not None:
         names = [folder.name for folder in folders]
-        alone = len(set(names)) == len(names)  # else the whole paths tell them apart
-        runs = [Run(folder.name if alone else str(folder), record, folder) for folder, record in records]
-        print(write_page(runs if len(runs) > 1 else [Run("", *records[0][::-1])], together))
+        unique = len(set(names)) == len(names)  # else the full paths distinguish them
+        runs = [ReportRun(folder.name if unique else str(folder), record, folder) for folder, record in records]
+        print(write_page(runs if len(runs) > 1 else [ReportRun("", *records[0][::-1])], together))

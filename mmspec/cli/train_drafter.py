@@ -76,7 +76,7 @@ def train_drafter(
         raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
     check_folder(output)
 
-    from mmspec.metrics.evaluation.distributed import join, own_device
+    from mmspec.metrics.evaluation.distributed import local_device, process_group
     from mmspec.metrics.prompts import read_prompts
     from mmspec.training.trainer import Trainer, TrainingSettings, split_prompts
 
@@ -96,10 +96,10 @@ def train_drafter(
         keep_features,
         None if drafter is None else str(drafter),
     )
-    with join() as processes:
+    with process_group() as processes:
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
-        pipe = load_image_pipeline(model, own_device(device), drafter)
+        pipe = load_image_pipeline(model, local_device(device), drafter)
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
         lead = processes.rank == 0
         # One process prints progress, and none does with --json.

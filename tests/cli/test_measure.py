@@ -1,4 +1,4 @@
-"""`mmspec measure` on folders of images that somebody made."""
+"""`mmspec measure` on existing folders of images."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fake_pipe import classifier
 from PIL import Image
 
 from mmspec.cli.app import main
-from mmspec.metrics.evaluation import quality
-from mmspec.metrics.extractors.extractor import extract
+from mmspec.metrics import metric
+from mmspec.metrics.extractors import shapes
+from mmspec.metrics.extractors.image import extract
 from mmspec.metrics.extractors.shapes import ShapesExtractor
-from mmspec.metrics.image import attributes
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.vision.png import write_png
 from mmspec.vision.shapes.domain import sample_scene
@@ -26,9 +26,9 @@ from mmspec.vision.shapes.render import render
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Twelve scenes, the same with noise, and twelve others of other names."""
-    monkeypatch.setattr(attributes, "embedded_classifier", classifier)
-    monkeypatch.setattr(quality, "SET_RESAMPLES", 40)
+    """Twelve scenes, the same scenes with noise, and twelve other scenes with other file names."""
+    monkeypatch.setattr(shapes, "embedded_classifier", classifier)
+    monkeypatch.setattr(metric, "SET_RESAMPLES", 40)
     found = [tmp_path / name for name in ("clean", "noisy", "other")]
     for k, folder in enumerate(found):
         folder.mkdir()
@@ -36,8 +36,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             scene = sample_scene(random.Random(i + 100 * (k == 2)))
             pixels = render(scene).astype(float)
             pixels += np.random.default_rng(i).normal(size=pixels.shape) * 60 * (k == 1)
-            picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-            write_png(picture, folder / f"{'xyz'[k // 2]}{i:02}.png", {"prompt": describe(scene.caption)})
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            write_png(image, folder / f"{'xyz'[k // 2]}{i:02}.png", {"prompt": describe(scene.caption)})
     return [str(folder) for folder in found]
 
 
@@ -69,19 +69,19 @@ def test_folders_are_measured(folders: list[str], capsys: pytest.CaptureFixture[
     assert not measure(capsys, clean, other, "--metrics", "attributes")["paired"]
 
 
-def test_broken_files_are_left_out_with_their_mates(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_left_out_of_all_folders(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     clean, noisy, _ = folders
     broken = Path(noisy) / "x03.png"
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"no image")
     assert main(["measure", clean, noisy, "--metrics", "attributes", "--json"]) == 0
     out, error = capsys.readouterr()
     assert [row["attributes"]["n"] for row in json.loads(out)["quality"]] == [11, 11]
     assert error.startswith(f"mmspec: left out: '{broken}' is no image that can be read")
     assert main(["measure", clean, noisy, "--metrics", "attributes", "--strict"]) == 2
-    assert "1 of 24 files are so" in capsys.readouterr().err
+    assert "1 of 24 files are unreadable" in capsys.readouterr().err
 
 
-def test_bad_requests_are_refused(folders: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_invalid_arguments_raise(folders: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     clean, _, other = folders
     (tmp_path / "prompts.txt").write_text("a red star\n")
     Image.new("RGB", (64, 64)).save(Path(other) / "a.png")
@@ -89,11 +89,11 @@ def test_bad_requests_are_refused(folders: list[str], capsys: pytest.CaptureFixt
     for arguments, message in [
         ([clean, "--metrics", "fd@shapes"], "metric 'fd@shapes' needs --reference"),
         ([clean, "--metrics", "fd@shapes", "--reference", "none"], "--reference: 'none' must be"),
-        ([clean, "--metrics", "nll"], "is of a model, and not to be had of files"),
+        ([clean, "--metrics", "nll"], "is measured while a model generates, not on files"),
         ([clean, "--metrics", "wer", "--whisper", "x"], "'x'"),
         ([str(tmp_path), "--metrics", "attributes"], "holds no image"),
         (["none", "--metrics", "attributes"], "DIR: 'none' is no folder"),
-        ([other, "--metrics", "attributes"], "a.png' does not say its prompt; name a file"),
+        ([other, "--metrics", "attributes"], "a.png' holds no prompt; name a file"),
         ([other, "--metrics", "attributes", "--prompts", str(tmp_path / "prompts.txt")], "has 1 prompts"),
         ([clean, "--metrics", "fd@shapes", "--reference", other], "z.png' is uint8 [32, 32, 3]; all must be"),
         ([clean, "--metrics", "fd@shapes,fd@dinov2", "--dinov2", "x", "--save-reference", "r.npz"], "of one extractor"),

@@ -1,4 +1,4 @@
-"""An image pipeline that draws what its prompt says and costs what it is told to, for tests of evaluations."""
+"""An image pipeline with known outputs and a simulated clock, for tests of evaluations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.recipes import Recipe
-from mmspec.testing import exactness as conformance
+from mmspec.testing import exactness
 from mmspec.vision.shapes.classifier import ShapesClassifier
 from mmspec.vision.shapes.domain import sample_scene
 from mmspec.vision.shapes.render import render_batch, to_uint8
@@ -32,9 +32,9 @@ class Output:
 
 
 class Pipe:
-    """Draws a scene of the seed; `lantern` adds noise to it, the more the larger its delta.
+    """Renders a scene chosen by prompt and seed; `lantern` adds noise in proportion to its delta.
 
-    Its clock is its own: each call takes what `SECONDS` says, a little more for some prompts than for others.
+    The clock is simulated: a call takes the seconds of `SECONDS`, and up to three quarters more for some prompts.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class Pipe:
             raise KeyboardInterrupt
         keys = [zlib.crc32(f"{prompt} {one}".encode()) for prompt, one in zip(prompts, seed, strict=True)]
         self.calls += [(str(recipe), prompt, one) for prompt, one in zip(prompts, seed, strict=True)]
-        images = [self._picture(key, recipe) for key in keys]
-        # Eighths, which binary numbers hold exactly, so that sums have no order.
+        images = [self._image(key, recipe) for key in keys]
+        # Eighths are exact in binary, so that sums do not depend on their order.
         seconds = SECONDS[recipe.name] * (1 + keys[0] % 7 / 8)
         calls = int(SECONDS[recipe.name] * 4)
         for call in range(calls):
-            self.now += seconds / calls  # a power of two of them
+            self.now += seconds / calls  # `calls` is a power of two
             so_far = TOKENS * (call + 1) // calls
             tokens = [torch.zeros(so_far)] * len(prompts)
             options["on_step"](Step(call + 1, so_far * len(prompts), TOKENS * len(prompts), tokens))
@@ -71,20 +71,20 @@ class Pipe:
         stats = Stats(calls, TOKENS * len(prompts), TOKENS / calls, acceptance, 0, seconds, parts, 7, bound, rows=rows)
         return Output(images, stats)
 
-    def _picture(self, key: int, recipe: Recipe) -> Image.Image:
+    def _image(self, key: int, recipe: Recipe) -> Image.Image:
         pixels = to_uint8(render_batch([sample_scene(random.Random(key))]))[0].astype(np.int64)
         noise = 0.0 if recipe.exact else 300 * float(recipe.knobs["delta"])
         pixels = pixels + np.random.default_rng(key).normal(size=pixels.shape) * noise
         return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def gate(recipe: Recipe) -> conformance.ExactnessResult:
-    """Passes."""
-    return conformance.ExactnessResult(tv=0.0, floor=0.0, limit=0.1, samples=1, tokens_per_call=1.0)
+def gate(recipe: Recipe) -> exactness.ExactnessResult:
+    """An exactness check that passes."""
+    return exactness.ExactnessResult(tv=0.0, floor=0.0, limit=0.1, samples=1, tokens_per_call=1.0)
 
 
 def classifier() -> ShapesClassifier:
-    """One of random weights, large enough for features of the size that training gives."""
+    """A classifier with random weights, scaled so that its features are as large as trained ones."""
     torch.manual_seed(0)
     made = ShapesClassifier(channels=4, hidden=6).eval()
     with torch.no_grad():
@@ -93,15 +93,15 @@ def classifier() -> ShapesClassifier:
 
 
 def install(pipe: Pipe) -> None:
-    """Makes `mmspec eval` use all this, in a process of its own."""
+    """Patches `mmspec eval` to use this pipeline, in a process started for it."""
     import mmspec
-    import mmspec.metrics.evaluation.quality as quality
-    import mmspec.metrics.image.attributes as attributes
+    import mmspec.metrics.extractors.shapes as shapes
+    import mmspec.metrics.metric as metric
 
     vars(mmspec)["load"] = lambda model, device: pipe
-    vars(conformance)["check"] = gate
-    vars(quality)["SET_RESAMPLES"] = 40
-    vars(attributes)["embedded_classifier"] = classifier
+    vars(exactness)["check"] = gate
+    vars(metric)["SET_RESAMPLES"] = 40
+    vars(shapes)["embedded_classifier"] = classifier
     vars(time)["perf_counter"] = lambda: pipe.now
 
 

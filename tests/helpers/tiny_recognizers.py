@@ -1,4 +1,4 @@
-"""Networks that listen, of random weights, saved to folders as the extractors of sound load them."""
+"""Small audio networks with random weights, saved to folders from which the extractors load them."""
 
 from __future__ import annotations
 

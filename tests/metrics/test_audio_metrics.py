@@ -1,4 +1,4 @@
-"""Metrics of sound, against computations that share no formula with them."""
+"""Audio metrics, compared with computations that share no formula with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmspec.metrics.audio.log_mel_distance import log_mel_distance
 from mmspec.metrics.audio.speaker import speaker_similarity
 from mmspec.metrics.audio.spectrum import log_mel, magnitudes, mel_filters
 from mmspec.metrics.audio.stft_distance import RESOLUTIONS, stft_distance
-from mmspec.metrics.audio.word_error_rate import character_error_rate, edits, normalise, word_error_rate
+from mmspec.metrics.audio.word_error_rate import character_error_rate, edits, normalize, word_error_rate
 from mmspec.metrics.features import Features
 from mmspec.metrics.image.frechet import frechet_distance
 
@@ -39,7 +39,7 @@ def torch_magnitudes(wave: Features, size: int, hop: int, window: int) -> torch.
     ).abs()
 
 
-def test_spectra_equal_a_fourier_sum_and_those_of_torch() -> None:
+def test_spectra_equal_a_fourier_sum_and_torch_stft() -> None:
     wave = noise(300, 0)
     found = magnitudes(wave, 64, 16)
     frame = wave[5 * 16 - 32 : 5 * 16 + 32]
@@ -109,7 +109,7 @@ def test_mel_cepstral_distortion_equals_the_definition() -> None:
     assert mel_cepstral_distortion(x, 0.5 * x, RATE) == pytest.approx(0, abs=1e-6)  # loudness does not count
 
 
-def test_warping_takes_the_cheapest_path_and_among_those_the_shortest() -> None:
+def test_warping_takes_the_shortest_of_the_cheapest_paths() -> None:
     cost = np.random.default_rng(0).integers(0, 4, (5, 7)).astype(float)
 
     def paths(i: int, j: int) -> list[tuple[float, int]]:
@@ -129,9 +129,11 @@ TEXTS = [("a red circl", "a red circle"), ("", "two words"), ("one more word her
 
 
 def test_error_rates_equal_those_of_torchmetrics() -> None:
-    heard, wanted = [list(column) for column in zip(*TEXTS, strict=True)]
-    assert word_error_rate(heard, wanted) == pytest.approx(float(their_wer(heard, wanted)), abs=1e-6)
-    assert character_error_rate(heard, wanted) == pytest.approx(float(their_cer(heard, wanted)), abs=1e-6)
+    hypotheses, references = [list(column) for column in zip(*TEXTS, strict=True)]
+    assert word_error_rate(hypotheses, references) == pytest.approx(float(their_wer(hypotheses, references)), abs=1e-6)
+    assert character_error_rate(hypotheses, references) == pytest.approx(
+        float(their_cer(hypotheses, references)), abs=1e-6
+    )
     assert word_error_rate(["a b c d"], ["x"]) == 4
 
 
@@ -147,8 +149,8 @@ def test_edits_equal_the_recursive_definition() -> None:
         assert edits(a, b) == slow(a, b)
 
 
-def test_normalised_texts_differ_in_words_only() -> None:
-    assert normalise("  It's -- a RED, round circle!\n") == "it's a red round circle"
+def test_normalized_texts_differ_in_words_only() -> None:
+    assert normalize("  It's -- a RED, round circle!\n") == "it's a red round circle"
 
 
 def test_speaker_similarity_is_the_cosine() -> None:
@@ -156,7 +158,7 @@ def test_speaker_similarity_is_the_cosine() -> None:
     np.testing.assert_allclose(found, [1.0, math.sqrt(0.5), -1.0], atol=1e-12)
 
 
-def test_bad_recordings_and_texts_are_refused() -> None:
+def test_invalid_recordings_and_texts_raise() -> None:
     short, hole = noise(100, 0), noise(3000, 0)
     hole[7] = np.nan
     for call, message in [
@@ -167,8 +169,8 @@ def test_bad_recordings_and_texts_are_refused() -> None:
         (lambda: log_mel_distance([], [hole], RATE), "generated holds no recording"),
         (lambda: log_mel_distance([noise(3000, 0)], [short], RATE), r"reference\[0\] has 100 samples"),
         (lambda: word_error_rate(["a"], []), "one for each"),
-        (lambda: word_error_rate(["a"], [" "]), "wanted holds no words"),
-        (lambda: character_error_rate([""], [""]), "wanted holds no characters"),
+        (lambda: word_error_rate(["a"], [" "]), "references holds no words"),
+        (lambda: character_error_rate([""], [""]), "references holds no characters"),
         (lambda: speaker_similarity(np.zeros((1, 2)), np.ones((1, 2))), "length 0"),
         (lambda: speaker_similarity(np.ones((1, 2)), np.ones((2, 2))), "one for each"),
     ]:

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic, on a pipe whose costs are known."""
+"""The arithmetic of benchmarks, on a pipeline with known costs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mmspec.cli.app import main
 from mmspec.cli.bench import read_sizes, split_recipes
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bench.recipes import Overrides, bench, generations, group_prompts
+from mmspec.metrics.bench.recipes import SamplingOverrides, bench, generations, group_prompts
 from mmspec.metrics.bench.table import table
 from mmspec.metrics.prompts import BUILTIN, read_prompts
 from mmspec.recipes import Recipe, parse
-from mmspec.testing import exactness as conformance
+from mmspec.testing import exactness
 from mmspec.vision.shapes.grammar import parse as read_caption
 
 PLAIN, SCD, SJD = (parse(name) for name in ("plain", "scd", "sjd"))
-SECONDS = {"plain": 4.0, "scd": 1.0, "sjd": 2.0}  # of a call, 16 tokens a row
+SECONDS = {"plain": 4.0, "scd": 1.0, "sjd": 2.0}  # of a call, with 16 tokens per row
 
 
-def gate(ok: bool) -> conformance.ExactnessResult:
-    return conformance.ExactnessResult(tv=0.1, floor=0.0, limit=0.2 if ok else 0.0, samples=1, tokens_per_call=1.0)
+def gate(ok: bool) -> exactness.ExactnessResult:
+    return exactness.ExactnessResult(tv=0.1, floor=0.0, limit=0.2 if ok else 0.0, samples=1, tokens_per_call=1.0)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Output:
 
 
 class Pipe:
-    """Costs `SECONDS` on a clock of its own, three quarters of it in the target, and slows down by 1 % a call."""
+    """Takes `SECONDS` on a simulated clock, three quarters of it in the target, and 1 % more with each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,7 +68,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     return pipe
 
 
-def test_rows_hold_what_the_pipe_costs(pipe: Pipe) -> None:
+def test_rows_hold_the_costs_of_the_pipeline(pipe: Pipe) -> None:
     report = bench(pipe, ["a", "b"], [SCD, SJD], gate=lambda _: gate(True), batches=(1, 2), repeats=3)
     assert [(row.batch, row.recipe) for row in report.rows] == [
         (batch, name) for batch in (1, 2) for name in ("plain", "scd", "sjd")
@@ -103,7 +103,7 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe) -> None:
     assert all({name for name, _ in turn} == {"plain", "scd", "sjd"} for turn in turns)
 
 
-def test_quality_is_of_the_pass_that_is_not_timed(pipe: Pipe) -> None:
+def test_quality_is_measured_in_the_pass_that_is_not_timed(pipe: Pipe) -> None:
     scored: list[Any] = []
 
     def score(out: Output, prompts: Sequence[str]) -> float:
@@ -115,7 +115,7 @@ def test_quality_is_of_the_pass_that_is_not_timed(pipe: Pipe) -> None:
     assert "50.0%" in table(report.rows)
 
 
-def test_every_generation_is_announced(pipe: Pipe) -> None:
+def test_every_call_is_announced(pipe: Pipe) -> None:
     seen: list[tuple[str, int]] = []
     prompts = [str(i) for i in range(11)]
     bench(
@@ -126,22 +126,22 @@ def test_every_generation_is_announced(pipe: Pipe) -> None:
 
 
 def test_no_speedup_without_the_gate(pipe: Pipe) -> None:
-    asked: list[str] = []
+    checked: list[str] = []
 
-    def judge(recipe: Recipe) -> conformance.ExactnessResult:
-        asked.append(recipe.name)
+    def check(recipe: Recipe) -> exactness.ExactnessResult:
+        checked.append(recipe.name)
         return gate(recipe.name != "scd")
 
-    report = bench(pipe, ["a"], [SCD, SJD], gate=judge, batches=(1, 2), repeats=1)
-    assert asked == ["plain", "scd", "sjd"]
+    report = bench(pipe, ["a"], [SCD, SJD], gate=check, batches=(1, 2), repeats=1)
+    assert checked == ["plain", "scd", "sjd"]
     assert [row.speedup is None for row in report.rows] == [False, True, False] * 2
     lines = table(report.rows).splitlines()
     assert "CHECK FAILED" in lines[3] and "| - " in lines[3].replace("  ", "")
     assert len({len(line) for line in lines}) == 1
 
 
-def test_overrides_reach_the_pipe(pipe: Pipe) -> None:
-    overrides = Overrides(temperature=1.0, guidance_scale=2.0)
+def test_overrides_reach_the_pipeline(pipe: Pipe) -> None:
+    overrides = SamplingOverrides(temperature=1.0, guidance_scale=2.0)
     bench(pipe, ["a"], [SCD], gate=lambda _: gate(True), repeats=1, overrides=overrides)
     assert all(call["temperature"] == 1.0 and call["guidance_scale"] == 2.0 for call in pipe.calls)
     assert all(call["top_k"] is None and call["top_p"] is None for call in pipe.calls)
@@ -164,7 +164,7 @@ def test_recipes_split_where_a_new_one_starts(text: str, expected: list[str]) ->
     assert split_recipes(text) == expected
 
 
-def test_lists_that_name_nothing_are_refused() -> None:
+def test_empty_lists_raise() -> None:
     with pytest.raises(ArgumentError, match="--recipes"):
         split_recipes(" , ")
     for text in ("", "0", "1,x", "1,,2"):
@@ -192,7 +192,7 @@ def test_the_command_writes_what_it_prints(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
-    monkeypatch.setattr(conformance, "check", lambda recipe: gate(True))
+    monkeypatch.setattr(exactness, "check", lambda recipe: gate(True))
     out = tmp_path / "results.json"
     arguments = ["bench", "image", "--recipes", "scd", "--batch", "2", "--limit", "4", "--repeats", "1"]
     assert main([*arguments, "-o", str(out), "--temperature", "0.5", "--json"]) == 0

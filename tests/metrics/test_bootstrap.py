@@ -1,4 +1,4 @@
-"""Intervals cover what they claim to, and pairing makes them narrow."""
+"""Intervals have their nominal coverage, and pairing makes them narrower."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
 
 
 @pytest.mark.parametrize("halves", [False, True], ids=["with replacement", "halves"])
-def test_intervals_cover_the_truth_as_often_as_they_say(halves: bool) -> None:
+def test_intervals_have_their_nominal_coverage(halves: bool) -> None:
     rng = np.random.default_rng(1)
     inside = 0
     for seed in range(120):
@@ -47,8 +47,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say(halves: bool) -> None:
     assert 0.82 <= inside / 120 <= 0.96
 
 
-def test_the_interval_of_a_distance_lies_around_its_value() -> None:
-    """Resampled with replacement, a Frechet distance grows so much that its percentiles leave the value outside."""
+def test_the_interval_of_a_distance_contains_its_value() -> None:
+    """With replacement, a Frechet distance grows so much that its percentiles leave the value outside."""
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(100, 16)), rng.normal(size=(100, 16)) + 0.3
     found = bootstrap(lambda i: frechet_distance(x[i], y), 100, halves=True, resamples=100)
@@ -57,7 +57,7 @@ def test_the_interval_of_a_distance_lies_around_its_value() -> None:
     assert found.high - found.low == pytest.approx(np.subtract(*np.quantile(others, [0.975, 0.025])), rel=0.5)
 
 
-def test_a_paired_difference_is_known_better_than_its_parts() -> None:
+def test_a_paired_difference_has_a_narrower_interval_than_its_parts() -> None:
     rng = np.random.default_rng(3)
     ease = rng.normal(size=200)
     a, b = ease + 0.1 * rng.normal(size=200), ease + 0.2 + 0.1 * rng.normal(size=200)
@@ -67,7 +67,7 @@ def test_a_paired_difference_is_known_better_than_its_parts() -> None:
     assert alone.high - alone.low > 5 * (paired.high - paired.low)
 
 
-def test_samples_of_one_group_are_drawn_together() -> None:
+def test_samples_of_one_group_are_resampled_together() -> None:
     prompts = np.repeat(np.arange(30), 10)
     values = np.repeat(np.random.default_rng(4).normal(size=30), 10)
     grouped = bootstrap(lambda i: float(values[i].mean()), 300, groups=prompts.tolist())
@@ -75,15 +75,15 @@ def test_samples_of_one_group_are_drawn_together() -> None:
     assert mean_interval(values).high - values.mean() < 0.5 * (grouped.high - values.mean())
 
 
-def test_intervals_repeat_themselves() -> None:
+def test_intervals_are_reproducible() -> None:
     values = np.arange(20.0)
     assert mean_interval(values) == mean_interval(values)
     assert mean_interval(values) != mean_interval(values, seed=1)
 
 
-def test_bad_requests_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     for call, message in [
-        (lambda: mean_interval([1.0]), "at least 2 samples to draw from; there are 1"),
+        (lambda: mean_interval([1.0]), "at least 2 samples to resample; there are 1"),
         (lambda: mean_interval([1.0, math.nan]), "finite"),
         (lambda: mean_interval([1.0, 2.0], level=1), "level=1"),
         (lambda: mean_interval([1.0, 2.0], resamples=1), "resamples=1"),
@@ -95,7 +95,7 @@ def test_bad_requests_are_refused() -> None:
 
 
 class Oracle(ShapesClassifier):
-    """Reads what it was told it would see."""
+    """A classifier with given answers."""
 
     answers: list[Caption]
 
@@ -103,7 +103,7 @@ class Oracle(ShapesClassifier):
         return self.answers[: len(images)]
 
 
-def test_attribute_scores_are_those_of_each_picture() -> None:
+def test_attribute_scores_are_those_of_each_image() -> None:
     scenes = [sample_scene(random.Random(seed)) for seed in range(4)]
     images = to_uint8(render_batch(scenes))
     prompts = [describe(scene.caption) for scene in scenes]

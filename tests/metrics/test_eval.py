@@ -1,4 +1,4 @@
-"""`mmspec eval` on a pipe whose costs and images are known."""
+"""`mmspec eval` on a pipeline with known costs and images."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from PIL import Image
 import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, UnknownNameError
-from mmspec.metrics.evaluation import quality
-from mmspec.metrics.evaluation.journal import Journal, Sample, sample_path
+from mmspec.metrics import metric
+from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
-from mmspec.metrics.extractors.extractor import extract
+from mmspec.metrics.extractors import shapes
+from mmspec.metrics.extractors.image import extract
 from mmspec.metrics.extractors.shapes import ShapesExtractor
-from mmspec.metrics.image import attributes
 from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.recipes import Recipe
-from mmspec.testing import exactness as conformance
+from mmspec.testing import exactness
 
 RECIPES = "scd,lantern:delta=0.2|0.9"
 METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy,nll"
@@ -43,10 +43,10 @@ METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     pipe = Pipe()
     monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
-    monkeypatch.setattr(conformance, "check", gate)
-    monkeypatch.setattr(attributes, "embedded_classifier", classifier)
+    monkeypatch.setattr(exactness, "check", gate)
+    monkeypatch.setattr(shapes, "embedded_classifier", classifier)
     monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
-    monkeypatch.setattr(quality, "SET_RESAMPLES", 40)
+    monkeypatch.setattr(metric, "SET_RESAMPLES", 40)
     return pipe
 
 
@@ -62,11 +62,13 @@ def evaluate(out: Path, *more: str) -> dict[str, Any]:
     return record
 
 
-def journal(folder: Path, recipe: str) -> list[Sample]:
+def journal(folder: Path, recipe: str) -> list[SampleRecord]:
     return [s for s in Journal(folder / "out").read().values() if s.recipe == recipe and s.seed < 2**40]
 
 
-def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_hold_the_costs_and_images_of_the_pipeline(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = evaluate(tmp_path / "out")
     rows = {row["recipe"]: row for row in record["rows"]}
     assert list(rows) == ["plain", "scd", "lantern:delta=0.2", "lantern:delta=0.9"]
@@ -76,7 +78,7 @@ def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pyt
         assert speed["samples"] == 15
         assert speed["tokens_per_call"]["value"] == 4 / base and speed["nfe"] == 4 * base
         assert speed["speedup"]["value"] == pytest.approx(4 / base)
-        assert speed["speedup"]["low"] == pytest.approx(4 / base)  # what makes a prompt slow does so for both
+        assert speed["speedup"]["low"] == pytest.approx(4 / base)  # a slow prompt is slow for both
         assert base <= speed["p50"] <= speed["p95"] <= 1.75 * base
         assert speed["parts"]["target"] == pytest.approx(0.75 * sum(speed["parts"].values()))
         assert row["quality"]["entropy"]["value"] == 3
@@ -88,7 +90,7 @@ def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pyt
     nll = rows["lantern:delta=0.9"]["quality"]["nll"]
     assert nll["difference"]["low"] == pytest.approx(0.09) and 3 <= rows["plain"]["quality"]["nll"]["value"] <= 4
     fd = {name: row["quality"]["fd@shapes"] for name, row in rows.items()}
-    assert fd["plain"]["value"] == fd["scd"]["value"]  # this pipe draws the same image
+    assert fd["plain"]["value"] == fd["scd"]["value"]  # both recipes generate the same images
     assert fd["scd"]["difference"] == {"value": 0, "low": 0, "high": 0} and fd["plain"]["difference"] is None
     assert fd["plain"]["value"] < fd["lantern:delta=0.2"]["value"] < fd["lantern:delta=0.9"]["value"]
     assert fd["lantern:delta=0.9"]["difference"]["low"] > 0
@@ -103,7 +105,7 @@ def test_results_hold_what_the_pipe_does(pipe: Pipe, tmp_path: Path, capsys: pyt
     assert float(lines[3]["fd@shapes_low"]) == fd["lantern:delta=0.9"]["low"]
 
 
-def test_distances_are_those_of_the_pictures_in_the_folder(pipe: Pipe, tmp_path: Path) -> None:
+def test_distances_are_those_of_the_images_in_the_folder(pipe: Pipe, tmp_path: Path) -> None:
     record = evaluate(tmp_path)
     extractor = ShapesExtractor(classifier())
     samples = Journal(tmp_path).read()
@@ -132,13 +134,13 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe, tmp_path: Path) -> Non
     for i, turn in enumerate(turns):
         assert [name for name, _, _ in turn] == recipes[i % 4 :] + recipes[: i % 4]
         assert len({unit[1:] for unit in turn}) == 1
-    assert len({seed for _, _, seed in timed}) == 6  # prompts under one seed do not share their random numbers
+    assert len({seed for _, _, seed in timed}) == 6  # prompts under one seed do not share random numbers
     found = json.loads((tmp_path / "samples-0.jsonl").read_text().splitlines()[0])
-    with Image.open(tmp_path / found["file"]) as picture:
-        assert int(picture.info["seed"]) == found["drawn"] != found["seed"]
+    with Image.open(tmp_path / found["file"]) as image:
+        assert int(image.info["seed"]) == found["drawn"] != found["seed"]
 
 
-def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
+def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path) -> None:
     whole = evaluate(tmp_path / "whole")
     pipe.calls.clear()
     pipe.fail_at = 24
@@ -146,14 +148,14 @@ def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
     journal = tmp_path / "out" / "samples-0.jsonl"
     finished = Journal(tmp_path / "out").read()
     assert 15 < len(finished) < 24
-    with journal.open("ab") as file:  # killed while it wrote a line
+    with journal.open("ab") as file:  # killed while writing a line
         file.write(b'{"recipe": "scd", "prom')
     lost = next(iter(finished.values()))
     (tmp_path / "out" / lost.file).unlink()
     pipe.calls.clear()
     pipe.fail_at = None
     again = evaluate(tmp_path / "out")
-    assert len(pipe.calls) == 5 * 15 - len(finished) + 1 + 4  # what was missing, the lost one, a warm-up of each
+    assert len(pipe.calls) == 5 * 15 - len(finished) + 1 + 4  # the missing ones, the lost one, a warm-up of each recipe
     kept = {(s.recipe, s.prompt, s.drawn) for s in finished.values() if s.key != lost.key}
     assert len(kept) == len(finished) - 1 and not kept & set(pipe.calls[4:])
     assert again["rows"] == whole["rows"]
@@ -162,7 +164,7 @@ def test_a_stopped_run_goes_on_where_it_was(pipe: Pipe, tmp_path: Path) -> None:
     assert pipe.calls == []
 
 
-def test_a_finished_run_takes_more_recipes_and_metrics(pipe: Pipe, tmp_path: Path) -> None:
+def test_a_finished_run_accepts_more_recipes_and_metrics(pipe: Pipe, tmp_path: Path) -> None:
     evaluate(tmp_path, "--recipes", "scd")
     pipe.calls.clear()
     record = evaluate(tmp_path, "--metrics", f"{METRICS},captions")
@@ -183,7 +185,9 @@ def test_results_of_other_settings_are_not_mixed(
     assert "is not empty and holds no config.yaml" in capsys.readouterr().err
 
 
-def test_a_file_has_the_keys_of_the_flags(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_file_has_the_keys_of_the_flags(
+    pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     by_flags = evaluate(tmp_path / "flags")
     file = tmp_path / "eval.yaml"
     values = {"recipes": RECIPES.split(","), "seeds": "0..2", "metrics": METRICS, "limit": 5, "temperature": 9.0}
@@ -192,7 +196,7 @@ def test_a_file_has_the_keys_of_the_flags(pipe: Pipe, tmp_path: Path, capsys: py
     by_file = json.loads((tmp_path / "file" / "results.json").read_text())
     assert by_file["config"].pop("temperature") == 0.7 and by_flags["config"].pop("temperature") is None
     assert by_file["config"] == by_flags["config"] and by_file["rows"] == by_flags["rows"]
-    resolved = tmp_path / "flags" / "config.yaml"  # what is written beside the results asks for the same again
+    resolved = tmp_path / "flags" / "config.yaml"  # the written configuration describes the same evaluation
     pipe.calls.clear()
     assert main(["eval", "--config", str(resolved), "-o", str(tmp_path / "flags")]) == 0
     assert pipe.calls == []
@@ -217,12 +221,12 @@ def test_a_file_has_the_keys_of_the_flags(pipe: Pipe, tmp_path: Path, capsys: py
 
 
 def test_no_speedup_without_the_gate(pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(recipe: Recipe) -> conformance.ExactnessResult:
-        return conformance.ExactnessResult(
+    def check(recipe: Recipe) -> exactness.ExactnessResult:
+        return exactness.ExactnessResult(
             tv=0.2, floor=0, limit=0.1 + (recipe.name != "scd"), samples=1, tokens_per_call=1
         )
 
-    monkeypatch.setattr(conformance, "check", judge)
+    monkeypatch.setattr(exactness, "check", check)
     record = evaluate(tmp_path)
     found = {row["recipe"]: (row["gate"], row["speed"]["speedup"] is None) for row in record["rows"]}
     assert found["plain"] == (True, False) and found["scd"] == (False, True)
@@ -258,13 +262,13 @@ def test_calls_of_several_rows_give_the_same_samples(pipe: Pipe, tmp_path: Path)
         assert mine["quality"] == theirs["quality"]
         for key in ("tokens_per_call", "nfe", "gains", "accepted_at", "tv_bound"):
             assert mine["speed"][key] == theirs["speed"][key]
-        # This pipe takes as long for a batch as for its first row: four are made in the time of one.
+        # A batch takes as long as its first row: four samples are generated in the time of one.
         assert theirs["speed"]["seconds"] < 0.4 * mine["speed"]["seconds"]
         assert theirs["speed"]["p50"] == pytest.approx(mine["speed"]["p50"], rel=0.5)
     assert main(arguments(tmp_path / "four", "--batch", "2")) == 2
 
 
-def test_changed_weights_are_noticed(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_weights_are_detected(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     network = torch.nn.Linear(3, 2)
     vars(pipe)["network"] = network
     record = evaluate(tmp_path)
@@ -276,7 +280,7 @@ def test_changed_weights_are_noticed(pipe: Pipe, tmp_path: Path, capsys: pytest.
     assert "holds results of other weights (fingerprint" in capsys.readouterr().err
 
 
-def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_image_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate(tmp_path)
     path = next((tmp_path / "samples").rglob("*.png"))
     whole = path.read_bytes()
@@ -285,12 +289,12 @@ def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert error.startswith(f"mmspec: left out: '{path}' is no image that can be read") and error.count("\n") == 1
     assert record["skipped"] == [error.strip().removeprefix("mmspec: left out: ")]
-    # Its mates of other recipes are left out too: all are compared on the same prompts and seeds.
+    # The same prompt and seed of other recipes are left out too: all are compared on the same prompts and seeds.
     assert {row["quality"]["fd@shapes"]["n"] for row in record["rows"]} == {14}
     assert {row["speed"]["samples"] for row in record["rows"]} == {15}
     assert "1 file was left out" in (tmp_path / "report.html").read_text()
     assert main(arguments(tmp_path, "--strict")) == 2
-    assert "1 of 75 files are so: delete them and run again" in capsys.readouterr().err
+    assert "1 of 75 files are unreadable: delete them and run again" in capsys.readouterr().err
     path.unlink()
     assert main(arguments(tmp_path, "--strict")) == 0
     assert path.read_bytes() == whole
@@ -303,7 +307,7 @@ def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.Ca
         (["--metrics", "fd"], "unknown metric 'fd'"),
         (["--metrics", "fd@clop"], "unknown extractor 'clop'"),
         (["--metrics", "wer"], "extractor 'whisper' needs weights; name a folder or Hub id with --whisper"),
-        (["--metrics", "fd@shapes,logmel"], "metric 'logmel' is of sound and 'fd@shapes' of images"),
+        (["--metrics", "fd@shapes,logmel"], "metric 'logmel' is of audio and 'fd@shapes' of images"),
         (["--temperature", "0.00001"], "temperature=1e-05 is not allowed"),
         (["--metrics", "fid"], "extractor 'inception' needs weights; name the weights file with --inception"),
         (["--metrics", ","], "--metrics: no metric named"),
@@ -314,7 +318,7 @@ def test_a_broken_picture_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.Ca
         (["--reference", "none.npz"], "--reference: 'none.npz' must be"),
     ],
 )
-def test_bad_requests_are_refused_before_anything_is_drawn(
+def test_invalid_arguments_raise_before_anything_is_generated(
     pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     assert main(arguments(tmp_path / "out", *more)) == 2
@@ -341,14 +345,14 @@ def test_ranges_expand() -> None:
         expand("scdd:window=4..8")
 
 
-def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
+def test_an_invalid_journal_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "samples-0.jsonl").write_text('{"recipe": "x"}\n')
     with pytest.raises(ArgumentError, match=r"samples-0.jsonl' line 1 is no sample"):
         Journal(tmp_path).read()
 
 
-def test_a_journal_forgets_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    sample = Sample("plain", "a", 0, 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
+def test_a_journal_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    sample = SampleRecord("plain", "a", 0, 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
     (tmp_path / "x.png").touch()
     journal = Journal(tmp_path)
     for left in (b"", b"{", b"x" * 200_000):
@@ -359,7 +363,7 @@ def test_a_journal_forgets_a_line_that_was_cut_off(tmp_path: Path) -> None:
         assert journal.read() == {sample.key: sample}
 
 
-def test_intervals_are_written_with_the_digits_they_have() -> None:
+def test_intervals_are_formatted_with_their_significant_digits() -> None:
     assert short({"value": 12.345, "low": 10.0, "high": 14.0}) == "12.35 [10.00, 14.00]"
     assert short({"value": 0.01234, "low": 0.0120, "high": 0.0127}) == "0.0123 [0.0120, 0.0127]"
     assert short({"value": 1, "low": 1, "high": 1}) == "1.000 [1.000, 1.000]"
@@ -368,7 +372,7 @@ def test_intervals_are_written_with_the_digits_they_have() -> None:
     assert short(None) == "-"
 
 
-def test_two_processes_with_uneven_shares_find_what_one_finds(pipe: Pipe, tmp_path: Path, root: Path) -> None:
+def test_two_processes_with_uneven_shards_give_the_results_of_one(pipe: Pipe, tmp_path: Path, root: Path) -> None:
     alone = evaluate(tmp_path / "one")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -378,7 +382,7 @@ def test_two_processes_with_uneven_shares_find_what_one_finds(pipe: Pipe, tmp_pa
         both = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, str(root / "tests" / "fake_pipe.py"), *arguments(tmp_path / "two")],
+                    [sys.executable, str(root / "tests" / "helpers" / "fake_pipe.py"), *arguments(tmp_path / "two")],
                     cwd=root,
                     env=environment | {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=subprocess.PIPE,

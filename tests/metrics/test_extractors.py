@@ -1,4 +1,4 @@
-"""Extractors, with networks of random weights saved to a folder."""
+"""Image extractors, with networks of random weights saved to a folder."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 from mmspec.metrics.extractors.clip import ClipExtractor
 from mmspec.metrics.extractors.dinov2 import Dinov2Extractor
-from mmspec.metrics.extractors.extractor import Extractor, Images, extract, identity
+from mmspec.metrics.extractors.extractor import identity
+from mmspec.metrics.extractors.image import ImageExtractor, Images, extract
 from mmspec.metrics.extractors.inception import InceptionExtractor
 from mmspec.metrics.extractors.inception_graph import convolutions, read_constants, state_dict
-from mmspec.metrics.extractors.names import make_extractor
+from mmspec.metrics.extractors.registry import load_extractor
 from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.vision.shapes.classifier import ShapesClassifier
 
-SIDE = 32  # of what the networks read
+SIDE = 32  # pixels of the networks' input
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RESIZE = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 
 
 def fake_images(count: int, side: int = 64, seed: int = 0) -> Images:
-    """Coarse ones, since small networks see little difference between images of noise."""
+    """Coarse images, since small networks hardly distinguish images of noise."""
     blocks = np.random.default_rng(seed).integers(0, 256, (count, 2, 2, 3), dtype=np.uint8)
     return blocks.repeat(side // 2, 1).repeat(side // 2, 2)
 
@@ -65,8 +66,8 @@ def shapes(seed: int = 0) -> ShapesExtractor:
     return ShapesExtractor(ShapesClassifier(channels=4, hidden=10))
 
 
-def check_extractor(extractor: Extractor, width: int) -> None:
-    """What the protocol promises."""
+def check_extractor(extractor: ImageExtractor, width: int) -> None:
+    """Checks the guarantees of the protocol."""
     images = fake_images(5)
     found = extract(extractor, images, batch=2)
     assert found.shape == (5, width) and found.dtype == np.float64
@@ -75,7 +76,7 @@ def check_extractor(extractor: Extractor, width: int) -> None:
     np.testing.assert_array_equal(found, extract(extractor, images, batch=2))
 
 
-def test_shapes_features_are_what_the_classifier_decides_by() -> None:
+def test_shapes_features_are_the_last_hidden_layer() -> None:
     extractor = shapes()
     check_extractor(extractor, 10)
     images = fake_images(2)
@@ -86,16 +87,16 @@ def test_shapes_features_are_what_the_classifier_decides_by() -> None:
         extractor(fake_images(1, 32))
 
 
-def test_a_fingerprint_follows_the_weights() -> None:
+def test_a_fingerprint_depends_on_the_weights() -> None:
     assert identity(shapes(0)) == identity(shapes(0)) != identity(shapes(1))
     assert identity(shapes(0)).startswith("shapes-")
 
 
-def test_clip_embeds_pictures_and_prompts_in_one_space(clip: Path) -> None:
+def test_clip_embeds_images_and_prompts_in_one_space(clip: Path) -> None:
     extractor = ClipExtractor(str(clip))
     check_extractor(extractor, 12)
     model = CLIPModel.from_pretrained(clip).eval()
-    images = fake_images(2, SIDE)  # nothing to resize, so that the processing is one line
+    images = fake_images(2, SIDE)  # of the input size, so that there is nothing to resize
     means = torch.tensor([0.48145466, 0.4578275, 0.40821073])
     stds = torch.tensor([0.26862954, 0.26130258, 0.27577711])
     values = ((torch.from_numpy(images).float() / 255 - means) / stds).permute(0, 3, 1, 2)
@@ -107,17 +108,17 @@ def test_clip_embeds_pictures_and_prompts_in_one_space(clip: Path) -> None:
     np.testing.assert_allclose(extractor.texts(["a b"]), texts.numpy(), atol=1e-5)
 
 
-def test_prompts_longer_than_clip_reads_are_cut(clip: Path) -> None:
+def test_prompts_beyond_the_context_of_clip_are_cut(clip: Path) -> None:
     found = ClipExtractor(str(clip)).texts(["a b " * 50, "a c"], batch=1)
     assert found.shape == (2, 12) and np.isfinite(found).all()
 
 
-def test_dinov2_gives_its_class_token(dinov2: Path) -> None:
+def test_dinov2_returns_its_class_token(dinov2: Path) -> None:
     extractor = Dinov2Extractor(str(dinov2))
     check_extractor(extractor, 16)
 
 
-def test_pictures_of_different_size_are_named() -> None:
+def test_images_of_different_size_raise() -> None:
     with pytest.raises(ArgumentError, match=r"image 1 is uint8 \[32, 32, 3\].* the first is \[64, 64, 3\]"):
         extract(shapes(), [fake_images(1)[0], fake_images(1, 32)[0]])
     with pytest.raises(ArgumentError, match="image 0 is float64"):
@@ -126,24 +127,24 @@ def test_pictures_of_different_size_are_named() -> None:
         extract(shapes(), [])
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_weights_and_packages_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match="unknown extractor 'clop'.*did you mean 'clip'"):
-        make_extractor("clop", {})
+        load_extractor("clop", {})
     with pytest.raises(ModelError, match="'shapes': cannot load a classifier from"):
-        make_extractor("shapes", {"shapes": str(tmp_path)})
+        load_extractor("shapes", {"shapes": str(tmp_path)})
     with pytest.raises(ArgumentError, match="'dinov2' needs weights; name a folder or Hub id with --dinov2"):
-        make_extractor("dinov2", {})
+        load_extractor("dinov2", {})
     with pytest.raises(ModelError, match="'clip': cannot load CLIPModel from"):
-        make_extractor("clip", {"clip": str(tmp_path)})
+        load_extractor("clip", {"clip": str(tmp_path)})
     with pytest.raises(ModelError, match="does not exist; fetch weights-inception"):
-        make_extractor("inception", {"inception": str(tmp_path / "none.pth")})
+        load_extractor("inception", {"inception": str(tmp_path / "none.pth")})
     (tmp_path / "weights.pth").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "torch_fidelity.feature_extractor_inceptionv3", None)
     with pytest.raises(ModelError, match="pip install torch-fidelity"):
-        make_extractor("inception", {"inception": str(tmp_path / "weights.pth")})
+        load_extractor("inception", {"inception": str(tmp_path / "weights.pth")})
 
 
-def test_inception_is_called_as_torch_fidelity_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inception_is_called_as_torch_fidelity_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Network(torch.nn.Module):
         def __init__(self, name: str, features: list[str], feature_extractor_weights_path: str) -> None:
             super().__init__()
@@ -187,7 +188,7 @@ def constant(name: str, values: Any) -> bytes:
     return field(1, field(1, name.encode()) + field(2, b"Const") + other + value)
 
 
-def test_weights_are_read_from_a_tensorflow_graph(tmp_path: Path) -> None:
+def test_weights_are_parsed_from_a_tensorflow_graph(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights: dict[str, Any] = {"softmax/weights": rng.normal(size=(4, 3)), "softmax/biases": rng.normal(size=3)}
     for name in convolutions():

@@ -1,4 +1,4 @@
-"""Metrics of sets of features, against computations that share no formula with them."""
+"""Metrics of sets of features, compared with computations that share no formula with them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torchmetrics.image.kid import poly_mmd
 
 from mmspec.errors import ArgumentError
 from mmspec.metrics.features import Features
+from mmspec.metrics.gaussian import Gaussian, fit
 from mmspec.metrics.image.clip_score import clip_scores
 from mmspec.metrics.image.cmmd import cmmd
-from mmspec.metrics.image.frechet import Gaussian, fit, frechet_distance
+from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.metrics.image.inception_score import inception_score
 from mmspec.metrics.image.kid import kid, polynomial_mmd
 from mmspec.metrics.image.precision_recall import precision_recall
@@ -30,7 +31,7 @@ def normal(count: int, width: int, seed: int, shift: float = 0.0) -> Features:
 
 
 def by_eigenvalues(x: Features, y: Features) -> float:
-    """The textbook form: the trace of the root of the product, by the eigenvalues of that (not symmetric) product."""
+    """The textbook form: the trace of the root of the product, by the eigenvalues of that asymmetric product."""
     s, t = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
     roots = np.sqrt(np.linalg.eigvals(s @ t).astype(complex)).real.sum()
     return float(((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(s) + np.trace(t) - 2 * roots)
@@ -65,7 +66,7 @@ def test_frechet_distance_of_fewer_samples_than_features() -> None:
     assert frechet_distance(fit(x), fit(x)) == pytest.approx(0, abs=1e-9)
 
 
-def test_frechet_distance_survives_features_far_from_the_origin() -> None:
+def test_frechet_distance_is_accurate_far_from_the_origin() -> None:
     x, y = normal(300, 12, 0), normal(200, 12, 1)
     assert frechet_distance(x + 1e7, y + 1e7) == pytest.approx(frechet_distance(x, y), abs=1e-5)
 
@@ -103,7 +104,7 @@ def test_kid_equals_the_sum_over_pairs() -> None:
     assert kid(same, y).value == pytest.approx(float(theirs), abs=1e-10)
 
 
-def test_kid_of_subsets_averages_to_that_of_all_and_repeats_itself() -> None:
+def test_kid_of_subsets_averages_to_that_of_all_and_is_reproducible() -> None:
     x, y = normal(60, 4, 0), normal(80, 4, 1, shift=0.5)
     found = kid(x, y, subsets=400, subset_size=20)
     assert found == kid(x, y, subsets=400, subset_size=20)
@@ -120,7 +121,7 @@ def test_inception_score_equals_the_definition_and_torchmetrics() -> None:
         p = [[math.exp(z) / sum(map(math.exp, row)) for z in row] for row in logits[first:last]]
         q = [sum(column) / len(p) for column in zip(*p, strict=True)]
         scores.append(math.exp(sum(a * math.log(a / b) for row in p for a, b in zip(row, q, strict=True)) / len(p)))
-    whole = InceptionScore(torch.nn.Identity(), splits=1)  # of one split: with more, it shuffles first
+    whole = InceptionScore(torch.nn.Identity(), splits=1)  # with more than one split it shuffles first
     whole.update(torch.from_numpy(logits))
     assert inception_score(logits, splits=1)[0] == pytest.approx(float(whole.compute()[0]), abs=1e-6)
     mean, spread = inception_score(logits, splits=4)
@@ -128,7 +129,7 @@ def test_inception_score_equals_the_definition_and_torchmetrics() -> None:
     assert spread == pytest.approx(np.std(scores), abs=1e-10)
 
 
-def test_inception_score_at_its_ends() -> None:
+def test_inception_score_at_its_extremes() -> None:
     mean, spread = inception_score(np.zeros((8, 5)), splits=1)
     assert mean == pytest.approx(1, abs=1e-12) and spread is None
     sure = np.full((10, 5), -1e4)
@@ -156,7 +157,7 @@ def test_precision_and_recall_equal_the_definition(offset: float) -> None:
     assert 0 < found.precision < 1 and 0 < found.recall < 1
 
 
-def test_one_sample_repeated_is_precise_and_recalls_nothing() -> None:
+def test_one_repeated_sample_has_full_precision_and_no_recall() -> None:
     y = normal(50, 4, 0)
     found = precision_recall(np.repeat(y[:1], 50, 0), y)
     assert found.precision == 1 and found.recall == pytest.approx(1 / 50)
@@ -189,12 +190,12 @@ METRICS: dict[str, Any] = {
     "frechet": frechet_distance,
     "kid": kid,
     "cmmd": cmmd,
-    "coverage": precision_recall,
+    "precision_recall": precision_recall,
 }
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_bad_features_are_refused(name: str) -> None:
+def test_invalid_features_raise(name: str) -> None:
     metric = METRICS[name]
     hole = GOOD.copy()
     hole[5, 1] = np.nan
@@ -210,7 +211,7 @@ def test_bad_features_are_refused(name: str) -> None:
         metric(GOOD, hole)
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     for call, message in [
         (lambda: kid(GOOD, GOOD, subset_size=1), "subset_size=1"),
         (lambda: precision_recall(GOOD, GOOD, k=0), "k=0"),
@@ -226,7 +227,7 @@ def test_bad_settings_are_refused() -> None:
             call()
 
 
-def test_reference_statistics_come_back_as_they_were(tmp_path: Path) -> None:
+def test_reference_statistics_survive_saving_and_loading(tmp_path: Path) -> None:
     reference = reference_of(normal(50, 4, 0), "shapes-1")
     save_reference(reference, tmp_path / "ours.npz")
     found = load_reference(tmp_path / "ours.npz", "shapes-1")
@@ -240,7 +241,7 @@ def test_reference_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     assert load_reference(tmp_path / "small.npz").features is None
 
 
-def test_adm_statistics_are_read(tmp_path: Path) -> None:
+def test_adm_statistics_load(tmp_path: Path) -> None:
     x = normal(50, 4, 0)
     sigma = np.cov(x, rowvar=False)
     np.savez(tmp_path / "adm.npz", mu=x.mean(0), sigma=sigma, mu_s=np.zeros(7), sigma_s=np.eye(7))

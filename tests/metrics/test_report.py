@@ -1,4 +1,4 @@
-"""The report is one well-formed file that needs nothing from elsewhere and shows what was measured."""
+"""The report is one well-formed, self-contained file that shows all measurements."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from mmspec.cli.app import main
-from mmspec.metrics.evaluation.config import Config
-from mmspec.metrics.evaluation.evaluate import Found
+from mmspec.metrics.evaluation.config import EvalConfig
+from mmspec.metrics.evaluation.evaluate import EvaluationResult
 from mmspec.metrics.evaluation.journal import sample_path
 from mmspec.metrics.evaluation.results import record_of, write_results
 from mmspec.metrics.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Point, chart, front
-from mmspec.metrics.report.page import Run, page
+from mmspec.metrics.report.page import ReportRun, page
 
 PROMPT = 'a "red" <circle> & more'
 RECIPES = ("plain", "scd", "lantern:delta=0.2")
@@ -33,15 +33,15 @@ def interval(value: float, half: float = 0.1) -> dict[str, float]:
 
 @pytest.fixture
 def record(tmp_path: Path) -> dict[str, Any]:
-    """Results of three recipes, the second of which failed its check, and their images in `tmp_path`."""
-    config = Config(
+    """Results of three recipes, of which the second failed its check, with their images in `tmp_path`."""
+    config = EvalConfig(
         "shapes", (PROMPT, "a green star"), RECIPES, (3, 4), ("fd@shapes", "attributes", "entropy"), dinov2="a<b"
     )
     for i, recipe in enumerate(RECIPES):
         path = tmp_path / sample_path(recipe, PROMPT, 3)
         path.parent.mkdir(parents=True)
         Image.new("RGB", (400, 300), (i * 100, 0, 0)).save(path)
-    made = record_of(config, Found([], []), {"mmspec": "1 & 2", "cuda": None})
+    made = record_of(config, EvaluationResult([], []), {"mmspec": "1 & 2", "cuda": None})
     for i, recipe in enumerate(RECIPES):
         speedup = None if i == 1 else interval(1.0 + i, 0.05 * i)
         speed: dict[str, Any] = {
@@ -59,8 +59,8 @@ def record(tmp_path: Path) -> dict[str, Any]:
     return made
 
 
-def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(record: dict[str, Any], tmp_path: Path) -> None:
-    text = page([Run("", record, tmp_path)])
+def test_the_page_is_well_formed_and_self_contained(record: dict[str, Any], tmp_path: Path) -> None:
+    text = page([ReportRun("", record, tmp_path)])
     tree = ElementTree.fromstring(text.partition("\n")[2])
     assert tree.tag == "html"
     addresses = [v for element in tree.iter() for k, v in element.attrib.items() if k in ("src", "href", "data")]
@@ -68,31 +68,31 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(record: dict[s
     assert not re.search(r"https?:|//[a-z]|url\(|@import|<script|<link", re.sub(r'src="[^"]*"', "", text))
 
 
-def test_the_page_shows_pictures_side_by_side(record: dict[str, Any], tmp_path: Path) -> None:
-    tree = ElementTree.fromstring(page([Run("", record, tmp_path)]).partition("\n")[2])
-    images = [picture for picture in tree.iter("img") if ": " in picture.attrib["alt"]]
+def test_the_page_shows_images_side_by_side(record: dict[str, Any], tmp_path: Path) -> None:
+    tree = ElementTree.fromstring(page([ReportRun("", record, tmp_path)]).partition("\n")[2])
+    images = [image for image in tree.iter("img") if ": " in image.attrib["alt"]]
     assert [p.attrib["alt"] for p in images] == [f"{recipe}: {PROMPT}" for recipe in RECIPES]
-    for i, picture in enumerate(images):
-        data = base64.b64decode(picture.attrib["src"].partition(",")[2])
+    for i, image in enumerate(images):
+        data = base64.b64decode(image.attrib["src"].partition(",")[2])
         with Image.open(io.BytesIO(data)) as shown:
             assert shown.size == (256, 192) and shown.getpixel((5, 5)) == (i * 100, 0, 0)
 
 
 def test_the_page_shows_every_number(record: dict[str, Any], tmp_path: Path) -> None:
-    tree = ElementTree.fromstring(page([Run("", record, tmp_path)]).partition("\n")[2])
+    tree = ElementTree.fromstring(page([ReportRun("", record, tmp_path)]).partition("\n")[2])
     cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
     for text in ("plain", "CHECK FAILED", "relaxed", "0.0200", "2.50 [2.40, 2.60]", "2.00 [1.90, 2.10]", "1.000"):
         assert text in cells, text
     charts = [figure for figure in tree.iter("figure")]
     assert len(charts) == 4  # two metrics, entropy being neither good nor bad, against two kinds of speed
     titles = [title.text or "" for title in charts[2].iter("title")]
-    assert [title.partition(":")[0] for title in titles] == ["plain", "lantern"]  # no place without a speed-up
+    assert [title.partition(":")[0] for title in titles] == ["plain", "lantern"]  # no point without a speed-up
     assert "wall-clock speed-up 3 [2.9, 3.1], fd@shapes (lower is better) 2.5 [2.4, 2.6]" in titles[1]
     facts = ["".join(fact.itertext()) for fact in tree.iter("dd")]
     assert "1 & 2" in facts and "a<b" in facts
 
 
-def test_points_lie_inside_the_axes_with_their_intervals() -> None:
+def test_points_and_their_intervals_lie_inside_the_axes() -> None:
     points = [Point("a", "a", (1, 1, 1), (-3.0, -4.0, -2.0)), Point("b", "b", (2.5, 2, 3.7), (1e-3, 0, 2e-3))]
     tree = ElementTree.fromstring(chart(points, "x < y", True))
     bars = [path.attrib["d"] for path in tree.iter("path") if path.attrib["class"] == "bar"]
@@ -103,7 +103,7 @@ def test_points_lie_inside_the_axes_with_their_intervals() -> None:
     assert len(list(one.iter("circle"))) == 1 and not list(one.iter("polyline"))
 
 
-def test_the_front_is_what_nothing_beats() -> None:
+def test_the_front_is_pareto_optimal() -> None:
     def point(x: float, y: float) -> Point:
         return Point("", "", (x, x, x), (y, y, y))
 
@@ -112,14 +112,14 @@ def test_the_front_is_what_nothing_beats() -> None:
     assert [(p.x[0], p.y[0]) for p in front(points, False)] == [(4, 1)]
 
 
-def test_the_command_writes_the_page_anew(
+def test_the_command_writes_the_page_again(
     record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_results(record, tmp_path)
     (tmp_path / "results.csv").unlink()
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    assert (tmp_path / "report.html").read_text() == page([Run("", record, tmp_path)])
+    assert (tmp_path / "report.html").read_text() == page([ReportRun("", record, tmp_path)])
     assert (tmp_path / "results.csv").is_file()
     record["schema_version"] = 99
     write_results(record, tmp_path)
@@ -129,8 +129,8 @@ def test_the_command_writes_the_page_anew(
     assert "holds no results of `mmspec eval`" in capsys.readouterr().err
 
 
-def test_cards_show_what_became_of_drafts(record: dict[str, Any], tmp_path: Path) -> None:
-    tree = ElementTree.fromstring(page([Run("", record, tmp_path)]).partition("\n")[2])
+def test_cards_show_the_acceptance_of_drafts(record: dict[str, Any], tmp_path: Path) -> None:
+    tree = ElementTree.fromstring(page([ReportRun("", record, tmp_path)]).partition("\n")[2])
     cards = [part for part in tree.iter("div") if part.attrib.get("class") == "card"]
     assert ["".join(name.itertext()) for card in cards for name in card.iter("h3")] == list(RECIPES[1:])
     histogram, slots = cards[0].iter("svg")
@@ -169,14 +169,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser")
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_the_page_without_complaint(record: dict[str, Any], tmp_path: Path, width: int) -> None:
-    # What no static look tells: nothing sticks out sideways, the charts have a size. In a frame, since a headless
-    # window is no narrower than 500 pixels.
+def test_a_browser_renders_the_page_without_messages(record: dict[str, Any], tmp_path: Path, width: int) -> None:
+    # What only a browser can check: nothing overflows sideways, the charts have a size. In a frame, since a headless
+    # window is at least 500 pixels wide.
     probe = (
         "<script>parent.document.title = [document.documentElement.scrollWidth, "
         "document.querySelector('svg').getBoundingClientRect().width].join()</script></body>"
     )
-    inner = escape(page([Run("", record, tmp_path)]).replace("</body>", probe))
+    inner = escape(page([ReportRun("", record, tmp_path)]).replace("</body>", probe))
     path = tmp_path / "frame.html"
     path.write_text(
         f'<title>-</title><iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'

@@ -1,4 +1,4 @@
-"""Extractors of sound, with networks of random weights saved to a folder, and an evaluation that listens."""
+"""Audio extractors, with networks of random weights saved to a folder, and evaluations of audio."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from mmspec.cli.app import main
 from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.errors import ArgumentError
+from mmspec.metrics import metric
 from mmspec.metrics.audio.log_mel_distance import log_mel_distance, moments, pooled
-from mmspec.metrics.evaluation import quality
 from mmspec.metrics.evaluation.media import read_audio
 from mmspec.metrics.extractors import spoken
-from mmspec.metrics.extractors.audio import Sound, resample
+from mmspec.metrics.extractors.audio import Waveform, resample
 from mmspec.metrics.extractors.clap import ClapExtractor
 from mmspec.metrics.extractors.wavlm import WavLMExtractor
 from mmspec.metrics.extractors.whisper import WhisperExtractor
-from mmspec.metrics.image.frechet import fit, frechet_distance
+from mmspec.metrics.gaussian import fit
+from mmspec.metrics.image.frechet import frechet_distance
 from mmspec.recipes import Recipe
-from mmspec.testing import exactness as conformance
+from mmspec.testing import exactness
 
 RATE = 8000
 
@@ -43,13 +44,13 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(save(folder / name)) for name, save in savers.items()}
 
 
-def sounds() -> list[Sound]:
+def recordings() -> list[Waveform]:
     rng = np.random.default_rng(0)
     sizes = ((8000, RATE), (30_000, 16_000), (300, 22_050))
-    return [Sound(rng.normal(size=count) * 0.1, rate) for count, rate in sizes]
+    return [Waveform(rng.normal(size=count) * 0.1, rate) for count, rate in sizes]
 
 
-def test_resampling_keeps_a_tone_and_drops_what_does_not_fit() -> None:
+def test_resampling_keeps_a_tone_and_drops_higher_frequencies() -> None:
     for rate, to in ((22_050, 16_000), (16_000, 24_000), (44_100, 8000)):
         wave = np.sin(2 * np.pi * 440 * np.arange(rate) / rate)
         found = resample(wave, rate, to)
@@ -64,14 +65,14 @@ def test_resampling_keeps_a_tone_and_drops_what_does_not_fit() -> None:
 @pytest.mark.parametrize(("kind", "width"), [(ClapExtractor, 12), (WavLMExtractor, 6), (WhisperExtractor, 16)])
 def test_a_recording_does_not_depend_on_its_batch(networks: dict[str, str], kind: Any, width: int) -> None:
     extractor = kind(networks[kind.name])
-    found = extractor(sounds())
+    found = extractor(recordings())
     assert found.shape == (3, width) and found.dtype == np.float64 and np.isfinite(found).all()
-    alone = np.concatenate([extractor([sound]) for sound in sounds()])
+    alone = np.concatenate([extractor([one]) for one in recordings()])
     np.testing.assert_allclose(found, alone, atol=1e-5 * np.abs(found).max())
     assert np.abs(found[0] - found[1]).max() > 1e-4 * np.abs(found).max()
 
 
-def test_clap_embeds_sounds_and_prompts_in_one_space(networks: dict[str, str]) -> None:
+def test_clap_embeds_audio_and_prompts_in_one_space(networks: dict[str, str]) -> None:
     extractor = ClapExtractor(networks["clap"])
     ids = torch.tensor([[0, 4, 5, 2]])
     with torch.no_grad():
@@ -79,33 +80,35 @@ def test_clap_embeds_sounds_and_prompts_in_one_space(networks: dict[str, str]) -
         expected = torch.nn.functional.normalize(extractor.model.text_projection(states), dim=-1)
     np.testing.assert_allclose(extractor.texts(["ab"]), expected.numpy(), atol=1e-6)
     assert extractor.texts(["ab", "long words that do not fit"]).shape == (2, 12)
-    # What is longer than it reads is cut off: the rest does not matter, and nothing is drawn at random.
+    # Audio beyond the input length is cut off at the end, not at a random place.
     long = np.random.default_rng(1).normal(size=3 * RATE) * 0.1
-    np.testing.assert_array_equal(extractor([Sound(long, RATE)]), extractor([Sound(long[:RATE], RATE)]))
+    np.testing.assert_array_equal(extractor([Waveform(long, RATE)]), extractor([Waveform(long[:RATE], RATE)]))
 
 
-def test_wavlm_gives_the_vector_of_its_model(networks: dict[str, str]) -> None:
+def test_wavlm_returns_the_vector_of_its_model(networks: dict[str, str]) -> None:
     extractor = WavLMExtractor(networks["wavlm"])
-    wave = sounds()[1].wave
+    wave = recordings()[1].wave
     scaled = torch.from_numpy((wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)).float()
     with torch.no_grad():
         expected = extractor.model(scaled[None]).embeddings
-    np.testing.assert_allclose(extractor([Sound(wave, 16_000)]), expected.numpy(), atol=1e-4)
+    np.testing.assert_allclose(extractor([Waveform(wave, 16_000)]), expected.numpy(), atol=1e-4)
 
 
-def test_whisper_hears_long_recordings_in_pieces(networks: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whisper_transcribes_long_recordings_in_pieces(
+    networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     extractor = WhisperExtractor(networks["whisper"])
-    seen: list[int] = []
+    batches: list[int] = []
 
     def generate(features: torch.Tensor) -> torch.Tensor:
-        seen.append(len(features))
+        batches.append(len(features))
         return torch.tensor([[0, 4, 5, 30, 6, 2]] * len(features))
 
     monkeypatch.setattr(extractor.model, "generate", generate)
-    assert extractor.transcribe([Sound(np.ones(40_000) * 0.1, 16_000), Sound(np.ones(99) * 0.1, RATE)]) == [
+    assert extractor.transcribe([Waveform(np.ones(40_000) * 0.1, 16_000), Waveform(np.ones(99) * 0.1, RATE)]) == [
         "ab c ab c ab c", "ab c",
     ]  # fmt: skip
-    assert seen == [3, 1]
+    assert batches == [3, 1]
 
 
 def test_moments_of_recordings_add_up() -> None:
@@ -118,7 +121,7 @@ def test_moments_of_recordings_add_up() -> None:
 
 
 class Voice:
-    """Speaks a tone of the prompt for half a second; `lantern` adds noise to it."""
+    """Generates half a second of a tone chosen by the prompt; `lantern` adds noise."""
 
     def __init__(self) -> None:
         self.channels = 1
@@ -139,26 +142,26 @@ class Voice:
             made.append({"audio": audio, "sampling_rate": RATE})
         calls = 5 if recipe.name == "plain" else 2
         self.calls += 1
-        rows_seen = len(texts) + (self.calls % 3 == 0)  # in every third call one text is two sentences
+        row_count = len(texts) + (self.calls % 3 == 0)  # in every third call one text is two sentences
         for call in range(calls):
-            options["on_step"](Step(call + 1, 10, 10, [torch.zeros(10 * (call + 1) // calls)] * rows_seen))
+            options["on_step"](Step(call + 1, 10, 10, [torch.zeros(10 * (call + 1) // calls)] * row_count))
         rows = [RowStats(10, calls, 0.0, None, None)] * len(texts)
         parts = dict.fromkeys(("target", "drafter", "rule", "other"), 0.1)
         stats = Stats(calls, 10 * len(texts), 10 / calls, [], 0, 0.4, parts, 7, rows=rows)
-        return type("Sounds", (list,), {"stats": stats})(made)
+        return type("Outputs", (list,), {"stats": stats})(made)
 
     def stream(self, text: str, *, recipe: Recipe, seed: int, **options: Any) -> Iterator[np.ndarray]:
         self.streamed.append(recipe.name)
         yield np.zeros((self.channels, RATE // 4), dtype=np.float32)
-        raise AssertionError("what comes after the first sound is not asked for")
+        raise AssertionError("only the first chunk must be read")
 
 
 @pytest.fixture
 def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
     voice = Voice()
     monkeypatch.setattr(mmspec, "load", lambda model, device: voice, raising=False)
-    monkeypatch.setattr(conformance, "check", gate)
-    monkeypatch.setattr(quality, "SET_RESAMPLES", 20)
+    monkeypatch.setattr(exactness, "check", gate)
+    monkeypatch.setattr(metric, "SET_RESAMPLES", 20)
     return voice
 
 
@@ -169,7 +172,7 @@ def arguments(out: Path, networks: dict[str, str], *more: str) -> list[str]:
     return [*run, "--limit", "3", "--seeds", "0,1", "--batch", "3", *where, *more]
 
 
-def test_an_evaluation_listens(voice: Voice, tmp_path: Path, networks: dict[str, str]) -> None:
+def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str, str]) -> None:
     assert main(arguments(tmp_path, networks)) == 0
     record = json.loads((tmp_path / "results.json").read_text())
     plain, little, much = (row["quality"] for row in record["rows"])
@@ -177,17 +180,17 @@ def test_an_evaluation_listens(voice: Voice, tmp_path: Path, networks: dict[str,
         assert plain[name]["value"] < little[name]["value"] < much[name]["value"], name
     assert much["logmel"]["difference"]["low"] > 0 and much["logmel"]["extractor"] == ""
     assert -1 <= plain["speaker"]["value"] <= 1 and plain["speaker"]["extractor"].startswith("wavlm-")
-    assert plain["wer"]["value"] == pytest.approx(1) and plain["wer"]["n"] == 6  # random weights hear nothing
+    assert plain["wer"]["value"] == pytest.approx(1) and plain["wer"]["n"] == 6  # random weights transcribe nothing
     speed = record["rows"][0]["speed"]
     assert speed["real_time"] == pytest.approx(speed["seconds"] / 0.5) and speed["grid"] is None
-    # Of each recipe and of the reference two calls of three texts, and one to warm up.
+    # For each recipe and the reference two calls of three texts, and one to warm up.
     assert (
         voice.streamed.count("lantern") == 2 * 3 and voice.streamed.count("plain") == 2 * 2 + 1 and speed["first"] > 0
     )
     files = sorted((tmp_path / "samples").rglob("*.wav"))
     assert len(files) == 4 * 6
-    sound = read_audio(files[0])
-    assert sound.rate == RATE and sound.seconds == 0.5
+    clip = read_audio(files[0])
+    assert clip.rate == RATE and clip.seconds == 0.5
     page = (tmp_path / "report.html").read_text()
     assert page.count("<audio ") == 3 * 3 and "data:audio/wav;base64," in page and "real time" in page
 
@@ -205,23 +208,23 @@ def test_a_reference_of_one_voice(
     assert main(arguments(tmp_path / "new", networks, *more)) == 0
     soundfile.write(voices / "two.wav", np.zeros(9000), 16_000)
     assert main(arguments(tmp_path / "new", networks, *more)) == 2
-    assert "must hold one recording, or 6 in the order of the samples; it holds 2" in capsys.readouterr().err
+    assert "must hold one sample, or 6 in the order of the samples; it holds 2" in capsys.readouterr().err
     (voices / "three.png").touch()
     assert main(arguments(tmp_path / "new", networks, *more)) == 2
     assert "holds images and recordings" in capsys.readouterr().err
 
 
-def test_the_embedded_recogniser_needs_no_weights(
+def test_the_embedded_recognizer_needs_no_weights(
     voice: Voice, tmp_path: Path, networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     recogniser = SpokenRecogniser(channels=8, depth=1)
     monkeypatch.setattr(spoken, "embedded_recogniser", lambda: recogniser)
 
-    def transcribe(sound: Any, rate: int) -> str:
-        return "four two" if len(sound) == rate // 2 == 8000 else ""
+    def transcribe(wave: Any, rate: int) -> str:
+        return "four two" if len(wave) == rate // 2 == 8000 else ""
 
-    monkeypatch.setattr(recogniser, "hear", transcribe)
+    monkeypatch.setattr(recogniser, "transcribe", transcribe)
     (tmp_path / "prompts.txt").write_text("four\n42\n\nfive two\n")
     more = ["--metrics", "wer@spoken,fd@spoken", "--prompts", str(tmp_path / "prompts.txt")]
     assert main(arguments(tmp_path / "out", networks, *more)) == 0
@@ -231,7 +234,7 @@ def test_the_embedded_recogniser_needs_no_weights(
     assert 0 < row["wer@spoken"]["value"] < 1
 
 
-def test_metrics_of_pictures_do_not_listen(
+def test_metrics_of_images_refuse_audio(
     voice: Voice, tmp_path: Path, networks: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(tmp_path, networks, "--metrics", "attributes")) == 2
@@ -242,7 +245,7 @@ def test_metrics_of_pictures_do_not_listen(
     assert "error rates by spoken and whisper do not go together" in capsys.readouterr().err
 
 
-def test_a_broken_recording_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_recording_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.wav"
     path.write_bytes(b"RIFF")
     with pytest.raises(ArgumentError, match="x.wav' is no recording that can be read"):

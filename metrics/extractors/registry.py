@@ -1,0 +1,61 @@
+"""Extractors by name. Weights are named by the user, one place per extractor, and never fetched unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from mmspec.errors import ArgumentError, unknown_name
+
+EXTRACTORS: Mapping[str, str] = {
+    "shapes": "mmspec.metrics.extractors.shapes:load",
+    "inception": "mmspec.metrics.extractors.inception:InceptionExtractor",
+    "clip": "mmspec.metrics.extractors.clip:ClipExtractor",
+    "dinov2": "mmspec.metrics.extractors.dinov2:Dinov2Extractor",
+    "clap": "mmspec.metrics.extractors.clap:ClapExtractor",
+    "wavlm": "mmspec.metrics.extractors.wavlm:WavLMExtractor",
+    "whisper": "mmspec.metrics.extractors.whisper:WhisperExtractor",
+    "spoken": "mmspec.metrics.extractors.spoken:load",
+}
+"""Name -> "module:function" of (weights, device)."""
+
+SPEECH_RECOGNIZERS = ("whisper", "spoken")
+AUDIO_EXTRACTORS = ("clap", "wavlm", *SPEECH_RECOGNIZERS)
+EMBEDDED = ("shapes", "spoken")  # their weights ship with mmspec
+
+
+def check_extractor(name: str, weights: Mapping[str, str]) -> None:
+    """Checks that the extractor exists and that its weights are named.
+
+    Args:
+        name: The extractor's name.
+        weights: For each extractor, the folder, file or Hub id to load; `shapes` and `spoken` need none.
+
+    Raises:
+        UnknownNameError: If there is no extractor of that name.
+        ArgumentError: If `weights` does not name what the extractor loads.
+    """
+    if name not in EXTRACTORS:
+        raise unknown_name("extractor", name, EXTRACTORS)
+    if name not in EMBEDDED and not weights.get(name):
+        kind = "the weights file" if name == "inception" else "a folder or Hub id"
+        raise ArgumentError(f"extractor {name!r} needs weights; name {kind} with --{name}")
+
+
+def load_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -> Any:
+    """Loads the extractor of that name, an `ImageExtractor` or an `AudioExtractor`.
+
+    Args:
+        name: The extractor's name.
+        weights: As in `check_extractor`.
+        device: Where the network runs.
+
+    Raises:
+        UnknownNameError: As `check_extractor`.
+        ArgumentError: As `check_extractor`.
+        ModelError: If it cannot be loaded.
+    """
+    check_extractor(name, weights)
+    module, _, attribute = EXTRACTORS[name].partition(":")
+    return getattr(import_module(module), attribute)(weights.get(name, ""), device)

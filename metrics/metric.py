@@ -1,0 +1,305 @@
+"""What an evaluation needs of a metric: one object per metric, found by name through `mmspec.metrics.registry`.
+
+A metric turns each sample into a row (`Metric.extract`) and the rows of a set of samples into an estimate with its
+bootstrap replicates (`Metric.measure`). Intervals, paired differences, files, processes, weights and reports are the
+evaluation's. The base classes cover the usual cases:
+
+- `MeanMetric`: a score per sample, averaged.
+- `FeatureMetric`: any statistic of the features of an extractor.
+- `DistanceMetric`: a distance between the features of two sets.
+- `PairedMetric`: a distance of each sample from a reference sample of its own, averaged.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from mmspec.errors import ArgumentError
+from mmspec.metrics.bootstrap import Estimate, Index, Statistic, resample
+from mmspec.metrics.extractors.audio import SpeechRecognizer, Waveform
+from mmspec.metrics.extractors.image import Images
+from mmspec.metrics.extractors.registry import AUDIO_EXTRACTORS, load_extractor
+from mmspec.metrics.features import Features
+from mmspec.metrics.reference import Reference, load_reference, reference_of
+
+Kind = Literal["image", "audio"]
+Rows = Sequence[Features]
+"""One float64 array per sample, of any shape that the metric chooses."""
+
+SET_RESAMPLES = 200  # of statistics that are slow to compute
+T = TypeVar("T")
+
+
+class SampleBatch:
+    """A few samples of one kind, decoded.
+
+    Args:
+        paths: Their files, for error messages.
+        prompts: One per sample; None if unknown, as for the files of a reference.
+        images: uint8 [B, H, W, 3]; None for audio.
+        audio: One waveform per sample; None for images.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        prompts: Sequence[str] | None = None,
+        images: Images | None = None,
+        audio: Sequence[Waveform] | None = None,
+    ) -> None:
+        self.paths = paths
+        self.prompts: Sequence[str] = () if prompts is None else prompts
+        self.images: Images = np.zeros((0, 0, 0, 3), dtype=np.uint8) if images is None else images
+        self.audio: Sequence[Waveform] = () if audio is None else audio
+        self._computed: dict[tuple[str, int], Any] = {}
+
+    def features(self, extractor: Any) -> Features:
+        """The features of an extractor, float64 [B, D], computed once for all metrics."""
+        return self.cached("features", extractor, lambda: extractor(self.audio if len(self.audio) else self.images))
+
+    def transcripts(self, recognizer: SpeechRecognizer) -> list[str]:
+        """The words of each recording, transcribed once for all metrics."""
+        return self.cached("transcripts", recognizer, lambda: recognizer.transcribe(self.audio))
+
+    def cached(self, what: str, network: Any, compute: Callable[[], T]) -> T:
+        """The result of `compute`, the same for all metrics that name it `what` and use the same network."""
+        key = what, id(network)
+        if key not in self._computed:
+            self._computed[key] = compute()
+        found: T = self._computed[key]
+        return found
+
+
+class Metric(ABC):
+    """A metric of sets of images or recordings.
+
+    Attributes:
+        name: What users call it, and its key in results.
+        kind: "image" or "audio"; None for both.
+        extractor: The extractor that it reads, by its name in `mmspec.metrics.extractors.registry`; "" for none, or
+            for a network of the metric's own (see `load_extractor`).
+        statistic: For a metric measured while a model generates, the field of `mmspec.metrics.evaluation.journal.
+            SampleRecord` that it averages, such as "nll"; "" for a metric of files.
+        needs_reference: Whether it compares samples with a reference.
+        needs_prompts: Whether `extract` reads the prompts.
+        higher_is_better: None for what is neither good nor bad; reports then draw no curve and color no difference.
+        min_samples: The fewest samples for a value and its interval.
+        min_samples_reason: Why, for the error message.
+    """
+
+    name: str
+    kind: Kind | None = None
+    extractor: str = ""
+    statistic: str = ""
+    needs_reference: bool = False
+    needs_prompts: bool = False
+    higher_is_better: bool | None = None
+    min_samples: int = 2
+    min_samples_reason: str = "its interval is resampled from them"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def column(self) -> str:
+        """A name for the rows of `extract`; metrics with equal names share the rows, and one of them computes them."""
+        return self.name
+
+    def load_extractor(self, weights: Mapping[str, str], device: str) -> Any:
+        """Loads what `extract` gets as `extractor`; None for nothing.
+
+        Override it for a network of the metric's own; if the network has `name` and `fingerprint`, results record them.
+
+        Args:
+            weights: For each extractor, the folder, file or Hub id that the user named.
+            device: Where extractors run.
+        """
+        return load_extractor(self.extractor, weights, device) if self.extractor else None
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:  # noqa: B027 (most metrics read any prompt)
+        """Checks, before anything is generated, that the metric can read these prompts.
+
+        Raises:
+            PromptError: If it cannot.
+        """
+
+    def check_combination(self, metrics: Sequence[Metric]) -> None:  # noqa: B027 (most metrics go with any other)
+        """Checks, before anything is generated, that the metric can be measured together with these.
+
+        Raises:
+            ArgumentError: If it cannot.
+        """
+
+    def check_count(self, count: int) -> None:
+        """Checks that there are enough samples.
+
+        Raises:
+            ArgumentError: If there are too few for the metric and its interval.
+        """
+        if count < self.min_samples:
+            raise ArgumentError(
+                f"metric {self.name!r} needs at least {self.min_samples} samples (prompts times seeds): "
+                f"{self.min_samples_reason}; there {'is' if count == 1 else 'are'} {count}"
+            )
+
+    def extract(self, samples: SampleBatch, extractor: Any) -> Rows:
+        """One row per sample; never called if `statistic` is set.
+
+        A sample's row must not depend on the batch that it is in.
+
+        Args:
+            samples: A batch of one kind.
+            extractor: What `load_extractor` returned.
+        """
+        raise NotImplementedError(f"metric {self.name!r} has neither `statistic` nor `extract`")
+
+    @abstractmethod
+    def measure(self, rows: Rows, reference: Any) -> Estimate:
+        """The metric of a set of samples, with its bootstrap replicates.
+
+        Paired differences subtract replicates, so that all sets must be resampled with the same settings and seed.
+
+        Args:
+            rows: What `extract` returned, of all samples in order.
+            reference: What `make_reference` or `load_reference` returned; None unless `needs_reference`.
+        """
+
+    def make_reference(self, rows: Rows, extractor: str) -> Any:
+        """What `measure` compares with, made of the rows of the reference samples.
+
+        Args:
+            rows: Of the reference samples in order.
+            extractor: Name and fingerprint of the extractor, "" for none.
+        """
+        return reference_of(np.stack(rows), extractor)
+
+    def load_reference(self, path: Path, extractor: str) -> Any:
+        """The same from a file of statistics; see `mmspec.metrics.reference`."""
+        return load_reference(path, extractor)
+
+    def _features_of(self, reference: Reference) -> Features:
+        """The features of a reference, float64 [M, D].
+
+        Raises:
+            ArgumentError: If its file holds statistics only.
+        """
+        if reference.features is None:
+            raise ArgumentError(
+                f"metric {self.name!r} needs the reference's features, and its file has statistics only"
+            )
+        return reference.features
+
+
+class MeanMetric(Metric):
+    """The mean of a score of each sample."""
+
+    @abstractmethod
+    def scores(self, samples: SampleBatch, extractor: Any) -> Features:
+        """One finite score per sample, float64 [B]; the arguments are those of `Metric.extract`."""
+
+    def extract(self, samples: SampleBatch, extractor: Any) -> Rows:
+        scores = np.asarray(self.scores(samples, extractor), dtype=np.float64)
+        if scores.shape != (len(samples.paths),):
+            raise ArgumentError(
+                f"metric {self.name!r} returned scores of shape {list(scores.shape)} for {len(samples.paths)} samples; "
+                "there must be one for each"
+            )
+        for path, score in zip(samples.paths, scores, strict=True):
+            if not np.isfinite(score):
+                raise ArgumentError(f"metric {self.name!r} returned {score} for '{path}'; scores must be finite")
+        return list(scores)
+
+    def measure(self, rows: Rows, reference: Any) -> Estimate:
+        return resample_mean(np.stack(rows))
+
+
+class FeatureMetric(Metric):
+    """A statistic of the features of an extractor.
+
+    Args:
+        name: The metric's name.
+        extractor: The extractor's name, which decides whether the metric is one of images or of audio.
+    """
+
+    def __init__(self, name: str, extractor: str) -> None:
+        super().__init__(name)
+        self.extractor = extractor
+        self.kind = "audio" if extractor in AUDIO_EXTRACTORS else "image"
+
+    @property
+    def column(self) -> str:
+        return f"features of {self.extractor or self.name}"
+
+    def extract(self, samples: SampleBatch, extractor: Any) -> Rows:
+        return list(samples.features(extractor))
+
+
+class DistanceMetric(FeatureMetric):
+    """A distance between the features of the samples and those of the reference."""
+
+    needs_reference = True
+    higher_is_better = False
+    min_samples = 4
+    min_samples_reason = "its interval is computed on halves of them, and a half needs 2"
+
+    @abstractmethod
+    def distance(self, generated: Features, reference: Features) -> float:
+        """The distance of float64 [N, D] from float64 [M, D]."""
+
+    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+        features, others = np.stack(rows), self._features_of(reference)
+        return resample_halves(lambda index: self.distance(features[index], others), len(features))
+
+
+class PairedMetric(Metric):
+    """The mean distance of each sample from a reference sample of its own; the rows may differ in size."""
+
+    needs_reference = True
+    higher_is_better = False
+
+    @abstractmethod
+    def distance(self, generated: Features, reference: Features) -> float:
+        """The distance of a sample's row from that of its reference."""
+
+    def measure(self, rows: Rows, reference: Rows) -> Estimate:
+        others = pair_references(self.name, reference, len(rows))
+        return resample_mean(np.array([self.distance(a, b) for a, b in zip(rows, others, strict=True)]))
+
+    def make_reference(self, rows: Rows, extractor: str) -> Any:
+        return rows
+
+    def load_reference(self, path: Path, extractor: str) -> Any:
+        raise ArgumentError(f"--reference: metric {self.name!r} compares single samples; '{path}' must be a folder")
+
+
+def pair_references(metric: str, reference: Rows, count: int) -> Rows:
+    """The reference sample of each of `count` samples.
+
+    Raises:
+        ArgumentError: If the reference has neither one sample, which then serves all, nor `count`.
+    """
+    if len(reference) not in (1, count):
+        raise ArgumentError(
+            f"metric {metric!r} compares each sample with a reference of its own: the reference must hold one sample, "
+            f"or {count} in the order of the samples; it holds {len(reference)}"
+        )
+    return [reference[0]] * count if len(reference) == 1 else reference
+
+
+def resample_mean(values: Features) -> Estimate:
+    """The mean of values [N], one per sample."""
+
+    def mean(index: Index) -> float:
+        return float(values[index].mean())
+
+    return resample(mean, len(values))
+
+
+def resample_halves(statistic: Statistic, count: int) -> Estimate:
+    """A statistic of a whole set of `count` samples, resampled on halves of it."""
+    return resample(statistic, count, halves=True, resamples=SET_RESAMPLES)

@@ -1,0 +1,96 @@
+"""Metrics by name: those of mmspec and those of installed packages, which declare entry points in `mmspec.metrics`.
+
+| name | of | value |
+|---|---|---|
+| `attributes`, `captions` | images | on `shapes`: share of stated attributes shown, share of prompts shown completely |
+| `clip` | images | CLIP score, needs weights of CLIP |
+| `cmmd` | images | CMMD to the reference, needs weights of CLIP |
+| `fid`, `kid`, `is` | images | the standard definitions, need weights of Inception |
+| `wer`, `cer` | speech | word and character error rate by Whisper; `wer@spoken` by the embedded recognizer |
+| `speaker` | speech | cosine of WavLM's voice embeddings to the reference recording of the prompt, or the only one |
+| `mcd` | audio | mel-cepstral distortion to the reference recording of the same prompt; needs no weights |
+| `stft` | audio | multi-resolution STFT distance to a reference recording of the same length; needs no weights |
+| `clap` | audio | CLAP score, needs weights of CLAP |
+| `logmel` | audio | Frechet distance of log-mel frames to the reference; needs no weights |
+| `fd@X`, `kd@X` | both | Frechet and kernel distance over features of extractor X |
+| `precision@X`, `recall@X` | both | shares of samples covered, over features of X |
+| `entropy`, `nll` | both | bits per token, of the target distribution and of the emitted tokens; slows calls a little |
+
+Intervals of distances are over the recipe's samples, with the reference fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from mmspec.errors import ArgumentError, unknown_name
+from mmspec.metrics.metric import Metric
+
+GROUP = "mmspec.metrics"
+EXTRACTOR = "@EXTRACTOR"
+
+METRICS: Mapping[str, str] = {
+    "attributes": "mmspec.metrics.image.attributes:ATTRIBUTES",
+    "captions": "mmspec.metrics.image.attributes:CAPTIONS",
+    "clip": "mmspec.metrics.image.clip_score:CLIP_SCORE",
+    "cmmd": "mmspec.metrics.image.cmmd:CMMD",
+    "fid": "mmspec.metrics.image.frechet:FID",
+    "fd@EXTRACTOR": "mmspec.metrics.image.frechet:FrechetDistance",
+    "kid": "mmspec.metrics.image.kid:KID",
+    "kd@EXTRACTOR": "mmspec.metrics.image.kid:KernelDistance",
+    "is": "mmspec.metrics.image.inception_score:INCEPTION_SCORE",
+    "precision@EXTRACTOR": "mmspec.metrics.image.precision_recall:Precision",
+    "recall@EXTRACTOR": "mmspec.metrics.image.precision_recall:Recall",
+    "wer": "mmspec.metrics.audio.word_error_rate:WER",
+    "wer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:WordErrorRate",
+    "cer": "mmspec.metrics.audio.word_error_rate:CER",
+    "cer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:CharacterErrorRate",
+    "speaker": "mmspec.metrics.audio.speaker:SPEAKER",
+    "mcd": "mmspec.metrics.audio.cepstrum:MCD",
+    "stft": "mmspec.metrics.audio.stft_distance:STFT",
+    "clap": "mmspec.metrics.audio.clap_score:CLAP_SCORE",
+    "logmel": "mmspec.metrics.audio.log_mel_distance:LOG_MEL",
+    "entropy": "mmspec.metrics.likelihood:ENTROPY",
+    "nll": "mmspec.metrics.likelihood:NLL",
+}
+"""Name -> "module:object", a `Metric`; for names that end in @EXTRACTOR, a function of the extractor's name."""
+
+
+@cache
+def metrics() -> Mapping[str, str]:
+    """All names -> "module:object", those of installed packages included."""
+    return {**METRICS, **{point.name: point.value for point in entry_points(group=GROUP)}}
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name.
+
+    Raises:
+        UnknownNameError: If there is no metric of that name, or no extractor of the name after the `@`.
+        ArgumentError: If the entry point of another package does not name a metric.
+    """
+    known = metrics()
+    if name in known and not name.endswith(EXTRACTOR):
+        return _checked(name, known[name], _resolve(known[name]))
+    family, at, extractor = name.partition("@")
+    where = known.get(family + EXTRACTOR) if at else None
+    if where is None:
+        raise unknown_name("metric", name, known)
+    return _checked(name, where, _resolve(where)(extractor))
+
+
+def _resolve(where: str) -> Any:
+    module, _, attribute = where.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _checked(name: str, where: str, found: Any) -> Metric:
+    if not isinstance(found, Metric):
+        raise ArgumentError(f"metric {name!r}: '{where}' must be a mmspec.metrics.metric.Metric, not {found!r}")
+    if found.name != name:
+        raise ArgumentError(f"metric {name!r}: '{where}' is named {found.name!r}; the two names must be equal")
+    return found
