@@ -1,4 +1,4 @@
-"""Anole draws: transformers' Chameleon, whose own generate never gives an image token."""
+"""Anole: images from transformers' Chameleon, whose own generate forbids image tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 import torch
 
 import mmspec
-from mmspec.vision.hf.decoding.chameleon import Ids, ImageConstraint
+from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint
 
 MODEL = "leloy/Anole-7b-v0.1-hf"
 
 
 def main(vqgan: str | None = None, model: Any = None, processor: Any = None, side: int = 32) -> None:
-    """Writes anole.pt, the codes of the images' VQGAN, int64 [B, side * side]. With `vqgan`, the path of
-    tokenizer/vqgan.ckpt in Meta's release of Chameleon, also anole_0.png: transformers has no decoder.
+    """Writes anole.pt, the codes of the images, int64 [B, side * side], and with a VQGAN also anole_0.png.
 
-    `model`, `processor` and `side` stand in for the published ones.
+    Args:
+        vqgan: The path of tokenizer/vqgan.ckpt in Meta's release of Chameleon, which decodes the codes.
+        model: Replaces the published model.
+        processor: Replaces the published processor.
+        side: Rows and columns of codes.
     """
     if model is None:
         from transformers import ChameleonForConditionalGeneration, ChameleonProcessor
@@ -25,17 +28,17 @@ def main(vqgan: str | None = None, model: Any = None, processor: Any = None, sid
         processor = ChameleonProcessor.from_pretrained(MODEL)
         model = ChameleonForConditionalGeneration.from_pretrained(MODEL, dtype=torch.bfloat16, device_map="auto")
 
-    # The processor ends the turn; what begins the image is ours to add.
+    # The processor ends the turn; the begin-of-image token is added here.
     inputs = processor(text="a red apple on a table", return_tensors="pt").to(model.device)
-    ids = Ids.of(model)
+    ids = ChameleonIds.of(model)
     begin = inputs["input_ids"].new_tensor([[ids.begin]])
     prompt = torch.cat([inputs["input_ids"], begin.expand(len(inputs["input_ids"]), -1)], dim=1)
-    picture = ImageConstraint.anole(model, side, ids)
+    constraint = ImageConstraint.anole(model, side, ids)
     out = model.generate(
         input_ids=prompt,
         attention_mask=torch.ones_like(prompt),
-        max_new_tokens=picture.length,
-        prefix_allowed_tokens_fn=picture,
+        max_new_tokens=constraint.length,
+        prefix_allowed_tokens_fn=constraint,
         do_sample=True,
         top_k=2000,
         guidance_scale=3.0,

@@ -1,4 +1,4 @@
-"""Emu3 draws, as in its documentation, with one argument more: `custom_generate`."""
+"""Emu3, as in its documentation, with the additional argument `custom_generate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = "BAAI/Emu3-Gen-hf"
 
 
 def main(model: Any = None, processor: Any = None) -> None:
-    """Writes emu3_0.png; `model` and `processor` stand in for the published ones."""
+    """Writes emu3_0.png; `model` and `processor` replace the published ones."""
     if model is None:
         from transformers import Emu3ForConditionalGeneration, Emu3Processor
 
@@ -39,8 +39,8 @@ def main(model: Any = None, processor: Any = None) -> None:
         offset = len(sequence) - begin
         if offset % (width + 1) == 0:
             return eol
-        behind = offset - (width + 1) * height
-        return codes if behind < 1 else {1: eof, 2: eoi, 3: eos}.get(behind, pad)
+        after = offset - (width + 1) * height
+        return codes if after < 1 else {1: eof, 2: eoi, 3: eos}.get(after, pad)
 
     out = model.generate(
         **inputs,

@@ -1,4 +1,4 @@
-"""ImageGPT draws, as on its model card, with one argument more: `custom_generate`."""
+"""ImageGPT, as on its model card, with the additional argument `custom_generate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = "openai/imagegpt-small"
 
 
 def main(model: Any = None, processor: Any = None) -> None:
-    """Writes imagegpt_0.png and so on; `model` and `processor` stand in for the published ones."""
+    """Writes imagegpt_0.png to imagegpt_7.png; `model` and `processor` replace the published ones."""
     if model is None:
         from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 

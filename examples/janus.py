@@ -1,4 +1,4 @@
-"""Janus-Pro draws, as on its model card, with one argument more: `custom_generate`."""
+"""Janus-Pro, as on its model card, with the additional argument `custom_generate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL = "deepseek-community/Janus-Pro-1B"
 
 
 def main(model: Any = None, processor: Any = None) -> None:
-    """Writes janus_0.png; `model` and `processor` stand in for the published ones."""
+    """Writes janus_0.png; `model` and `processor` replace the published ones."""
     if model is None:
         from transformers import JanusForConditionalGeneration, JanusProcessor
 
@@ -25,7 +25,7 @@ def main(model: Any = None, processor: Any = None) -> None:
     inputs = processor(text=prompt, generation_mode="image", return_tensors="pt").to(model.device)
     inputs.pop("generation_mode", None)
 
-    # Janus's own generate has a loop of its own for images; the one it overrides takes ours.
+    # Janus overrides `generate` with a loop for images; the overridden method accepts `custom_generate`.
     tokens = GenerationMixin.generate(
         model,
         **inputs,
@@ -36,7 +36,7 @@ def main(model: Any = None, processor: Any = None) -> None:
         recipe="scd",
         seed=0,
     )
-    # Channels first: without torchvision, transformers' processor takes no image that has them last, of any size.
+    # Channels first: without torchvision, transformers' processor misinterprets channels in the last axis.
     pixels = model.decode_image_tokens(tokens).permute(0, 3, 1, 2)
     images = processor.postprocess(list(pixels.float()), return_tensors="PIL.Image.Image")
     for i, image in enumerate(images["pixel_values"]):

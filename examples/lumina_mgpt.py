@@ -1,4 +1,4 @@
-"""Lumina-mGPT draws by transformers' Chameleon; the whole way from prompt to image is mmspec's pipeline here."""
+"""Lumina-mGPT with transformers' Chameleon and mmspec's pipeline, from prompt to image."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import torch
 import mmspec
 
 MODEL = "Alpha-VLLM/Lumina-mGPT-7B-768"
-# Lumina-mGPT is published without the tokenizer that it shares with Chameleon.
+# Lumina-mGPT is published without its tokenizer, which is that of Chameleon.
 PROCESSOR = "facebook/chameleon-7b"
 
 
 def main(vqgan: str, model: Any = None, processor: Any = None, side: int = 768) -> None:
-    """Writes lumina_mgpt_0.png. `vqgan` is the path of tokenizer/vqgan.ckpt in Meta's release of Chameleon.
+    """Writes lumina_mgpt_0.png.
 
-    `model`, `processor` and `side` stand in for the published ones.
+    Args:
+        vqgan: The path of tokenizer/vqgan.ckpt in Meta's release of Chameleon.
+        model: Replaces the published model.
+        processor: Replaces the published processor.
+        side: Height and width in pixels.
     """
     if model is None:
         from transformers import ChameleonForConditionalGeneration, ChameleonProcessor

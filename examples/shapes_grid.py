@@ -1,4 +1,4 @@
-"""Sixteen images of the embedded model with their prompts, as in the README.
+"""A grid of sixteen images of the embedded model with their prompts, as in the README.
 
 python examples/shapes_grid.py -o examples/shapes.png
 """

@@ -1,4 +1,4 @@
-"""What a call of any image pipeline has in common: what it gives, what it refuses, and who watches it."""
+"""The parts that all image pipelines share: outputs, checks of arguments, and callbacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 @dataclass
 class ImageOutput(BaseOutput):
-    """What a call gives.
+    """The output of an image pipeline.
 
     Attributes:
-        images: As `output_type` asks: PIL images, floats [B, H, W, 3] ("np") or [B, 3, H, W] ("pt") in 0..1, or the
-            token ids ("latent").
-        tokens: int64 [B, N], an image's codes in raster order.
+        images: By `output_type`: PIL images ("pil"), floats in 0..1 [B, H, W, 3] ("np") or [B, 3, H, W] ("pt"), or the
+            tokens ("latent").
+        tokens: The codes of the images in raster order, int64 [B, N]; of models of latents, float32 [B, N, D].
         seeds: The seed of each row.
-        stats: What it cost.
+        stats: Target calls, acceptance and seconds.
     """
 
     images: Any
@@ -38,10 +38,10 @@ class ImageOutput(BaseOutput):
 
 
 def check_call(num_images_per_prompt: int, output_type: str) -> None:
-    """Checks the count of pictures and the output type of a call.
+    """Checks the number of images and the output type of a call.
 
     Raises:
-        ArgumentError: For a count below 1 and for an output type nobody knows.
+        ArgumentError: If the number is not an integer of 1 or more, or there is no such output type.
     """
     if not isinstance(num_images_per_prompt, int) or num_images_per_prompt < 1:
         raise ArgumentError(f"num_images_per_prompt={num_images_per_prompt} is not allowed; it must be 1 or more")
@@ -50,7 +50,14 @@ def check_call(num_images_per_prompt: int, output_type: str) -> None:
 
 
 def observer(pipe: Any, bar: Any, on_step: OnStep | None, callback: Callable[..., Any] | None) -> OnStep | None:
-    """One callback that serves a progress bar, `on_step` and `callback_on_step_end`; None when nobody listens."""
+    """A callback that updates a progress bar and calls `on_step` and `callback_on_step_end`; None if there are none.
+
+    Args:
+        pipe: The pipeline, which `callback_on_step_end` gets.
+        bar: The progress bar; it counts the tokens of all rows.
+        on_step: See `mmspec.decoding.loop.OnStep`.
+        callback: In the form of diffusers, `(pipe, target calls, tokens so far, {"tokens": ...})`.
+    """
     if bar.disable and on_step is None and callback is None:
         return None
 
@@ -66,16 +73,16 @@ def observer(pipe: Any, bar: Any, on_step: OnStep | None, callback: Callable[...
 
 @contextmanager
 def memory_for(batch_size: int) -> Iterator[None]:
-    """Says in one line that so many rows do not fit into memory, when that is so.
+    """Turns an out-of-memory error of the block into one line that names the batch size.
 
     Raises:
-        ArgumentError: When what is done inside needs more memory than there is.
+        ArgumentError: If the block runs out of memory.
     """
     try:
         yield
-    except RuntimeError as error:  # torch has a class of its own for memory on CUDA only
+    except RuntimeError as error:  # torch.OutOfMemoryError is raised on CUDA only
         if "allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
             raise
         raise ArgumentError(
-            f"{batch_size} images in one call do not fit into memory; ask for fewer at a time"
+            f"{batch_size} images in one call do not fit into memory; generate fewer per call"
         ) from error

@@ -1,4 +1,4 @@
-"""PNG files that say how they were made."""
+"""PNG files with the settings of their generation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from mmspec import __version__
 from mmspec.files import replacing
 
 
-def write_png(picture: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
-    """Write `image` to `path`, whole or not at all.
+def write_png(image: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
+    """Writes `image` to `path` atomically.
 
     Args:
-        notes: Become text chunks, in any language; a chunk `versions` is added.
+        image: The image.
+        path: The file.
+        notes: Text chunks of the file, in any language; a chunk `versions` is added.
 
     Raises:
-        ArgumentError: When the file cannot be written.
+        ArgumentError: If the file cannot be written.
     """
     chunks = PngInfo()
     for key, text in {**notes, "versions": f"mmspec {__version__}, torch {version('torch')}"}.items():
         chunks.add_text(key, text)
     with replacing(path) as partial:
-        picture.save(partial, format="PNG", pnginfo=chunks)
+        image.save(partial, format="PNG", pnginfo=chunks)

@@ -55,8 +55,8 @@ class SpokenTarget:
         self._told = net.tell(torch.from_numpy(padded).to(self.device))  # [B, J, dim]
         self._last = np.array([len(f) - 1 for f in features])  # phone that a row ends with
         capacity = length + slack + 2
-        head_dim = len(net.start) // net.heads
-        self._cache = KVCache(self.layers, len(features), net.heads, capacity, head_dim, net.start)
+        head_dim, dtype = len(net.start) // net.heads, net.start.dtype
+        self._cache = KVCache(self.layers, len(features), net.heads, capacity, head_dim, dtype, self.device)
         self._cos, self._sin = (t.to(net.start.dtype) for t in net.turns(capacity))
         self._causal = torch.full((capacity, capacity), -torch.inf, dtype=net.start.dtype, device=self.device).triu(1)
         # The phone of each position and its tokens before that position; kept up to date by every call.

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from mmspec.vision.shapes.domain import IMAGE_SIZE, LOOKS, Look, forget, sample_scene
+from mmspec.vision.shapes.domain import IMAGE_SIZE, LOOKS, Look, omit_values, sample_scene
 from mmspec.vision.shapes.grammar import WORDS as GRAMMAR_WORDS
 from mmspec.vision.shapes.grammar import describe
 from mmspec.vision.shapes.render import render_batch
@@ -45,7 +45,7 @@ def batch(rng: random.Random, size: int, look: Look) -> tuple[torch.Tensor, list
     scenes = [sample_scene(rng, look=look) for _ in range(size)]
     pixels = (render_batch(scenes) + 1) / 2
     mean, deviation = (torch.tensor(v)[:, None, None] for v in (processor().image_mean, processor().image_std))
-    return (pixels - mean) / deviation, [describe(forget(scene.caption, rng)) for scene in scenes]
+    return (pixels - mean) / deviation, [describe(omit_values(scene.caption, rng)) for scene in scenes]
 
 
 def processor() -> CLIPImageProcessorPil:

@@ -63,7 +63,8 @@ class KVCache:
         heads: Heads of keys and values.
         capacity: Slots per row.
         head_dim: Width of a head.
-        like: A tensor with the dtype and the device of the cache.
+        dtype: Of keys and values.
+        device: Of keys and values.
 
     Attributes:
         keys: [L, R, heads, capacity, head_dim]. Zeros at first, because a hidden slot still counts with weight 0, and 0
@@ -71,9 +72,18 @@ class KVCache:
         values: As `keys`.
     """
 
-    def __init__(self, layers: int, batch_size: int, heads: int, capacity: int, head_dim: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        layers: int,
+        batch_size: int,
+        heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         shape = (layers, batch_size, heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

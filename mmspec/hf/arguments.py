@@ -57,8 +57,8 @@ def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[LogitsProce
             continue
         if kind not in ORDER or kind in found:
             names = ", ".join(known.__name__ for known in (*ORDER, *KNOWN))
-            what = "twice" if kind in found else "which is not supported with drafts"
-            raise ArgumentError(f"logits_processor has {kind.__name__} {what}; allowed is one each of {names}")
+            what = " twice" if kind in found else ", which is not supported with drafts"
+            raise ArgumentError(f"logits_processor has {kind.__name__}{what}; allowed is one each of {names}")
         if ORDER.index(kind) < last:
             raise ArgumentError(
                 f"logits_processor has {kind.__name__} out of order; temperature, top-k and top-p come last"
@@ -116,7 +116,7 @@ def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -
         embeds: Whether the model accepts a prompt in `inputs_embeds`.
 
     Raises:
-        ArgumentError: If the call uses beams, asks for scores or hidden states, continues from a filled cache, or
+        ArgumentError: If the call uses beams, returns scores or hidden states, continues from a filled cache, or
             passes `inputs_embeds` that the model does not accept.
     """
     if config.num_beams not in (None, 1):

@@ -67,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The cache that decoding passes to a model, instead of the one that the caller asked for.
+    """The cache that decoding passes to a model, whatever cache the caller chose.
 
     `at` or `at_slots` is called before each forward pass. A row is rolled back by writing to an earlier slot again.
 

@@ -181,7 +181,7 @@ class StatefulProcessor(LogitsProcessor):
 
 
 def test_errors() -> None:
-    with pytest.raises(ArgumentError, match="StatefulProcessor which is not supported with drafts"):
+    with pytest.raises(ArgumentError, match="StatefulProcessor, which is not supported with drafts"):
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, logits_processor=[StatefulProcessor()])
     with pytest.raises(ArgumentError, match="recipe 'draft' needs a draft model"):
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")

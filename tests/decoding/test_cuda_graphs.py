@@ -160,8 +160,8 @@ def test_pictures_take_over_what_earlier_ones_recorded(device: torch.device, mon
     monkeypatch.setattr(recordings, "wanted", lambda device: True)
     found = [tokens(label) for label in (1, 2)]
     (kept,) = recordings._KEPT[gpt]
-    count = len(kept.recording._calls)
-    assert count and torch.equal(tokens(1), wanted[0]) and len(kept.recording._calls) == count
+    count = len(kept.graphs._calls)
+    assert count and torch.equal(tokens(1), wanted[0]) and len(kept.graphs._calls) == count
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
     gpt.norm.weight.data = gpt.norm.weight.data.clone()  # moved: graphs would read where it was
     tokens(1)

@@ -1,4 +1,4 @@
-"""EAGLE and Medusa heads: what they read of a real target, and the files they come in; `test_grid` has their distributions."""
+"""EAGLE and Medusa heads: their inputs on a real KV cache, and their checkpoints; `test_grid` checks exactness."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ RECIPES = ["eagle:window=4", "medusa:window=4", "tree-eagle:branch=2/2/1", "tree
 
 
 @pytest.mark.parametrize("recipe", ["eagle:window=3", "medusa:window=3"])
-def test_drafts_of_another_law_than_they_claim_are_caught(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argmax_drafts_with_a_softmax_q_are_found(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmspec.drafters.chain, "sample", lambda q, u: q.argmax(-1))
-    verdict = check(recipe, SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
-    assert not verdict.ok, verdict
+    result = check(recipe, SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
+    assert not result.ok, result
 
 
-# --- What an EAGLE head reads, on a real cache ----------------------------------------------------------------------
+# --- The input of an EAGLE head, on a real cache --------------------------------------------------------------------
 
 V, SIDE, SLOTS = 12, 4, 3
 
@@ -72,17 +72,17 @@ def tiny_head(prefix: int) -> EagleHead:
     return head.eval()
 
 
-class Watched(EagleRunner):
-    """Remembers the tokens each distribution was drawn after."""
+class RecordingRunner(EagleRunner):
+    """Records each distribution with its prefix and its draft depth."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.seen: list[tuple[Tensor, int, Tensor]] = []
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.recorded: list[tuple[Tensor, int, Tensor]] = []
 
     def root(self, state: BatchState) -> Tensor:
         q = super().root(state)
-        self.before = [state.at(np.arange(n)[None].repeat(len(state.ids), 0))[b] for b, n in enumerate(state.length)]
-        self.seen += [(self.before[b], 1, q[b, 0]) for b in range(len(q))]
+        self.prefixes = [state.at(np.arange(n)[None].repeat(len(state.ids), 0))[b] for b, n in enumerate(state.length)]
+        self.recorded += [(self.prefixes[b], 1, q[b, 0]) for b in range(len(q))]
         return q
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
@@ -90,58 +90,58 @@ class Watched(EagleRunner):
         if first == 1:  # the children of the root
             for b in range(len(q)):
                 for i in range(q.shape[1]):
-                    self.seen.append((torch.cat([self.before[b], tokens[b, i : i + 1]]), 2, q[b, i]))
+                    self.recorded.append((torch.cat([self.prefixes[b], tokens[b, i : i + 1]]), 2, q[b, i]))
         return q
 
 
 @pytest.mark.parametrize("recipe", ["eagle:window=4", "tree-eagle:branch=2/2/1"])
 @torch.no_grad()
-def test_a_head_reads_what_it_is_trained_on(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejected drafts leave nothing after: at every depth distributions are those of training, which sees a sequence whole."""
+def test_a_head_reads_the_same_in_decoding_as_in_training(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejected drafts leave nothing in the cache: at every depth, distributions are those of `EagleHead.unroll`."""
     gpt, head, sampling = tiny(), tiny_head(0), SamplingParams(temperature=0.9, guidance_scale=1.5)
-    made: list[Watched] = []
+    runners: list[RecordingRunner] = []
 
-    def reader(*given: Any) -> Watched:
-        made.append(Watched(*given))
-        return made[0]
+    def new_runner(*arguments: Any) -> RecordingRunner:
+        runners.append(RecordingRunner(*arguments))
+        return runners[0]
 
-    monkeypatch.setattr("mmspec.drafters.runners.EagleRunner", reader)
+    monkeypatch.setattr("mmspec.drafters.runners.EagleRunner", new_runner)
     target, layout = tiny_target(gpt, 1), Layout(SIDE**2, SIDE)
     run(target, parse(recipe), layout, [sampling], [7], DraftResources(heads={"eagle": head}))
     sampler = TokenSampler([sampling], None, gpt.device)
-    assert len(made[0].seen) > 8
-    for tokens, depth, q in made[0].seen:
+    assert len(runners[0].recorded) > 8
+    for tokens, depth, q in runners[0].recorded:
         if len(tokens) > layout.length:
             continue
-        read = tiny_target(gpt, 1)
-        read.prefill()
-        first = read.features()[:, -1:]
-        read.forward(tokens[None, :-1], np.zeros(1, dtype=np.int64)) if len(tokens) > 1 else None
-        features = torch.cat([first, read.features()], 1) if len(tokens) > 1 else first
-        guess = head.unroll(tokens[None].repeat(2, 1), features, depth)[-1][:, -1:]
-        cond, uncond = read.head(guess).chunk(2)
+        fresh = tiny_target(gpt, 1)
+        fresh.prefill()
+        first = fresh.features()[:, -1:]
+        fresh.forward(tokens[None, :-1], np.zeros(1, dtype=np.int64)) if len(tokens) > 1 else None
+        features = torch.cat([first, fresh.features()], 1) if len(tokens) > 1 else first
+        predicted = head.unroll(tokens[None].repeat(2, 1), features, depth)[-1][:, -1:]
+        cond, uncond = fresh.head(predicted).chunk(2)
         expected = sampler(mmspec.sampling.logits.Logits(cond, uncond), np.array([[len(tokens)]]))[0, 0]
         assert (expected - q).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("prefix", [0, 2, 5])
 @torch.no_grad()
-def test_the_prompts_features_are_read_before_the_first_token(prefix: int) -> None:
+def test_a_head_reads_the_features_of_the_prompt(prefix: int) -> None:
     gpt, head = tiny(), tiny_head(prefix)
     target = tiny_target(gpt, 2)
     target.prefill()
-    rows = BatchState([1, 2], Layout(SIDE**2, SIDE), 4, gpt.device)
-    rows.append(torch.tensor([[3], [4]]))
+    state = BatchState([1, 2], Layout(SIDE**2, SIDE), 4, gpt.device)
+    state.append(torch.tensor([[3], [4]]))
     sampler = TokenSampler([SamplingParams(guidance_scale=2.0)] * 2, None, gpt.device)
-    q = EagleRunner(head, target, sampler, SIDE**2, 4).root(rows)
+    q = EagleRunner(head, target, sampler, SIDE**2, 4).root(state)
     before = target.features()[:, -1 - prefix :]
     before = torch.nn.functional.pad(before, (0, 0, prefix + 1 - before.shape[1], 0))
     tokens = torch.nn.functional.pad(torch.tensor([[3], [4], [3], [4]]), (prefix, 0))
     cond, uncond = target.head(head.unroll(tokens, before, 1)[0][:, -1:]).chunk(2)
-    assert (sampler(mmspec.sampling.logits.Logits(cond, uncond), rows.positions(1)) - q).abs().max() < 1e-3
+    assert (sampler(mmspec.sampling.logits.Logits(cond, uncond), state.positions(1)) - q).abs().max() < 1e-3
 
 
-def test_what_cannot_be() -> None:
+def test_a_head_that_is_missing_or_does_not_fit_is_refused() -> None:
     layout, sampling = Layout(4), [SamplingParams()]
     for name in ("eagle", "tree-medusa"):
         with pytest.raises(ArgumentError, match="train one with `mmspec train-drafter --kind"):
@@ -154,16 +154,16 @@ def test_what_cannot_be() -> None:
 
 
 def test_medusa_heads_read_the_feature_of_the_last_token() -> None:
-    """Head i, untrained, says what the target says of the last token, at every place."""
+    """An untrained head repeats the target's distribution of the last token."""
     heads, target = MedusaHeads(3, FEATURES, 3), ToyTarget(2, 3, 6, 0, guided=True)
     sampler = TokenSampler([SamplingParams(guidance_scale=1.5)] * 2, None, target.device)
     p = sampler(target.prefill(), np.zeros((2, 1), dtype=np.int64))
-    rows = BatchState([0, 1], Layout(6), 4, target.device)
-    q = MedusaRunner(heads, target, sampler).root(rows)
+    state = BatchState([0, 1], Layout(6), 4, target.device)
+    q = MedusaRunner(heads, target, sampler).root(state)
     assert torch.allclose(p, q)
 
 
-def test_transformers_models_draft_with_heads() -> None:
+def test_heads_draft_for_transformers_models() -> None:
     model = tiny_models.janus(side=3)
     eagle = EagleHead(20, 32, 48, 2, grid_size=3)
     heads = [eagle, MedusaHeads(20, 32, 4)]
@@ -175,13 +175,13 @@ def test_transformers_models_draft_with_heads() -> None:
         assert torch.equal(GenerationMixin.generate(model, prompts, **call, recipe=recipe), plain)
 
 
-# --- Published files ------------------------------------------------------------------------------------------------
+# --- Checkpoints ----------------------------------------------------------------------------------------------------
 
 LANTERN = {"hidden_act": "silu", "num_hidden_layers": 1, "pretraining_tp": 1, "max_position_embeddings": 2048}
 
 
 def published(hidden: int, inner: int, heads: int, vocab: int, chameleon: bool) -> dict[str, tuple[int, ...]]:
-    """Keys and shapes of a LANTERN drafter."""
+    """Keys and shapes of a published LANTERN drafter."""
     layer = "layers.0."
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (vocab, hidden),
@@ -216,14 +216,14 @@ def write_published(folder: Path, chameleon: bool, **changes: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("chameleon", [False, True])
-def test_a_published_drafter_comes_and_goes_as_it_is(chameleon: bool, tmp_path: Path) -> None:
+def test_a_published_drafter_is_loaded_and_saved_unchanged(chameleon: bool, tmp_path: Path) -> None:
     tensors = write_published(tmp_path / "lantern", chameleon)
     head = load_head(tmp_path / "lantern")
     assert isinstance(head, EagleHead) and head.prefix == (0 if chameleon else 119)
     assert head.rotary(torch.tensor([[0, 119 + 255]]))[0].shape == (1, 1, 2, 16)
     head.save_pretrained(tmp_path / "again")
-    for found in (head, load_head(tmp_path / "again"), EagleHead.from_pretrained(tmp_path / "again")):
-        state = found.state_dict()
+    for loaded in (head, load_head(tmp_path / "again"), EagleHead.from_pretrained(tmp_path / "again")):
+        state = loaded.state_dict()
         assert state.keys() == tensors.keys() and all(torch.equal(state[k], v) for k, v in tensors.items())
 
 
@@ -232,7 +232,7 @@ def test_a_published_drafter_comes_and_goes_as_it_is(chameleon: bool, tmp_path: 
     [((1280, 3584, 20, 16384, False), 44_567_040), ((4096, 11008, 32, 65536, True), 504_393_728)],
     ids=["llamagen", "anole"],
 )
-def test_published_sizes(shape: Any, count: int) -> None:
+def test_parameter_shapes_are_those_of_published_drafters(shape: Any, count: int) -> None:
     hidden, inner, heads, vocab, chameleon = shape
     with torch.device("meta"):
         head = EagleHead(vocab, hidden, inner, heads, input_layernorm=chameleon, qk_norm=chameleon)
@@ -240,7 +240,7 @@ def test_published_sizes(shape: Any, count: int) -> None:
     assert sum(p.numel() for p in head.parameters()) == count
 
 
-def test_files_that_are_no_drafter(tmp_path: Path) -> None:
+def test_files_that_are_not_a_drafter_are_refused(tmp_path: Path) -> None:
     tensors = write_published(tmp_path / "a", False)
     del tensors["fc.bias"]
     torch.save({**tensors, "lm_head.weight": torch.zeros(V, 32)}, tmp_path / "a" / "pytorch_model.bin")

@@ -18,7 +18,7 @@ from mmspec.vision.hf.decoding.chameleon import ImageConstraint
 
 
 class OpenChameleon(ChameleonForConditionalGeneration):
-    """A Chameleon that may draw: transformers' own forward without the last step, which forbids every image token."""
+    """A Chameleon that can generate images: the original forward without its last step, which forbids image tokens."""
 
     def forward(self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
         inputs.pop("return_dict", None)
@@ -27,7 +27,7 @@ class OpenChameleon(ChameleonForConditionalGeneration):
 
 
 def emu3_lines(height: int, width: int, model: Any) -> Callable[[int, Tensor], Any]:
-    """The function of the model's documentation: lines, then ends of frame, image and sequence."""
+    """The `prefix_allowed_tokens_fn` of the model's documentation: lines, then ends of frame, image and sequence."""
 
     def allowed(row: int, ids: Tensor) -> Any:
         position = torch.nonzero(ids == torch.tensor([3]), as_tuple=True)[0][0]
@@ -43,13 +43,15 @@ def emu3_lines(height: int, width: int, model: Any) -> Callable[[int, Tensor], A
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a call of its generate.
+    """A model class and the arguments of a call of its generate.
 
     Attributes:
-        model: From a seed, the number of codes and the side of the image.
-        call: Arguments for a model, a number of rows (2 of different lengths, or equal ones) and a side.
-        guided: What is added for guidance.
-        length: Of an image of some side.
+        model: Makes the model, from a seed, the number of codes and the side of the image.
+        call: Makes the arguments besides the prompts, from a model, the batch size and the side of the image.
+        guided: Arguments that are added for guidance.
+        ids: Two prompts of different lengths, padded on the left.
+        padding: The id of padding.
+        length: Tokens of an image, from its side.
     """
 
     model: Callable[..., Any]
@@ -157,7 +159,7 @@ def ours(model: Any, call: dict[str, Any], method: Any = generate, **options: An
 
 
 def job_of(model: Any, call: dict[str, Any], **options: Any) -> GenerateJob:
-    """What generate would decode."""
+    """The job that `mmspec.generate` would decode."""
 
     def stop(
         model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **i: Any

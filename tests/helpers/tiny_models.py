@@ -1,4 +1,4 @@
-"""Tiny random models of each class of transformers."""
+"""Tiny random models of the image classes of transformers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from transformers import (
 )
 from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAE
 
-from mmspec.vision.hf.decoding.chameleon import Ids
+from mmspec.vision.hf.decoding.chameleon import ChameleonIds
 
-CHAMELEON_IDS = Ids(begin=25, end=24, stop=26, newline=27, size=28)
+CHAMELEON_IDS = ChameleonIds(begin=25, end=24, stop=26, newline=27, size=28)
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -41,7 +41,7 @@ VQ = {
 
 
 def scatter(model: nn.Module, seed: int, spread: float) -> Any:
-    """Gives the weights a spread at which tokens matter, so that a mistake shows."""
+    """Sets random weights with a standard deviation at which tokens matter, so that mistakes show."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.ndim == 2:
@@ -131,9 +131,9 @@ def chameleon(seed: int = 0, codes: int = 20, spread: float = 0.3, kind: Any = N
 
 
 def vqgan(seed: int = 0, **config: Any) -> tuple[Any, dict[str, Tensor]]:
-    """transformers' encoder, and the original file's tensors: those of the encoder, and random ones of a decoder.
+    """The VQ model of transformers, and the tensors of an original file: the same encoder, and a random decoder.
 
-    As it is, it fits `chameleon`; `config` changes it.
+    The defaults fit `chameleon`; `config` changes them.
     """
     torch.manual_seed(seed)
     own = VQ | {"num_embeddings": 20, "resolution": 8}
@@ -182,7 +182,7 @@ def vqgan(seed: int = 0, **config: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def imagegpt(seed: int = 0, side: int = 4, colours: int = 20, spread: float = 0.3, **config: Any) -> Any:
-    """An ImageGPT with images of `side` x `side` tokens; id `colours` starts one."""
+    """An ImageGPT with images of `side` x `side` tokens; id `colours` is the start token."""
     made = ImageGPTConfig(
         **{"vocab_size": colours + 1, "n_positions": side * side, "n_embd": 32, "n_layer": 2, "n_head": 4, **config}
     )
@@ -190,9 +190,9 @@ def imagegpt(seed: int = 0, side: int = 4, colours: int = 20, spread: float = 0.
 
 
 def glm(seed: int = 0, codes: int = 20, spread: float = 0.3, **text: Any) -> Any:
-    """A GLM-Image, first stage.
+    """The first stage of a GLM-Image.
 
-    Ids below `codes` are an image's, `codes` begins one and the next ends it; words up to 44, 45 padding.
+    Ids: image codes below `codes`, begin of image `codes`, end of image `codes + 1`, words up to 44, padding 45.
     """
     config = GlmImageConfig(
         text_config={

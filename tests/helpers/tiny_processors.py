@@ -1,4 +1,4 @@
-"""The real processors of transformers around vocabularies of a few words, for the models of `tiny_models`."""
+"""The real processors of transformers with vocabularies of a few words, for the models of `tiny_models`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ WORDS = ("a", "red", "green", "dog", "cat")
 
 
 def words(vocabulary: dict[str, int], first: int, begin: str | None, **special: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer of `vocabulary`, with `WORDS` from id `first` on; unknown words are the last one.
+    """A tokenizer.
 
-    `begin` is put before every text; `special` names tokens as transformers does.
+    Args:
+        vocabulary: Special tokens and their ids.
+        first: The id of the first of `WORDS`; unknown words have the id of the last one.
+        begin: A token that precedes every text, or None.
+        **special: Names of special tokens, as in transformers.
     """
     ids = vocabulary | {word: first + i for i, word in enumerate(WORDS)}
     made = Tokenizer(WordLevel(ids, unk_token=WORDS[-1]))
@@ -90,7 +94,7 @@ def imagegpt() -> Any:
 
 
 def glm() -> Any:
-    """Its grids are larger than the tiny model's."""
+    """The grids of its images are larger than those of the tiny model."""
     names = {"<pad>": 45, "<boi>": 20, "<image>": 46, "<grid>": 22, "</grid>": 23}
     tokenizer = words(
         names,

@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=...)` around the recipes: what it reads, what it gives, and what it refuses."""
+"""`mmspec.generate`: the arguments it reads, the output, and the errors."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def model() -> Any:
 
 
 def read(model: Any, **call: Any) -> GenerateJob:
+    """The job that `mmspec.generate` would decode."""
+
     def stop(
         model: Any,
         input_ids: Tensor,
@@ -53,7 +55,7 @@ def read(model: Any, **call: Any) -> GenerateJob:
     return GenerationMixin.generate(model, **(CALL | call), custom_generate=stop)
 
 
-def test_sampling_is_read_as_transformers_means_it(model: Any) -> None:
+def test_sampling_arguments_are_read_as_in_transformers(model: Any) -> None:
     assert read(model).sampling == SamplingParams(temperature=0)
     assert read(model, do_sample=True).sampling == SamplingParams(top_k=50)  # the default of every model
     settings: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "top_p": 0.8}
@@ -63,7 +65,7 @@ def test_sampling_is_read_as_transformers_means_it(model: Any) -> None:
     assert read(model, do_sample=True, top_k=0, logits_processor=own).sampling == SamplingParams(temperature=0.5)
 
 
-def test_seeds(model: Any) -> None:
+def test_seeds_determine_tokens_row_by_row(model: Any) -> None:
     call = CALL | {"do_sample": True, "custom_generate": generate, "recipe": "scd:window=4"}
     first = model.generate(**call, seed=5)
     assert torch.equal(first, model.generate(**call, seed=[5, 6]))
@@ -79,7 +81,7 @@ def test_seeds(model: Any) -> None:
     assert several.shape[0] == 4 and torch.equal(several[:, :6], IDS.repeat_interleave(2, 0))
 
 
-def test_rows_end_where_they_end(model: Any) -> None:
+def test_rows_end_at_end_of_sequence_tokens(model: Any) -> None:
     plain = model.generate(**CALL, do_sample=False)
     end = int(plain[0, 9])
     expected = model.generate(**CALL, do_sample=False, eos_token_id=end, pad_token_id=0)
@@ -90,7 +92,7 @@ def test_rows_end_where_they_end(model: Any) -> None:
 
 
 @pytest.mark.parametrize("cache", ["static", "dynamic", "empty DynamicCache", "empty StaticCache"])
-def test_any_cache_may_be_asked_for(model: Any, cache: str) -> None:
+def test_cache_arguments_are_accepted(model: Any, cache: str) -> None:
     config = model.config.get_text_config()
     call: dict[str, Any] = {
         "static": {"cache_implementation": "static"},
@@ -102,7 +104,7 @@ def test_any_cache_may_be_asked_for(model: Any, cache: str) -> None:
     assert torch.equal(ours, model.generate(**CALL, do_sample=False))
 
 
-def test_the_output(model: Any) -> None:
+def test_output_and_callbacks_agree(model: Any) -> None:
     seen: list[Step] = []
     out = model.generate(
         **CALL, do_sample=False, custom_generate=generate, return_dict_in_generate=True, on_step=seen.append
@@ -112,24 +114,24 @@ def test_the_output(model: Any) -> None:
         assert torch.equal(row[6 : 6 + len(step)], step)
 
 
-def test_other_number_types_run(model: Any) -> None:
+def test_bfloat16_runs(model: Any) -> None:
     half = tiny.emu3().to(torch.bfloat16)
     out = half.generate(**CALL, do_sample=True, guidance_scale=2.0, custom_generate=generate, seed=0)
     assert out.dtype == torch.int64 and out.shape[1] > 6
 
 
-def test_janus_through_its_own_generate_draws_too() -> None:
+def test_janus_equals_its_own_generate() -> None:
     janus = tiny.janus()
     ids = torch.tensor([[1, 12, 13, 3]])
     call: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "guidance_scale": 3.0}
     expected = janus.generate(ids, **call, generation_mode="image")
     call |= {"custom_generate": generate, "recipe": "scd", "max_new_tokens": 16}
     assert torch.equal(GenerationMixin.generate(janus, ids, **call), expected)
-    # Without a scale, the one its own loop takes.
+    # Without a scale, the default of its own loop.
     assert read(janus, input_ids=ids, attention_mask=torch.ones_like(ids)).sampling.guidance_scale == 5
 
 
-def test_a_head_that_is_no_plain_layer_runs_whole() -> None:
+def test_slice_head_slices_after_layers_of_other_classes() -> None:
     plain = nn.Linear(4, 9)
     hidden = torch.randn(2, 3, 4)
 
@@ -147,16 +149,16 @@ def test_a_head_that_is_no_plain_layer_runs_whole() -> None:
     assert torch.allclose(slice_head(hooked, 2, 7)(hidden), expected + 1)
 
 
-def test_allowed_tokens_are_asked_for_once() -> None:
+def test_allowed_tokens_are_tabulated_by_position() -> None:
     prompts = torch.tensor([[1, 2], [3, 4]])
     found = tabulate(lambda row, ids: [7] if len(ids) % 3 == 1 else [3, 5], prompts, 6, 9)
     allowed = [found.ids[k].nonzero()[:, 0].tolist() for k in found.kind]
     assert allowed == [[3, 5], [3, 5], [7], [3, 5], [3, 5], [7]]
     assert found.width == 3
     assert line_width([None, None]) is None and line_width([4, None, 4, None, 4]) == 2
-    with pytest.raises(ArgumentError, match="depends on the tokens made so far"):
+    with pytest.raises(ArgumentError, match="depends on generated tokens"):
         tabulate(lambda row, ids: [3, 5] if ids[-1] != 3 else [3], prompts, 6, 9)
-    with pytest.raises(ArgumentError, match="allows no token at all for new token 0 of row 0"):
+    with pytest.raises(ArgumentError, match="allows no id for new token 0 of row 0"):
         tabulate(lambda row, ids: [], prompts, 6, 9)
 
 
@@ -165,7 +167,7 @@ def lines(row: int, ids: Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("allowed", [lines, None])
-def test_a_table_is_counted_from_pictures(model: Any, allowed: Any) -> None:
+def test_a_table_is_counted_from_images(model: Any, allowed: Any) -> None:
     call = CALL | {"do_sample": False, "prefix_allowed_tokens_fn": allowed}
     made = model.generate(**call)
     call |= {"custom_generate": generate, "return_dict_in_generate": True}
@@ -173,7 +175,7 @@ def test_a_table_is_counted_from_pictures(model: Any, allowed: Any) -> None:
         out = model.generate(**call, recipe=recipe, table=made[:, 6:])
         assert torch.equal(out.sequences, made) and out.stats.tokens_per_call > 1, recipe
     table = count_table(torch.tensor([[4, 10, 11, 4, 10, 13, 7]]), parse("scd"), Layout(6, width=3), 4, 10, IDS.device)
-    # After 4 comes 10; 10 under 10 is followed by 13. The seventh token begins a line and is left out.
+    # 4 is followed by 10, and 10 below 10 by 13. The seventh token begins an incomplete line and is left out.
     assert table is not None
     assert table.guesses(torch.tensor([0, 6]), torch.tensor([-1, 7]), 1).tolist() == [[6], [9]]
 
@@ -187,9 +189,9 @@ REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
     (
         {"exponential_decay_length_penalty": (1, 1.2)},
         ArgumentError,
-        "ExponentialDecayLengthPenalty, which mmspec cannot",
+        "ExponentialDecayLengthPenalty, which is not supported with drafts",
     ),
-    ({"do_sample": True, "min_p": 0.1}, ArgumentError, "MinPLogitsWarper which is not supported with drafts"),
+    ({"do_sample": True, "min_p": 0.1}, ArgumentError, "MinPLogitsWarper, which is not supported with drafts"),
     ({"num_beams": 2}, ArgumentError, "num_beams=2 is not supported"),
     ({"output_scores": True}, ArgumentError, "output_scores=True is not supported"),
     ({"max_time": 3.0}, ArgumentError, "stopping_criteria has MaxTimeCriteria, which is evaluated after every token"),
@@ -212,17 +214,17 @@ REFUSED: list[tuple[dict[str, Any], type[MMSpecError], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED)
-def test_bad_calls(model: Any, call: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_calls_are_refused(model: Any, call: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         model.generate(**(CALL | call), custom_generate=generate)
 
 
-def generate_from_picture(glm: Any) -> Tensor:
+def generate_from_image(glm: Any) -> Tensor:
     encoded = {"image": torch.zeros(1, 2)}
     return glm.generate(**CALL, mm_encoder_outputs=encoded, custom_generate=generate)
 
 
-def test_what_does_not_fit_the_model(model: Any) -> None:
+def test_arguments_that_do_not_fit_the_model_are_refused(model: Any) -> None:
     call = CALL | {"custom_generate": generate, "recipe": "draft"}
     with pytest.raises(ModelError, match="draft_model is a ImageGPTForCausalImageModeling, the model a Emu3"):
         model.generate(**call, draft_model=tiny.imagegpt())
@@ -235,7 +237,7 @@ def test_what_does_not_fit_the_model(model: Any) -> None:
     with pytest.raises(ArgumentError, match="mmspec has no adapter for Unknown; it has them for JanusFor"):
         generate(Unknown(), IDS, [], [], None)
     with pytest.raises(ArgumentError, match="pixel_values is not supported by mmspec for GlmImageForCond"):
-        generate_from_picture(tiny.glm())
+        generate_from_image(tiny.glm())
     janus = tiny.janus()
     janus.generation_config.generation_kwargs = None
     with pytest.raises(ArgumentError, match=re.escape('generation_config.generation_kwargs["boi_token_id"] is None')):
@@ -257,7 +259,7 @@ def test_what_does_not_fit_the_model(model: Any) -> None:
         )
 
 
-def test_a_read_prompt_cannot_be_gone_on_from(model: Any) -> None:
+def test_a_filled_cache_is_refused(model: Any) -> None:
     cache = DynamicCache()
     model(input_ids=IDS[:, :3], past_key_values=cache, use_cache=True)
     with pytest.raises(ArgumentError, match="past_key_values already holds tokens"):

@@ -1,6 +1,7 @@
-"""Image generators of transformers after the loop: tiny random models of the real classes, against their own generate.
+"""`mmspec.generate` on image generators of transformers: tiny random models of the real classes, against their own
+generate.
 
-Everything is float32. What a class cannot do by itself is left out: Janus always guides, GLM-Image never does.
+Everything is in float32. Settings that a class does not support are left out: Janus always guides, GLM-Image never.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def built_in(name: str, model: Any, call: dict[str, Any], **options: Any) -> Ten
     return model.generate(**call, **options)
 
 
-# --- One token at a time, through nothing of ours ------------------------------------------------------------------
+# --- Reference logits: one token at a time, by the model's own forward ------------------------------------------------
 
 
 def janus_steps(model: Any, ids: Tensor, mask: Tensor, x: Tensor) -> Tensor:
@@ -57,7 +58,16 @@ def janus_steps(model: Any, ids: Tensor, mask: Tensor, x: Tensor) -> Tensor:
 
 
 def steps(model: Any, ids: Tensor, mask: Tensor, x: Tensor, counted: bool, **first: Any) -> Tensor:
-    """Logits [B, N, ids] of each token of `x` given those before it; `counted`: positions leave out padding."""
+    """Logits [B, N, ids] of each token of `x` given those before it.
+
+    Args:
+        model: The model.
+        ids: int64 [B, T], the prompts.
+        mask: int64 [B, T], 0 on padding.
+        x: int64 [B, N], the tokens after the prompts.
+        counted: Whether positions skip padding.
+        **first: Inputs of the first call.
+    """
     cache, logits, step = DynamicCache(), [], ids
     for n in range(x.shape[1]):
         positions = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, -step.shape[1] :]} if counted else {}
@@ -69,8 +79,8 @@ def steps(model: Any, ids: Tensor, mask: Tensor, x: Tensor, counted: bool, **fir
 
 
 @torch.no_grad()
-def whole(name: str, model: Any, call: dict[str, Any], x: Tensor) -> list[Tensor]:
-    """Conditional and, with guidance, unconditional logits of each token of `x` (ids of the model)."""
+def reference_logits(name: str, model: Any, call: dict[str, Any], x: Tensor) -> list[Tensor]:
+    """Conditional and, with guidance, unconditional logits [B, N, ids] of each token of `x`, int64 [B, N] of ids."""
     ids, mask = call["input_ids"], call["attention_mask"]
     guided = call.get("guidance_scale", 1) != 1
     if name == "janus":
@@ -87,14 +97,16 @@ def whole(name: str, model: Any, call: dict[str, Any], x: Tensor) -> list[Tensor
 
 
 def windows_agree(name: str, guided: bool) -> bool:
-    """Whether windows with rejected drafts between them, rows apart and dropped, give the logits of single steps."""
+    """Whether windows give the logits of single steps, with rejected drafts in between, rows at different positions and
+    a dropped row.
+    """
     model = CASES[name].model()
     call = arguments(name, model, guided)
     job = job_of(model, call)
     first, size, length = job.plan.first_id, job.plan.backbone.vocab_size, job.plan.length
     generator = torch.Generator().manual_seed(3)
     x, junk = torch.randint(size, (2, 2, length), generator=generator)
-    expected = [side[..., first : first + size] for side in whole(name, model, call, x + first)]
+    expected = [side[..., first : first + size] for side in reference_logits(name, model, call, x + first)]
     assert len(expected) == 1 + guided
     target = job.target(job.plan, slack=80)
     wrong = 0
@@ -120,11 +132,11 @@ def windows_agree(name: str, guided: bool) -> bool:
 
 
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
-def test_windows_with_roll_back_equal_single_steps(name: str, guided: bool) -> None:
+def test_windows_with_rollback_equal_single_steps(name: str, guided: bool) -> None:
     assert windows_agree(name, guided)
 
 
-# --- Mistakes that must show ----------------------------------------------------------------------------------------
+# --- Broken twins: mistakes that the comparison must find -----------------------------------------------------------
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -134,14 +146,14 @@ def wrong_positions(patch: pytest.MonkeyPatch) -> None:
 
     def shifted(prompt: Any, slots: int, length: int, slack: int) -> Tensor:
         table = right(prompt, slots, length, slack).clone()
-        table[..., slots + 1 :] -= 1  # one position twice
+        table[..., slots + 1 :] -= 1  # the last position of the prompt twice
         return table
 
     patch.setattr(mmspec.hf.causal_target, "positions_by_slot", shifted)
 
 
 def wrong_uncond_mask(patch: pytest.MonkeyPatch) -> None:
-    """The unconditional side sees the padding of its prompts, or what stands for it."""
+    """The unconditional rows attend to the padding of their prompts."""
     init = CausalTarget.__init__
 
     def open_mask(self: CausalTarget, *given: Any) -> None:
@@ -151,8 +163,8 @@ def wrong_uncond_mask(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CausalTarget, "__init__", open_mask)
 
 
-def no_roll_back(patch: pytest.MonkeyPatch) -> None:
-    """Windows are put after whatever was written before."""
+def no_rollback(patch: pytest.MonkeyPatch) -> None:
+    """Windows are written after the end of the previous window."""
     read = CausalTarget._read
 
     def append(self: CausalTarget, embeds: Tensor, start: NDArray[np.int64], *part: Any) -> Tensor:
@@ -161,12 +173,12 @@ def no_roll_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CausalTarget, "_read", append)
 
 
-def stale_slots_seen(patch: pytest.MonkeyPatch) -> None:
-    """Rows that are after see what an earlier window of theirs left further right."""
-    bias = CausalTarget._causal_mask
+def stale_slots_visible(patch: pytest.MonkeyPatch) -> None:
+    """Rows that lag attend to slots that one of their earlier windows wrote further right."""
+    causal_mask = CausalTarget._causal_mask
 
     def lock_step(self: CausalTarget, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
-        return bias(self, slots.max(0, keepdim=True).values.expand_as(slots), end, dtype)
+        return causal_mask(self, slots.max(0, keepdim=True).values.expand_as(slots), end, dtype)
 
     patch.setattr(CausalTarget, "_causal_mask", lock_step)
 
@@ -174,12 +186,12 @@ def stale_slots_seen(patch: pytest.MonkeyPatch) -> None:
 MISTAKES: dict[str, Break] = {
     "positions": wrong_positions,
     "uncond mask": wrong_uncond_mask,
-    "no roll-back": no_roll_back,
-    "stale slots": stale_slots_seen,
+    "no rollback": no_rollback,
+    "stale slots": stale_slots_visible,
 }
 
 
-# Guidance from the last token of the prompt has no padding to be wrong about.
+# Lumina's unconditional prompt is the last token of the prompt, which has no padding.
 SHOWN = [(m, n, g) for m in MISTAKES for n, g in GUIDANCE if m != "uncond mask" or (g and n != "lumina")]
 
 
@@ -199,10 +211,10 @@ def test_greedy_equals_the_models_own_generate(name: str, guided: bool, attentio
     model.set_attn_implementation(attention)
     call = arguments(name, model, guided)
     if name == "janus" and not guided:
-        # Its own loop cannot do without guidance; a loop around the language model can.
+        # Its own loop always guides; the reference logits do not.
         expected = torch.zeros(2, 16, dtype=torch.int64)
         for n in range(16):
-            expected[:, n] = whole(name, model, call, expected[:, : n + 1])[0][:, -1].argmax(-1)
+            expected[:, n] = reference_logits(name, model, call, expected[:, : n + 1])[0][:, -1].argmax(-1)
     else:
         expected = built_in(name, model, call, do_sample=False)
     for recipe in RECIPES:
@@ -211,7 +223,13 @@ def test_greedy_equals_the_models_own_generate(name: str, guided: bool, attentio
 
 
 class Oracle:
-    """A target that knows the image, less the positions it is wrong about."""
+    """A target whose greedy tokens are those of an image, except at given positions.
+
+    Args:
+        tokens: int64 [B, N].
+        wrong: bool [B, N], the positions with another token.
+        vocab_size: V.
+    """
 
     def __init__(self, tokens: Tensor, wrong: Tensor, vocab_size: int) -> None:
         self.vocab_size, self.device = vocab_size, tokens.device
@@ -232,7 +250,7 @@ class Oracle:
 
 
 def calls_needed(wrong: NDArray[np.bool_], drafts: int) -> int:
-    """Target calls for a row whose drafts are wrong where `wrong` says so; the first token takes one."""
+    """Target calls for a row of N tokens whose drafts are wrong at `wrong`, bool [N]; the first token takes one."""
     made, calls = 1, 1
     while made < len(wrong):
         taken = next((i for i in range(drafts) if made + i >= len(wrong) or wrong[made + i]), drafts)
@@ -242,7 +260,7 @@ def calls_needed(wrong: NDArray[np.bool_], drafts: int) -> int:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", CASES)
-def test_drafts_of_known_quality_take_the_calls_they_must(name: str, rate: float) -> None:
+def test_the_number_of_calls_follows_from_the_wrong_drafts(name: str, rate: float) -> None:
     model = CASES[name].model()
     call = arguments(name, model, name != "glm")
     job = job_of(model, call, do_sample=False)
@@ -255,11 +273,11 @@ def test_drafts_of_known_quality_take_the_calls_they_must(name: str, rate: float
     wrong = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < rate
     free = torch.ones(layout.length, dtype=torch.bool)
     if layout.constraint is not None:
-        free = torch.from_numpy(layout.constraint.forced.tokens < 0)  # what is forced cannot be drafted wrongly
+        free = torch.from_numpy(layout.constraint.forced.tokens < 0)  # forced tokens are always drafted correctly
     wrong &= free
     oracle = Oracle(tokens, wrong, job.plan.backbone.vocab_size)
     resources = DraftResources(draft_model=lambda: oracle, draft_sampling=[SamplingParams(temperature=0)] * 2)
-    # The wrong token may be a forbidden one: the distribution of the draft takes the next best, which is wrong as well.
+    # If the wrong token is forbidden, the drafter's sampler takes the next best one, which is wrong as well.
     drafted = decode("draft:window=5", resources)
     assert torch.equal(drafted.tokens, tokens)
     assert drafted.stats.nfe == max(calls_needed(row, 4) for row in wrong.numpy())
@@ -284,18 +302,18 @@ SETTINGS = {"do_sample": True, "temperature": 0.9, "top_k": 0, "top_p": 0.95}
 
 
 def small_call(name: str, model: Any, batch_size: int) -> dict[str, Any]:
-    """Images of 2 x 2 tokens and 3 codes, after short prompts, all rows alike."""
+    """Images of 2 x 2 tokens and 3 codes after short prompts, the same in all rows."""
     call = arguments(name, model, name != "glm", batch_size, 2)
     for key in ("input_ids", "attention_mask"):
         call[key] = call[key][:, -3:]
     pattern = None
-    if name == "emu3":  # as the documentation's function has it, but quick for many rows
+    if name == "emu3":  # equal to `emu3_lines`, but fast for many rows
         line = [[10, 11, 12]] * 2 + [[4]]
         pattern = line + line + [[5], [6], [2]]
-    if name == "lumina":  # the same as its own function, likewise
+    if name == "lumina":  # equal to `ImageConstraint.lumina`, but fast for many rows
         sizes, line = [[29], [29]], [[4, 5, 6]] * 2 + [[27]]
         pattern = sizes + line + line + [[24], [26]]
-    if name == "glm":  # a single grid, and nothing but codes
+    if name == "glm":  # a single grid of codes
         grids = {
             "image_grid_thw": torch.tensor([[1, 2, 2]] * batch_size),
             "images_per_sample": torch.ones(batch_size).long(),
@@ -310,35 +328,35 @@ def small_call(name: str, model: Any, batch_size: int) -> dict[str, Any]:
 
 
 def forced_of(layout: Layout) -> NDArray[np.int64]:
-    """The token each position is forced to, or -1."""
+    """The forced token of each position, host int64 [N]; -1 where there is a choice."""
     return np.full(layout.length, -1) if layout.constraint is None else layout.constraint.forced.tokens
 
 
 def exact_joint(name: str, model: Any, layout: Layout, first: int) -> Tensor:
-    """Probabilities float64 [81] of all images, computed token by token with no draft at all."""
+    """Probabilities float64 [81] of all images, from the reference logits."""
     call = small_call(name, model, 81)
     forced = forced_of(layout)
     free = torch.from_numpy(np.flatnonzero(forced < 0))
-    picture = torch.cartesian_prod(*[torch.arange(3)] * 4)
-    x = torch.from_numpy(forced + first).expand(81, -1).index_copy(1, free, picture + CODES[name])
-    sides = [side[:, free, CODES[name] : CODES[name] + 3].double() for side in whole(name, model, call, x)]
+    images = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    x = torch.from_numpy(forced + first).expand(81, -1).index_copy(1, free, images + CODES[name])
+    sides = [side[:, free, CODES[name] : CODES[name] + 3].double() for side in reference_logits(name, model, call, x)]
     scores = sides[0] if len(sides) == 1 else sides[1] + call["guidance_scale"] * (sides[0] - sides[1])
     scores = TopPLogitsWarper(0.95)(None, scores.flatten(0, 1) / 0.9).unflatten(0, (81, 4))
-    joint = scores.softmax(-1).gather(2, picture[..., None])[..., 0].prod(1)
+    joint = scores.softmax(-1).gather(2, images[..., None])[..., 0].prod(1)
     assert joint.sum().item() == pytest.approx(1, abs=1e-5)
     return joint / joint.sum()
 
 
 @pytest.mark.parametrize("name", CODES)
 def test_sampling_follows_the_model(name: str) -> None:
-    """The joint distribution of 81 images. With 20,000 samples the noise floor is near 0.02, the limit five standard
-    deviations above it, and a bias of 0.03 in total variation is always found.
+    """The joint distribution of 81 images. With 20,000 samples the noise floor of the total variation is near 0.02, the
+    limit is five standard deviations above it, and a bias of 0.03 is always found.
     """
     side = 3 if name == "imagegpt" else 2
     model, draft = (CASES[name].model(seed, 3, side, spread=SPREAD[name]) for seed in (2, 3))
     job = job_of(model, small_call(name, model, 2), **SETTINGS)
     joint = exact_joint(name, model, job.layout, job.plan.first_id)
-    assert joint.max() < 0.3  # else there would be little to get wrong
+    assert joint.max() < 0.3  # a peaked distribution would hide mistakes
     floor, spread = noise_floor(joint, ROWS)
     made = slice(-job.layout.length, None)
     for recipe in SAMPLED[name]:

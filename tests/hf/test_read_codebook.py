@@ -1,4 +1,4 @@
-"""Rules that ask which tokens are alike, on models of transformers: they find the model's own VQ."""
+"""Rules that compare tokens, on transformers models: the codebook is that of the model's VQ model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PROMPT = torch.tensor([[1, 31, 33, 34, 30, 3], [1, 31, 31, 32, 34, 3]])
 
 def calls() -> dict[str, tuple[Any, dict[str, Any]]]:
     chameleon = tiny.chameleon()
-    picture = ImageConstraint.anole(chameleon, 2, tiny.CHAMELEON_IDS)
-    drawn = {"prefix_allowed_tokens_fn": picture, "max_new_tokens": picture.length}
+    constraint = ImageConstraint.anole(chameleon, 2, tiny.CHAMELEON_IDS)
+    image = {"prefix_allowed_tokens_fn": constraint, "max_new_tokens": constraint.length}
     ids = torch.cat([PROMPT, torch.full((2, 1), tiny.CHAMELEON_IDS.begin)], dim=1)
     return {
         "janus": (tiny.janus(), {"input_ids": PROMPT % 12, "guidance_scale": 2.0, "max_new_tokens": 16}),
         "emu3": (tiny.emu3(), {"input_ids": PROMPT, "max_new_tokens": 8}),
-        "chameleon": (chameleon, {"input_ids": ids, **drawn}),
+        "chameleon": (chameleon, {"input_ids": ids, **image}),
     }
 
 
@@ -65,7 +65,7 @@ def test_lantern_uses_the_models_codes(name: str) -> None:
         assert torch.equal(codebook.vectors[token], entries[code])
 
 
-def test_a_model_without_a_vq_says_so() -> None:
+def test_a_model_without_a_codebook_is_refused() -> None:
     model = tiny.imagegpt()
     with pytest.raises(mmspec.errors.ArgumentError, match="codebook"):
         generate(model, {"input_ids": torch.full((1, 1), 20), "max_new_tokens": 4}, recipe="lantern")

@@ -1,5 +1,5 @@
-"""Models as people load and wrap them, handed to `custom_generate`: half precision, dispatched, offloaded, quantised,
-compiled, with any cache and attention. Greedy tokens equal the model's own generate.
+"""`mmspec.generate` on models that are in half precision, dispatched, offloaded, quantised or compiled, with any cache
+and attention. Greedy tokens equal those of the model's own generate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNGUIDED = {name: value for name, value in CALL.items() if "negative" not in nam
 
 
 def loaded(folder: Path, **options: Any) -> Any:
-    """A model read from its files, as people get theirs."""
+    """A model that `from_pretrained` loads with these options."""
     if "device_map" in options:
         pytest.importorskip("accelerate")
     tiny_models.emu3().save_pretrained(folder)
@@ -43,7 +43,7 @@ def loaded(folder: Path, **options: Any) -> Any:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with int8 weights, as bitsandbytes has it: nobody but its own forward can read them."""
+    """A linear layer with int8 weights, as in bitsandbytes: only its own forward can read them."""
 
     codes: Tensor
     scale: Tensor
@@ -57,7 +57,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        raise AssertionError("the weight of a quantised layer was touched")
+        raise AssertionError("the weight of a quantised layer was read")
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.codes.dtype == torch.int8, "a quantised layer was cast"
@@ -65,7 +65,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedTensor(Tensor):
-    """An int8 weight inside an ordinary `nn.Linear`, as torchao has it: `F.linear` is all that can be done with it."""
+    """An int8 weight inside an ordinary `nn.Linear`, as in torchao: it supports `F.linear` only."""
 
     codes: Tensor
     scale: Tensor
@@ -131,7 +131,7 @@ def compiled_decoder(folder: Path) -> Any:
     return model
 
 
-# On a CPU there is only one device to spread over; what is offloaded goes through the same hooks as what is elsewhere.
+# A CPU is a single device; offloaded parts go through the same hooks as parts on another device.
 PARTS = {f"model.text_model.{part}": "cpu" for part in ("embed_tokens", "layers.0", "norm", "rotary_emb")}
 PARTS |= {"model.vqmodel": "cpu", "model.text_model.layers.1": "disk", "lm_head": "disk"}
 SETUPS: dict[str, Callable[[Path], Any]] = {
@@ -159,7 +159,7 @@ def test_greedy_equals_the_models_own_generate(setup: str, tmp_path: Path) -> No
         assert torch.equal(ours, expected), recipe
 
 
-def test_a_wrapped_draft_model_drafts(tmp_path: Path) -> None:
+def test_a_wrapped_draft_model_is_used(tmp_path: Path) -> None:
     model = tiny_models.emu3()
     expected = model.generate(**CALL)
     for setup in ("compiled model", "offloaded whole", "quantised weights"):
@@ -168,8 +168,8 @@ def test_a_wrapped_draft_model_drafts(tmp_path: Path) -> None:
         assert torch.equal(ours, expected), setup
 
 
-def test_a_compiled_janus() -> None:
-    """Its images are asked for by a method that is handed the model, and so gets what `torch.compile` returned."""
+def test_a_compiled_janus_equals_its_own_generate() -> None:
+    """`GenerationMixin.generate` is called with the module that `torch.compile` returned."""
     janus = tiny_models.janus()
     ids = torch.tensor([[1, 12, 13, 3]])
     call: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "guidance_scale": 3.0}
@@ -181,7 +181,7 @@ def test_a_compiled_janus() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("cache", ["static", "DynamicCache", "StaticCache"])
-def test_any_cache_with_any_attention(cache: str, attention: str, tmp_path: Path) -> None:
+def test_every_cache_with_every_attention(cache: str, attention: str, tmp_path: Path) -> None:
     model = loaded(tmp_path, attn_implementation=attention)
     config = model.config.get_text_config()
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
@@ -196,8 +196,8 @@ def test_any_cache_with_any_attention(cache: str, attention: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
-    """A window rounds differently from single tokens, so near ties may fall either way, and nothing else may."""
+def test_half_precision_differs_at_near_ties_only(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A window rounds differently from single tokens, so that near ties may be decided differently."""
     model = loaded(tmp_path, dtype=dtype)
     for recipe in RECIPES[:3]:
         ids = model.generate(**UNGUIDED, custom_generate=generate, recipe=recipe)
@@ -210,8 +210,8 @@ def test_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(model.generate(**UNGUIDED), model.generate(**UNGUIDED, custom_generate=generate, recipe="plain"))
 
 
-def test_a_quantised_head_is_cut_behind_itself() -> None:
-    """A plain head computes only the logits that are needed; what cannot be cut runs whole."""
+def test_the_logits_of_a_quantised_head_are_sliced() -> None:
+    """A plain head computes only the logits that are needed; a quantised one computes all."""
     head = nn.Linear(4, 9, bias=False)
     packed = nn.Linear(4, 9, bias=False)
     packed.weight = nn.Parameter(PackedTensor(head.weight.detach()), requires_grad=False)

@@ -174,7 +174,9 @@ def test_plain_decoding_equals_the_loop_with_window_1() -> None:
     meter = Meter(target.device, 3)
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
-    mmspec.decoding.loop.decode(target, drafter, ratio, sampler, state, mmspec.decoding.loop.FixedWindow(1), meter, None)
+    mmspec.decoding.loop.decode(
+        target, drafter, ratio, sampler, state, mmspec.decoding.loop.FixedWindow(1), meter, None
+    )
     assert torch.equal(state.result(), decode("plain", [1, 2, 3], sampling))
 
 

@@ -1,4 +1,4 @@
-"""Training drafters: a killed training ends as an uninterrupted one; its result loads, drafts, and is refused well."""
+"""Training of drafters: restarts are exact, and the result loads, drafts, and is refused for other models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPTS = ("abc", "bcd", "cab", "dd")
 
 
 class Letters(ModelMixin, ConfigMixin):
-    """A text encoder: the letter at each slot."""
+    """A text encoder that encodes the letter of each slot."""
 
     @register_to_config
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Letters(ModelMixin, ConfigMixin):
 
 def tiny_pipe() -> LlamaGenPipeline:
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # of what is no parameter, such as the empty prompt
+        torch.manual_seed(0)  # for buffers, such as the embedding of the empty prompt
         gpt = LlamaGenGPT(V, 32, 2, 2, 64, model_type="t2i", cls_token_num=SLOTS, caption_dim=C, grid_size=SIDE).eval()
     generator = torch.Generator().manual_seed(0)
     for p in gpt.parameters():
@@ -60,9 +60,15 @@ def tiny_pipe() -> LlamaGenPipeline:
 
 
 def settings(kind: str, **changes: Any) -> TrainingSettings:
-    given: dict[str, Any] = {"loss": "kl", "prompts": PROMPTS[:3], "held_out": PROMPTS[3:], "sequences": 18, "steps": 6}
-    given |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0}
-    return TrainingSettings(kind, **given | changes)
+    values: dict[str, Any] = {
+        "loss": "kl",
+        "prompts": PROMPTS[:3],
+        "held_out": PROMPTS[3:],
+        "sequences": 18,
+        "steps": 6,
+    }
+    values |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0}
+    return TrainingSettings(kind, **values | changes)
 
 
 class Killed(Exception):
@@ -70,7 +76,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "small"])
-def test_a_killed_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
+def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     pipe, chosen = tiny_pipe(), settings(kind)
 
     def train(folder: Path, until: int) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Pat
 
     whole = train(tmp_path / "whole", 0)
     with pytest.raises(Killed):
-        train(tmp_path / "killed", 5)  # the step after the checkpoint is lost
+        train(tmp_path / "killed", 5)  # one step after the checkpoint, which is lost
     (tmp_path / "killed" / "work" / "sequences" / "0000016.safetensors").write_bytes(b"half a file")
     resumed = train(tmp_path / "killed", 0)
     assert resumed["curve"] == whole["curve"] and [point["step"] for point in whole["curve"]] == [0, 4, 6]
@@ -96,7 +102,7 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("eagle", "smooth-l1+ce"), ("medusa", "tvd"), ("small", "kl")])
-def test_a_drafter_learns_loads_and_drafts(kind: str, loss: str, tmp_path: Path) -> None:
+def test_a_trained_drafter_loads_and_drafts(kind: str, loss: str, tmp_path: Path) -> None:
     pipe = tiny_pipe()
     trainer = Trainer(pipe, settings(kind, loss=loss, steps=30, lr=1e-2), tmp_path)
     losses: list[float] = []
@@ -115,11 +121,13 @@ def test_a_drafter_learns_loads_and_drafts(kind: str, loss: str, tmp_path: Path)
     pipe.save_pretrained(tmp_path / "pipe")
     for each in (pipe, LlamaGenPipeline.from_pretrained(tmp_path / "pipe", low_cpu_mem_usage=False)):
         each.set_progress_bar_config(disable=True)
-        drawn = [each(list(PROMPTS), recipe=r, seed=0, temperature=0, output_type="latent") for r in ("plain", recipe)]
-        assert torch.equal(drawn[0].tokens, drawn[1].tokens) and drawn[1].stats.draft_calls > 0
+        plain, out = (
+            each(list(PROMPTS), recipe=r, seed=0, temperature=0, output_type="latent") for r in ("plain", recipe)
+        )
+        assert torch.equal(plain.tokens, out.tokens) and out.stats.draft_calls > 0
 
 
-def test_losses_of_laws() -> None:
+def test_values_of_losses() -> None:
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.25, 0.5])
     assert LOSSES["kl"](p, q, None, None).item() == pytest.approx(0.6931, abs=1e-4)
     assert LOSSES["tvd"](p, q, None, None).item() == pytest.approx(0.5)
@@ -128,16 +136,18 @@ def test_losses_of_laws() -> None:
     assert LOSSES["smooth-l1+ce"](p, q, f, g).item() == pytest.approx(0.125 + 0.13863, abs=1e-4)
 
 
-def test_features_kept_or_read_anew_are_the_same(tmp_path: Path) -> None:
+def test_stored_features_equal_recomputed_ones(tmp_path: Path) -> None:
     pipe = tiny_pipe()
     trainer = Trainer(pipe, settings("eagle"), tmp_path)
-    own, picks = trainer.collect(), [0, 3, 4]
-    ready = pipe.prepare([PROMPTS[i % 3] for i in picks], 1)
-    kept, anew = (run_teacher(ready, own.tokens[picks], found) for found in (own.features_of(picks), None))
-    assert torch.allclose(kept.features, anew.features, atol=1e-2) and torch.allclose(kept.p, anew.p, atol=1e-2)
+    sequences, indices = trainer.collect(), [0, 3, 4]
+    prepared = pipe.prepare([PROMPTS[i % 3] for i in indices], 1)
+    tokens, features = sequences.tokens[indices], sequences.features_of(indices)
+    stored, recomputed = run_teacher(prepared, tokens, features), run_teacher(prepared, tokens)
+    assert torch.allclose(stored.features, recomputed.features, atol=1e-2)
+    assert torch.allclose(stored.p, recomputed.p, atol=1e-2)
 
 
-def test_heads_for_transformers_models(tmp_path: Path) -> None:
+def test_heads_are_trained_for_transformers_models(tmp_path: Path) -> None:
     model = tiny_models.imagegpt()
     pipe = TransformersPipeline(model)
     pipe.set_progress_bar_config(disable=True)
@@ -145,15 +155,15 @@ def test_heads_for_transformers_models(tmp_path: Path) -> None:
     trainer = Trainer(pipe, chosen, tmp_path)
     trainer.train(trainer.collect(), 10, 10)
     add_drafter(pipe, tmp_path)
-    drawn = [pipe([""], recipe=r, seed=0, temperature=0, output_type="latent") for r in ("plain", "medusa:window=3")]
-    assert torch.equal(drawn[0].tokens, drawn[1].tokens)
-    with pytest.raises(ArgumentError, match="no small model is trained for a ImageGPT"):
+    outputs = [pipe([""], recipe=r, seed=0, temperature=0, output_type="latent") for r in ("plain", "medusa:window=3")]
+    assert torch.equal(outputs[0].tokens, outputs[1].tokens)
+    with pytest.raises(ArgumentError, match="mmspec cannot train a small ImageGPT"):
         Trainer(pipe, settings("small"), tmp_path / "other")
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The command line with the tiny pipe, and a file of prompts."""
+def workspace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with a file of prompts; the command line loads the tiny pipeline."""
     monkeypatch.setattr(mmspec, "load", lambda model, device: tiny_pipe(), raising=False)
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     return tmp_path
@@ -164,15 +174,15 @@ def command(folder: Path, *options: str) -> list[str]:
     return ["train-drafter", "-o", str(folder / "out"), *fixed, "--batch", "2", "--depth", "2", *options]
 
 
-def test_the_command(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(served, "--validate-every", "1")) == 0
+def test_the_command_prints_its_folder_or_its_record(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(workspace, "--validate-every", "1")) == 0
     printed = capsys.readouterr()
-    assert printed.out == f"{served / 'out'}\n" and printed.err.count("tokens per call") == 3
-    assert main(command(served, "--validate-every", "1", "--json")) == 0  # there is nothing left to do
+    assert printed.out == f"{workspace / 'out'}\n" and printed.err.count("tokens per call") == 3
+    assert main(command(workspace, "--validate-every", "1", "--json")) == 0  # already finished
     printed = capsys.readouterr()
     record = json.loads(printed.out)
     assert printed.err == "" and [point["step"] for point in record["curve"]] == [0, 1, 2]
-    stored = json.loads((served / "out" / "training.json").read_text())
+    stored = json.loads((workspace / "out" / "training.json").read_text())
     assert stored["curve"] == record["curve"] and stored["schema_version"] == 1
 
 
@@ -189,12 +199,14 @@ def test_the_command(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["-o", "no/such/folder"], "-o/--output: cannot write 'no/such/folder'"),
     ],
 )
-def test_bad_input(served: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(served, *options)) == 2
+def test_bad_arguments_are_refused(
+    workspace: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(workspace, *options)) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_drafter_of_another_model(tmp_path: Path) -> None:
+def test_a_drafter_of_another_model_is_refused(tmp_path: Path) -> None:
     MedusaHeads(V + 1, 32, 2).save_pretrained(tmp_path / "a")
     MedusaHeads(V, 64, 2).save_pretrained(tmp_path / "b")
     for name, message in (("a", "vocab_size 13, the model 12"), ("b", "hidden_size 64, the model 32")):
@@ -203,18 +215,18 @@ def test_a_drafter_of_another_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_drafter(served: Path) -> None:
-    """Under torchrun: half of each batch each, and the same drafter up to rounding."""
+def test_two_processes_train_one_drafter(workspace: Path) -> None:
+    """Under torchrun each process takes half of every batch; the drafter is the same up to rounding."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    script = served / "run.py"
+    script = workspace / "run.py"
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport mmspec, test_training\n"
         "mmspec.load = lambda model, device: test_training.tiny_pipe()\n"
         "from mmspec.cli.app import main\nsys.exit(main(sys.argv[1:]))\n"
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29631"]
-    subprocess.run([*launch, str(script), *command(served)], check=True, env=env, capture_output=True)
-    assert main(command(served, "-o", str(served / "alone"))) == 0
-    together, alone = load_head(served / "out"), load_head(served / "alone")
+    subprocess.run([*launch, str(script), *command(workspace)], check=True, env=env, capture_output=True)
+    assert main(command(workspace, "-o", str(workspace / "alone"))) == 0
+    together, alone = load_head(workspace / "out"), load_head(workspace / "alone")
     for a, b in zip(together.parameters(), alone.parameters(), strict=True):
         assert torch.allclose(a, b, atol=2e-3)

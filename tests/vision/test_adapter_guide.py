@@ -1,4 +1,4 @@
-"""docs/adding-a-model.md, done as it says: its files become a plug-in, which is installed, checked and used."""
+"""docs/adding-a-model.md, followed to the letter: its files become a plug-in, which is installed, checked and used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_samples, check_windows
 
-MODULES = ("raster", "raster_family", "test_raster")
+MODULES = ("raster", "raster_adapter", "test_raster")
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +59,20 @@ def plugin(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mod
         sys.modules.pop(name, None)
 
 
-CHECKS = ("test_windows_are_single_tokens", "test_greedy_is_the_models_own_greedy", "test_samples_follow_the_law")
+CHECKS = (
+    "test_windows_are_single_tokens",
+    "test_greedy_is_the_models_own_greedy",
+    "test_samples_follow_the_target_distribution",
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_checks_of_the_guide(plugin: ModuleType, check: str) -> None:
+def test_the_checks_of_the_guide_pass(plugin: ModuleType, check: str) -> None:
     assert [name for name in vars(plugin) if name.startswith("test_")] == list(CHECKS)
     getattr(plugin, check)()
 
 
-def test_loading_by_name(plugin: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plugin_loads_by_name(plugin: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = mmspec.load("raster")(["3", "7"], seed=0, recipe="scd:window=4")
     assert out.tokens.shape == (2, 16) and [image.size for image in out.images] == [(4, 4)] * 2
     with pytest.raises(PromptError, match="give numbers of classes, 0 to 9"):
@@ -80,7 +84,7 @@ def test_loading_by_name(plugin: ModuleType, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("guided", [False, True])
-def test_a_class_of_transformers(plugin: ModuleType, guided: bool) -> None:
+def test_mmspec_generate_decodes_the_class(plugin: ModuleType, guided: bool) -> None:
     model = plugin.tiny(16)
     ids = torch.tensor([[26, 19], [17, 23]])
     call: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 14, "do_sample": False}
@@ -95,18 +99,18 @@ def test_a_class_of_transformers(plugin: ModuleType, guided: bool) -> None:
             assert torch.equal(ours, expected), recipe
 
 
-def test_other_classes_are_told_where_to_read(plugin: ModuleType) -> None:
+def test_the_error_for_other_classes_names_the_guide(plugin: ModuleType) -> None:
     with pytest.raises(ArgumentError, match=r"no adapter for Linear.*LlamaForCausalLM.*docs/adding-a-model\.md"):
         adapter_of(torch.nn.Linear(1, 1))
 
 
-# --- The checks themselves: each mistake an adapter may make shows in one of them -----------------------------------
+# --- The checks themselves: each of them finds some kind of mistake --------------------------------------------------
 
 Break = Callable[[pytest.MonkeyPatch, Any], None]
 
 
 def positions_off(patch: pytest.MonkeyPatch, target: Any) -> None:
-    """Window tokens count on from the longest row."""
+    """All rows use the positions of the longest row."""
     read = target._read
 
     def shifted(self: Any, ids: Tensor, start: NDArray[np.int64]) -> Logits:
@@ -116,12 +120,12 @@ def positions_off(patch: pytest.MonkeyPatch, target: Any) -> None:
 
 
 def no_mask(patch: pytest.MonkeyPatch, target: Any) -> None:
-    """Every token of a window sees all of it."""
+    """Every token of a window attends to the whole window."""
     patch.setattr(torch.Tensor, "masked_fill_", lambda self, *args: self)
 
 
 def stale_rows(patch: pytest.MonkeyPatch, target: Any) -> None:
-    """Rows that are dropped stay in the cache."""
+    """Dropped rows stay in the cache."""
 
     def select_rows(self: Any, row_ids: list[int]) -> None:
         self._cache.select_rows(torch.arange(len(row_ids) * (1 + self._guided)))
@@ -130,8 +134,8 @@ def stale_rows(patch: pytest.MonkeyPatch, target: Any) -> None:
     patch.setattr(target, "select_rows", select_rows)
 
 
-def sides_swapped(patch: pytest.MonkeyPatch, target: Any) -> None:
-    """After a row is dropped, the halves of the doubled batch are the wrong way round."""
+def cfg_halves_swapped(patch: pytest.MonkeyPatch, target: Any) -> None:
+    """After a row is dropped, the conditional and unconditional halves of the batch are swapped."""
 
     def select_rows(self: Any, row_ids: list[int]) -> None:
         index = torch.tensor(row_ids)
@@ -141,16 +145,16 @@ def sides_swapped(patch: pytest.MonkeyPatch, target: Any) -> None:
     patch.setattr(target, "select_rows", select_rows)
 
 
-@pytest.mark.parametrize("mistake", [positions_off, no_mask, stale_rows, sides_swapped])
-def test_mistakes_show_in_windows(plugin: ModuleType, mistake: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mistake", [positions_off, no_mask, stale_rows, cfg_halves_swapped])
+def test_check_windows_finds_mistakes(plugin: ModuleType, mistake: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     raster = sys.modules["raster"]
     make = plugin.targets(plugin.tiny(16), 16, True)
     mistake(monkeypatch, raster.RasterTarget)
     assert check_windows(make, length=16) > 0.1
 
 
-def test_samples_of_another_law_show(plugin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits that depend on how many tokens are read at once, as those of a badly quantised model do."""
+def test_check_samples_finds_another_distribution(plugin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that depend on the width of the window, as those of a badly quantised model do."""
     target = sys.modules["raster"].RasterTarget
     forward = target.forward
 
@@ -164,13 +168,13 @@ def test_samples_of_another_law_show(plugin: ModuleType, monkeypatch: pytest.Mon
     assert not found.ok, found
 
 
-def test_rows_that_end_early_are_enumerated_too(plugin: ModuleType) -> None:
+def test_check_samples_enumerates_rows_that_end_early(plugin: ModuleType) -> None:
     layout = Layout(length=4, width=2, eos=frozenset({2}))
     found = check_samples(plugin.targets(plugin.tiny(3, 0.2), 4, False), layout, "sjd:window=3", SamplingParams(0.8))
     assert found.ok, found
 
 
-def test_trials_that_cannot_be(plugin: ModuleType) -> None:
+def test_checks_refuse_what_they_cannot_check(plugin: ModuleType) -> None:
     make = plugin.targets(plugin.tiny(16), 16, False)
     with pytest.raises(ArgumentError, match=r"16 tokens in 16 positions make \d+ sequences, of which 4096"):
         check_samples(make, Layout(16), "scd")

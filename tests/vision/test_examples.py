@@ -1,4 +1,4 @@
-"""The scripts in examples/, run on tiny models with the real processors."""
+"""The scripts in examples/ on tiny models with the real processors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_janus(root: Path, here: Path) -> None:
 
 def test_emu3(root: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = tiny_processors.emu3()
-    monkeypatch.setattr(processor, "image_area", 32 * 32)  # else an image of 90 x 90 tokens
+    monkeypatch.setattr(processor, "image_area", 32 * 32)  # the default is 90 x 90 tokens
     example(root, "emu3").main(tiny_models.emu3(), processor)
     assert size_of(here / "emu3_0.png") == (8, 8)
 
@@ -70,7 +70,7 @@ def test_lumina_mgpt(root: Path, here: Path, capsys: pytest.CaptureFixture[str])
 
 
 class TwoStages:
-    """What diffusers' pipeline does with its first stage; the second paints each code grey."""
+    """Calls the first stage as diffusers' pipeline does; the second stage maps each code to a grey pixel."""
 
     def __init__(self) -> None:
         self.vision_language_encoder = tiny_models.glm()

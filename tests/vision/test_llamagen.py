@@ -1,4 +1,4 @@
-"""The LlamaGen transformer after the loop: its cache, its guidance rows, and the pipeline around it."""
+"""The LlamaGen transformer in the loop: KV cache, guidance rows, and the pipeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECIPES = ["draft:window=4", "table:window=4", "sjd:window=5", "scd:window=4", "
 
 
 class Codes(ModelMixin, ConfigMixin):
-    """A tokenizer that paints each token as one grey pixel."""
+    """A tokenizer that decodes each token to one grey pixel."""
 
     @register_to_config
     def __init__(self, vocab_size: int = V) -> None:
@@ -41,7 +41,7 @@ class Codes(ModelMixin, ConfigMixin):
 
 
 class Letters(ModelMixin, ConfigMixin):
-    """A text encoder: the letter at each slot, and padding on the left as T5 prompts have it."""
+    """A text encoder that marks the letter at each slot, with padding on the left."""
 
     @register_to_config
     def __init__(self, slots: int = T, features: int = C) -> None:
@@ -70,7 +70,7 @@ def pipe() -> LlamaGenPipeline:
     [{}, {"qk_norm": True, "condition_rope": "identity", "position_embedding": True}],
     ids=["as published", "as shapes"],
 )
-def test_windows_with_roll_back_equal_one_pass(config: dict[str, Any], padded: bool) -> None:
+def test_windows_with_rollback_equal_one_pass(config: dict[str, Any], padded: bool) -> None:
     gpt = tiny(grid_size=4, **config)
     generator = torch.Generator().manual_seed(3)
     x, junk = torch.randint(V, (2, 3, 16), generator=generator)
@@ -104,7 +104,7 @@ def test_greedy_equals_plain(pipe: LlamaGenPipeline, recipe: str) -> None:
     plain = pipe(prompts, recipe="plain", temperature=0, seed=0)
     ours = pipe(prompts, recipe=recipe, temperature=0, seed=5)
     assert torch.equal(plain.tokens, ours.tokens)
-    # Without any cache: the likeliest token of one teacher-forced pass is the next token.
+    # Without a KV cache: the most likely token of one teacher-forced pass is the next token.
     condition, mask = pipe.text_encoder.encode(prompts)
     with torch.inference_mode():
         cond = pipe.transformer(plain.tokens, condition, mask)
@@ -123,10 +123,10 @@ def test_a_row_does_not_depend_on_its_batch(pipe: LlamaGenPipeline, recipe: str)
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_sampling_follows_the_transformer(recipe: str) -> None:
-    """Two-token images would be too easy, so four: the joint distribution of a 3-token vocabulary, 81 outcomes.
+    """The joint distribution of images of four tokens with a vocabulary of 3, 81 outcomes.
 
-    40,000 samples: the floor is about 0.013 and the limit five standard deviations, 0.006, above it; a bias of 0.03 is
-    found in nearly every run.
+    With 40,000 samples the noise floor of the total variation is about 0.013, and the limit five standard deviations,
+    0.006, above it; a bias of 0.03 is found in nearly every run.
     """
     v, count = 3, 40_000
     table = NGramTokenTable(v)
@@ -151,7 +151,7 @@ def test_sampling_follows_the_transformer(recipe: str) -> None:
     assert out.stats.tokens_per_call > 1
 
 
-def test_perfect_drafts_take_the_fewest_calls(pipe: LlamaGenPipeline) -> None:
+def test_correct_drafts_take_the_fewest_calls(pipe: LlamaGenPipeline) -> None:
     same = LlamaGenPipeline(pipe.transformer, pipe.vqvae, pipe.text_encoder, draft_transformer=pipe.transformer)
     same.set_progress_bar_config(disable=True)
     stats = same(["abcde", "xyz"], recipe="draft:window=4", seed=0).stats
@@ -160,7 +160,7 @@ def test_perfect_drafts_take_the_fewest_calls(pipe: LlamaGenPipeline) -> None:
     assert stats.draft_calls == 1 + 3 * (stats.nfe - 1)
 
 
-def test_the_output(pipe: LlamaGenPipeline) -> None:
+def test_output_types_and_stats(pipe: LlamaGenPipeline) -> None:
     out = pipe(["abcde", "xyz"], seed=4, num_images_per_prompt=2, measure_entropy=True)
     assert out.tokens.shape == (4, N) and out.tokens.dtype == torch.int64 and out.seeds == [4, 5, 6, 7]
     assert [image.size for image in out.images] == [(GRID, GRID)] * 4
@@ -177,7 +177,7 @@ def test_the_output(pipe: LlamaGenPipeline) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])
-def test_callbacks_see_what_is_accepted(pipe: LlamaGenPipeline, recipe: str) -> None:
+def test_callbacks_see_the_accepted_tokens(pipe: LlamaGenPipeline, recipe: str) -> None:
     steps: list[Step] = []
     seen: list[tuple[int, int]] = []
 
@@ -222,7 +222,7 @@ def test_half_precision(pipe: LlamaGenPipeline, recipe: str, dtype: torch.dtype)
     assert pipe.transformer(tokens, torch.randn(2, T, C)).isfinite().all()
 
 
-def test_training_goes_on_after_a_picture(pipe: LlamaGenPipeline) -> None:
+def test_training_continues_after_an_image(pipe: LlamaGenPipeline) -> None:
     tokens = pipe("abc", seed=0).tokens
     pipe.transformer(tokens.clone(), torch.randn(1, T, C)).sum().backward()
     assert pipe.transformer.output.weight.grad is not None
@@ -233,7 +233,7 @@ def test_integers_of_any_kind_are_seeds(pipe: LlamaGenPipeline, seed: Any) -> No
     assert torch.equal(pipe("abc", seed=seed).tokens, pipe("abc", seed=4).tokens)
 
 
-def test_a_generator_per_picture(pipe: LlamaGenPipeline) -> None:
+def test_one_generator_per_image(pipe: LlamaGenPipeline) -> None:
     generators = [torch.Generator().manual_seed(s) for s in (1, 2)]
     out = pipe(["abc", "abc"], generator=generators)
     assert out.seeds == pipe(["abc", "abc"], seed=out.seeds).seeds and out.seeds[0] != out.seeds[1]
@@ -246,7 +246,7 @@ def test_a_generator_per_picture(pipe: LlamaGenPipeline) -> None:
             ({"seed": s}, ArgumentError, "is not allowed; it must be an integer")
             for s in (1.5, "x", ["x"], [1.7], True)
         ],
-        *[({"prompt": p}, PromptError, "is empty or no text") for p in (5, [1], [None], "  ")],
+        *[({"prompt": p}, PromptError, "is empty or not a string") for p in (5, [1], [None], "  ")],
         ({"num_images_per_prompt": 1.5}, ArgumentError, "num_images_per_prompt=1.5 is not allowed"),
         ({"prompt": []}, PromptError, "prompt=[] is empty"),
         ({"num_images_per_prompt": 0}, ArgumentError, "num_images_per_prompt=0 is not allowed; it must be 1 or more"),
@@ -255,20 +255,22 @@ def test_a_generator_per_picture(pipe: LlamaGenPipeline) -> None:
         ({"temperature": -1.0}, ArgumentError, "temperature=-1.0 is not allowed"),
     ],
 )
-def test_bad_calls(pipe: LlamaGenPipeline, call: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_calls_are_refused(
+    pipe: LlamaGenPipeline, call: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=re.escape(message)):
         pipe(**({"prompt": "abc"} | call))
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_model_that_gives_no_numbers_is_named(pipe: LlamaGenPipeline, recipe: str, temperature: float) -> None:
+def test_logits_that_are_not_numbers_are_refused(pipe: LlamaGenPipeline, recipe: str, temperature: float) -> None:
     pipe.transformer.output.weight.data[0] = torch.nan
     with pytest.raises(ModelError, match="not numbers"):
         pipe("abc", recipe=recipe, temperature=temperature)
 
 
-def test_a_bad_transformer_is_refused() -> None:
+def test_bad_arguments_of_the_transformer_are_refused() -> None:
     with pytest.raises(ArgumentError, match="model_type='i2t' is not allowed"):
         tiny(model_type="i2t")
     with pytest.raises(ArgumentError, match="condition_rope='none' is not allowed"):
@@ -277,18 +279,18 @@ def test_a_bad_transformer_is_refused() -> None:
         tiny(dim=30)
 
 
-def test_a_counted_table_knows_its_neighbours() -> None:
+def test_a_counted_table_predicts_from_neighbors() -> None:
     maps = torch.tensor([[0, 1, 2, 1, 2, 0], [0, 1, 2, 1, 2, 0], [0, 1, 1, 1, 1, 1]])
     best = NGramTable.count(maps, width=3, vocab_size=4).best
     assert best[1, 1] == 2  # left 1, up 1: 2 in two maps of three
-    assert best[0, 0] == 1  # the first of the second line has its upper neighbour on the left as well
+    assert best[0, 0] == 1  # in the first column, the upper neighbor replaces the left one
     assert best[-1, 1] == 2 and best[-1, 0] == 1  # the first line
-    assert best[3, 1] == best[-1, 1] or best[3, 1] in (1, 2)  # never seen: by the left token alone
-    assert best[3, 3] == 3  # nothing known: a repetition
+    assert best[3, 1] == best[-1, 1] or best[3, 1] in (1, 2)  # no counts of the pair: the left token decides
+    assert best[3, 3] == 3  # no counts: a repetition
 
 
-def test_counted_table_holds_the_most_frequent_token_of_each_pair() -> None:
-    """Over enough pairs that a write which depends on the order of threads would show."""
+def test_a_counted_table_holds_the_most_frequent_token_of_each_pair() -> None:
+    """With enough pairs to find writes that depend on the order of threads."""
     maps = torch.randint(40, (300, 64), generator=torch.Generator().manual_seed(3)) // 3
     best = NGramTable.count(maps, width=8, vocab_size=14).best
     seen: dict[tuple[int, int], Counter[int]] = {}
@@ -298,5 +300,5 @@ def test_counted_table_holds_the_most_frequent_token_of_each_pair() -> None:
                 seen.setdefault((above[column], line[column - 1]), Counter())[line[column]] += 1
     for pair, tokens in seen.items():
         up, left = pair
-        # In the first column the token above stands in for the one to the left, which adds to pairs of equals.
+        # In the first column the token above replaces the one to the left, which adds to pairs of equal tokens.
         assert up == left or tokens[int(best[up, left])] == max(tokens.values())

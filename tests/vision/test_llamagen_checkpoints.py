@@ -1,4 +1,4 @@
-"""Original LlamaGen files: the numbers of the original implementation, every wrapper, and what is refused.
+"""Original LlamaGen checkpoints: the results of the original implementation, every file format, and errors.
 
 The reference vectors are not part of the package; `MMSPEC_GOLDEN` names their folder.
 """
@@ -30,7 +30,7 @@ from mmspec.vision.llamagen.tokenizer import decode_tokens
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(os.environ.get("MMSPEC_GOLDEN", ROOT.parent / "shared" / "golden"))
-golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are elsewhere; set MMSPEC_GOLDEN")
+golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are missing; set MMSPEC_GOLDEN")
 FILES = {
     "c2i": GOLDEN / "llamagen_c2i" / "c2i_tiny.pt",
     "c2i flat": GOLDEN / "llamagen_c2i" / "c2i_tiny_fsdp_flat.pt",
@@ -55,7 +55,7 @@ def conditions(gpt: LlamaGenGPT, e: dict[str, Tensor]) -> tuple[Tensor, Tensor |
 
 @golden
 @pytest.mark.parametrize("name", FILES)
-def test_logits_in_one_pass_and_through_the_cache(name: str) -> None:
+def test_logits_in_one_pass_and_with_the_kv_cache(name: str) -> None:
     gpt, e = load_gpt(FILES[name]), expected(FILES[name])
     condition, mask = conditions(gpt, e)
     tokens, batch = e["image_tokens"], len(e["image_tokens"])
@@ -77,7 +77,7 @@ def test_logits_in_one_pass_and_through_the_cache(name: str) -> None:
 @golden
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", ["c2i", "t2i"])
-def test_greedy_tokens_of_the_original_sampler(name: str, recipe: str) -> None:
+def test_greedy_tokens_equal_those_of_the_original_sampler(name: str, recipe: str) -> None:
     pipe, e = quiet(mmspec.load(str(FILES[name]))), expected(FILES[name])
     if name == "c2i":
         condition: dict[str, Any] = {"class_labels": e["class_ids"].tolist()}
@@ -92,7 +92,7 @@ def test_greedy_tokens_of_the_original_sampler(name: str, recipe: str) -> None:
 
 
 @golden
-def test_the_tokenizer_decodes_and_encodes_as_the_original(tmp_path: Path) -> None:
+def test_the_tokenizer_equals_the_original(tmp_path: Path) -> None:
     vq, e = load_tokenizer(VQ), expected(VQ)
     with torch.inference_mode():
         latents = vq.encode(e["image"]).latents
@@ -116,7 +116,7 @@ CONFIG = {"n_head": 2, "block_size": 9}
 
 
 def llama_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The converted layout, written out independently of the loader."""
+    """Tensors in the converted layout, by code that is independent of the loader."""
     out: dict[str, Tensor] = {}
     parts = {
         "attention.wo": "self_attn.o_proj",
@@ -140,7 +140,7 @@ def llama_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("model_type", ["c2i", "t2i"])
-def test_every_wrapper_gives_the_same_model(model_type: str, tmp_path: Path) -> None:
+def test_every_file_format_loads_the_same_model(model_type: str, tmp_path: Path) -> None:
     tensors = tiny_checkpoint(model_type)
     args = argparse.Namespace(lr=1e-4, gpt_model="tiny")
     variants: dict[str, Any] = {
@@ -190,7 +190,7 @@ class Payload:
 def test_a_pickle_with_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": tiny_checkpoint("c2i"), "args": Payload()}, tmp_path / "evil.pt")
-    with pytest.raises(ModelError, match=re.escape("evil.pt' is refused: it wants to call posix.system")):
+    with pytest.raises(ModelError, match=re.escape("evil.pt' is refused: its pickle calls posix.system")):
         load_gpt(tmp_path / "evil.pt", CONFIG)
     assert not (tmp_path / "ran").exists()
 
@@ -202,7 +202,7 @@ def without(key: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("content", "config", "error", "message"),
     [
-        (without("norm.weight"), CONFIG, ModelError, "is not what it claims to be; missing: norm.weight"),
+        (without("norm.weight"), CONFIG, ModelError, "does not fit a LlamaGenGPT; missing: norm.weight"),
         (tiny_checkpoint("c2i") | {"extra.w": torch.zeros(1)}, CONFIG, ModelError, "unknown: extra.w"),
         (
             tiny_checkpoint("c2i") | {"norm.weight": torch.zeros(3)},
@@ -213,13 +213,13 @@ def without(key: str) -> dict[str, Tensor]:
         (tiny_checkpoint("c2i"), {"n_head": 2}, ArgumentError, "block_size of"),
         (tiny_checkpoint("c2i"), None, ArgumentError, "n_head and block_size of"),
         (tiny_checkpoint("c2i"), CONFIG | {"block_size": 10}, ArgumentError, "block_size=10 is not allowed"),
-        (tiny_checkpoint("c2i"), CONFIG | {"dim": 32}, ModelError, "config says dim=32, the tensors of"),
+        (tiny_checkpoint("c2i"), CONFIG | {"dim": 32}, ModelError, "config has dim=32, the tensors of"),
         (tiny_checkpoint("c2i"), CONFIG | {"n_kv_head": 1}, ModelError, "n_kv_head=1 is not supported"),
-        (without("tok_embeddings.weight"), CONFIG, ModelError, "is no LlamaGen transformer: tok_embeddings.weight"),
-        ({"model": {}}, CONFIG, ModelError, "holds no tensors"),
+        (without("tok_embeddings.weight"), CONFIG, ModelError, "is not a LlamaGen transformer: tok_embeddings.weight"),
+        ({"model": {}}, CONFIG, ModelError, "contains no tensors"),
     ],
 )
-def test_wrong_checkpoints(
+def test_wrong_checkpoints_are_refused(
     tmp_path: Path, content: dict[str, Any], config: dict[str, Any] | None, error: type[MMSpecError], message: str
 ) -> None:
     torch.save(content, tmp_path / "gpt.pt")
@@ -227,7 +227,7 @@ def test_wrong_checkpoints(
         load_gpt(tmp_path / "gpt.pt", config)
 
 
-def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("hello")
     with pytest.raises(ModelError, match=r"text\.pt' (is refused|cannot be read)"):
         load_gpt(tmp_path / "text.pt")
@@ -237,21 +237,21 @@ def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="neither a saved pipeline"):
         mmspec.load(str(tmp_path / "empty"))
     torch.save(tiny_checkpoint("c2i"), tmp_path / "gpt.pt")
-    with pytest.raises(ModelError, match="is no LlamaGen tokenizer: quantize.embedding.weight is missing"):
+    with pytest.raises(ModelError, match="is not a LlamaGen tokenizer: quantize.embedding.weight is missing"):
         mmspec.load(str(tmp_path / "gpt.pt"), tokenizer=str(tmp_path / "gpt.pt"), config=CONFIG)
     with pytest.raises(ArgumentError, match="tokenizer was given, but 'shapes' is complete"):
         mmspec.load("shapes", tokenizer="x.pt")
 
 
 @golden
-def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     torch.save(tiny_checkpoint("c2i"), tmp_path / "gpt.pt")
     with pytest.raises(ModelError, match="has 64 codes, the transformer 24; they do not belong together"):
         mmspec.load(str(tmp_path / "gpt.pt"), tokenizer=str(VQ), config=CONFIG)
 
 
 @golden
-def test_joined_saved_and_loaded_again(tmp_path: Path) -> None:
+def test_a_joined_pipeline_is_saved_and_loaded(tmp_path: Path) -> None:
     torch.save({"model": tiny_checkpoint("c2i", 64)}, tmp_path / "gpt.pt")
     pipe = quiet(mmspec.load(str(tmp_path / "gpt.pt"), tokenizer=str(VQ), config=CONFIG))
     assert pipe.config.guidance_scale == 4.0 and pipe.config.top_k == 2000
@@ -263,7 +263,7 @@ def test_joined_saved_and_loaded_again(tmp_path: Path) -> None:
     assert np.array_equal(same, pipe(class_labels=[3, 1], seed=0, num_images_per_prompt=2, output_type="np").images)
 
 
-def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_convert_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"module": tiny_checkpoint("c2i")}, tmp_path / "gpt.pt")
     (tmp_path / "args.json").write_text(json.dumps(CONFIG))
     words = ["convert", str(tmp_path / "gpt.pt"), "-o", str(tmp_path / "out")]
@@ -281,15 +281,15 @@ def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        ({}, ArgumentError, "exactly one of prompt, class_labels and prompt_embeds is needed; got none"),
+        ({}, ArgumentError, "exactly one of prompt, class_labels and prompt_embeds is required; got none"),
         ({"prompt": "a", "class_labels": 1}, ArgumentError, "got prompt and class_labels"),
-        ({"prompt": "a"}, ArgumentError, "this model draws classes; pass class_labels"),
+        ({"prompt": "a"}, ArgumentError, "this model is class-conditional; pass class_labels"),
         ({"class_labels": [5]}, ArgumentError, "class_labels has 5, which is not allowed; labels are 0 to 4"),
         ({"class_labels": []}, PromptError, "class_labels=[] is empty"),
-        ({"class_labels": 1, "output_type": "pil"}, ArgumentError, "needs a tokenizer and this pipeline has none"),
+        ({"class_labels": 1, "output_type": "pil"}, ArgumentError, "requires a vqvae, and this pipeline has none"),
     ],
 )
-def test_bad_calls_of_a_class_model(
+def test_bad_calls_of_a_class_conditional_model_are_refused(
     tmp_path: Path, call: dict[str, Any], error: type[MMSpecError], message: str
 ) -> None:
     torch.save(tiny_checkpoint("c2i"), tmp_path / "gpt.pt")
@@ -298,7 +298,7 @@ def test_bad_calls_of_a_class_model(
         pipe(**({"output_type": "latent"} | call))
 
 
-def test_bad_features_of_a_text_model(tmp_path: Path) -> None:
+def test_bad_features_of_a_text_conditional_model_are_refused(tmp_path: Path) -> None:
     torch.save(tiny_checkpoint("t2i"), tmp_path / "gpt.pt")
     pipe = quiet(mmspec.load(str(tmp_path / "gpt.pt"), config=CONFIG))
     assert pipe(prompt_embeds=torch.randn(2, 4, 6), output_type="latent", seed=0).tokens.shape == (2, 9)
@@ -309,7 +309,7 @@ def test_bad_features_of_a_text_model(tmp_path: Path) -> None:
             "prompt_attention_mask has shape [1, 3]; it must be [1, 4]",
         ),
         ({"prompt": "a"}, "this pipeline has no text_encoder"),
-        ({"class_labels": 1}, "this model draws from text"),
+        ({"class_labels": 1}, "this model is text-conditional"),
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
             pipe(**call, output_type="latent")

@@ -1,4 +1,4 @@
-"""Prompts of a LlamaGen through a T5 encoder and its tokenizer, tiny ones of the real classes."""
+"""Prompts of a LlamaGen with a tiny T5 encoder and its tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = ["a red  circle ", "A Blue star above a", "star"]
 
 
 def word_tokenizer() -> Any:
-    """A word each, and T5's end of sequence after them."""
+    """One token per word, and T5's end of sequence."""
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
@@ -63,7 +63,7 @@ def pipe() -> LlamaGenPipeline:
 
 
 def features(pipe: LlamaGenPipeline) -> tuple[Tensor, Tensor]:
-    """What T5 says of the prompts, padding last, by hand."""
+    """Features and mask of T5 for `PROMPTS`, tokenized by hand, with the padding last."""
     ids = torch.tensor([[3, 4, 6, 1, 0, 0], [3, 5, 7, 8, 3, 1], [7, 1, 0, 0, 0, 0]])
     mask = (ids != 0).long()
     with torch.no_grad():
@@ -72,7 +72,7 @@ def features(pipe: LlamaGenPipeline) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_prompts_are_their_features(pipe: LlamaGenPipeline, recipe: str, temperature: float) -> None:
+def test_prompts_equal_their_features(pipe: LlamaGenPipeline, recipe: str, temperature: float) -> None:
     embeds, mask = features(pipe)
     call: dict[str, Any] = {"recipe": recipe, "temperature": temperature, "seed": 3, "output_type": "latent"}
     ours = pipe(PROMPTS, **call).tokens
@@ -82,7 +82,7 @@ def test_prompts_are_their_features(pipe: LlamaGenPipeline, recipe: str, tempera
     assert torch.equal(ours, alone)
 
 
-def test_padding_goes_to_the_left_as_zeros(pipe: LlamaGenPipeline) -> None:
+def test_padding_moves_to_the_left_and_is_zero(pipe: LlamaGenPipeline) -> None:
     embeds, mask = features(pipe)
     condition = from_prompts(PROMPTS, pipe.transformer, pipe.text_encoder, pipe.tokenizer)
     assert condition.mask is not None
@@ -94,16 +94,16 @@ def test_padding_goes_to_the_left_as_zeros(pipe: LlamaGenPipeline) -> None:
         assert not got[: SLOTS - valid].any()
 
 
-def test_a_prompt_that_is_too_long_is_cut_with_a_warning(pipe: LlamaGenPipeline) -> None:
+def test_a_long_prompt_is_truncated_with_a_warning(pipe: LlamaGenPipeline) -> None:
     call: dict[str, Any] = {"seed": 0, "output_type": "latent"}
     long = "a red circle above a blue star"
-    with pytest.warns(UserWarning, match=re.escape(f"prompt={long!r} has 8 tokens, the model reads 6")):
+    with pytest.warns(UserWarning, match=re.escape(f"prompt={long!r} has 8 tokens; the model reads 6")):
         cut = pipe(long, **call).tokens
-    # The end of sequence keeps its place.
+    # The end of sequence is kept.
     assert torch.equal(cut, pipe("a red circle above a", **call).tokens)
 
 
-def test_saved_and_loaded_with_encoder_and_tokenizer(pipe: LlamaGenPipeline, tmp_path: Path) -> None:
+def test_encoder_and_tokenizer_are_saved_and_loaded(pipe: LlamaGenPipeline, tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["text_encoder"] == ["transformers", "T5EncoderModel"] and index["tokenizer"][0] == "transformers"
@@ -113,14 +113,14 @@ def test_saved_and_loaded_with_encoder_and_tokenizer(pipe: LlamaGenPipeline, tmp
         assert torch.equal(again(PROMPTS, **call).tokens, pipe(PROMPTS, **call).tokens)
 
 
-def test_half_precision(pipe: LlamaGenPipeline) -> None:
+def test_bfloat16_runs(pipe: LlamaGenPipeline) -> None:
     assert pipe.to(torch.bfloat16)(PROMPTS, seed=0, output_type="latent").tokens.shape == (3, 9)
 
 
-def test_encoders_that_do_not_fit(pipe: LlamaGenPipeline) -> None:
+def test_encoders_that_do_not_fit_are_refused(pipe: LlamaGenPipeline) -> None:
     pipe.register_modules(tokenizer=None)
-    with pytest.raises(ArgumentError, match="has a text_encoder without its tokenizer; load both, or pass prompt_emb"):
+    with pytest.raises(ArgumentError, match="has a text_encoder without its tokenizer; add it, or pass prompt_emb"):
         pipe("a star", output_type="latent")
     pipe.register_modules(tokenizer=word_tokenizer(), text_encoder=encoder(16))
-    with pytest.raises(ArgumentError, match="text_encoder gives 16 features, the transformer was made for 8"):
+    with pytest.raises(ArgumentError, match="text_encoder has 16 features, the transformer requires 8"):
         pipe("a star", output_type="latent")

@@ -1,7 +1,7 @@
-"""MAR: the numbers of the original implementation, the order of decoding, and every recipe on a head that is analytic.
+"""MAR: the results of the original implementation, the order of decoding, and every recipe with an analytic head.
 
-A random head of 100 steps explodes, so that sampling takes one that knows the noise of a Gaussian around a function of
-the condition. The reference vectors are not part of the package; `MMSPEC_GOLDEN` names their folder.
+Chains of a random head diverge, so tests of sampling use a head that predicts the noise of a Gaussian around a function
+of the condition. The reference vectors are not part of the package; `MMSPEC_GOLDEN` names their folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mmspec.vision.mar.transformer import MARTransformer
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(os.environ.get("MMSPEC_GOLDEN", ROOT.parent / "shared" / "golden")) / "mar"
-golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are elsewhere; set MMSPEC_GOLDEN")
+golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are missing; set MMSPEC_GOLDEN")
 SIZES: dict[str, Any] = {
     "grid_size": 4, "token_dim": 4, "encoder_dim": 16, "encoder_depth": 2, "encoder_heads": 2, "decoder_dim": 16,
     "decoder_depth": 2, "decoder_heads": 2, "class_num": 7, "buffer_size": 3, "head_depth": 1, "head_width": 16,
@@ -43,7 +43,7 @@ BARS = torch.from_numpy(cosine_alpha_bars()).float()
 
 
 class Analytic(nn.Module):
-    """Says the noise in a latent that is N(tanh(A * z), 0.3 ** 2), and a variance between the least and the largest."""
+    """Predicts the noise in a latent with the distribution N(tanh(A * z), 0.3 ** 2), and the lowest variance."""
 
     def __init__(self, dim: int, condition: int, lean: float = 0.0) -> None:
         super().__init__()
@@ -80,18 +80,18 @@ def test_backbone_and_head_have_the_originals_numbers() -> None:
     condition = torch.cat([model.conditions(e["labels"], rows), model.conditions(None, rows)])
     with torch.no_grad():
         for mask, z in (("mask", "z"), ("mask_one_left", "z_one_left"), (None, "z_all_masked")):
-            there = (torch.ones_like(e["mask"]) if mask is None else e[mask]) == 0
-            got = model(condition, e["tokens"].repeat(2, 1, 1), there.repeat(2, 1))
+            known = (torch.ones_like(e["mask"]) if mask is None else e[mask]) == 0
+            got = model(condition, e["tokens"].repeat(2, 1, 1), known.repeat(2, 1))
             assert float((got - e[z]).abs().max()) < 1e-4
         encoded, _, _ = model.encode(condition, e["tokens"].repeat(2, 1, 1), (e["mask"] == 0).repeat(2, 1))
         assert float((encoded - e["encoder_out"]).abs().max()) < 1e-4
         net = model.diffloss.net
         assert float((net(e["head_x"], e["head_t"], e["head_c"]) - e["head_out"]).abs().max()) < 1e-4
         x, scale, half = e["head_cfg_x"], float(e["cfg_scale"]), len(e["head_cfg_x"]) // 2
-        said = net(x[:half].repeat(2, 1), e["head_cfg_t"], e["head_cfg_c"])
-        cond, uncond = said[:half, :16], said[half:, :16]
-        said[:, :16] = (uncond + scale * (cond - uncond)).repeat(2, 1)
-        assert float((said - e["head_cfg_out"]).abs().max()) < 1e-4
+        out = net(x[:half].repeat(2, 1), e["head_cfg_t"], e["head_cfg_c"])
+        cond, uncond = out[:half, :16], out[half:, :16]
+        out[:, :16] = (uncond + scale * (cond - uncond)).repeat(2, 1)
+        assert float((out - e["head_cfg_out"]).abs().max()) < 1e-4
         plan = Schedule(100)
         assert plan.timesteps == e["timestep_map"].tolist()
         for n, i in enumerate(e["step_index"].tolist()):
@@ -102,7 +102,7 @@ def test_backbone_and_head_have_the_originals_numbers() -> None:
 
 
 @golden
-def test_every_way_a_checkpoint_comes_in(tmp_path: Path) -> None:
+def test_every_form_of_checkpoint_loads(tmp_path: Path) -> None:
     config = json.loads((GOLDEN / "config.json").read_text())
     file = GOLDEN / "checkpoint-last.pth"
     averaged = torch.load(file, weights_only=True)["model_ema"]
@@ -121,7 +121,7 @@ def test_every_way_a_checkpoint_comes_in(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="mask_token"):
         load_mar(tmp_path, config)
     save_file({"a": torch.zeros(1)}, tmp_path / "mar-tiny.safetensors")
-    with pytest.raises(ModelError, match="no MAR"):
+    with pytest.raises(ModelError, match="is not a MAR"):
         load_mar(tmp_path)
 
 
@@ -169,7 +169,7 @@ def kl(tmp_path: Path) -> tuple[AutoencoderKL, Path]:
     return vae, tmp_path / "kl16.ckpt"
 
 
-def test_the_autoencoder_is_diffusers_by_another_name(tmp_path: Path) -> None:
+def test_the_autoencoder_equals_that_of_diffusers(tmp_path: Path) -> None:
     vae, file = kl(tmp_path)
     loaded = load_kl16(file)
     assert loaded.config.block_out_channels == (32, 32, 64) and loaded.config.scaling_factor == 0.2325
@@ -185,7 +185,7 @@ def test_the_autoencoder_is_diffusers_by_another_name(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_chain_draws_what_it_was_built_for() -> None:
+def test_the_chain_samples_the_distribution_of_the_analytic_head() -> None:
     net = Analytic(4, 16)
     head = MARHead(net, 4, 16, 100)  # type: ignore[arg-type]
     noise = CounterRNG(range(4000), torch.device("cpu")).normals(np.zeros((4000, 1), dtype=np.int64), head.normals)
@@ -193,16 +193,16 @@ def test_the_chain_draws_what_it_was_built_for() -> None:
     mean = torch.tanh(net.means.bias)
     assert float((sampler.mean.mean((0, 1)) - mean).abs().max()) < 0.03
     assert float((sampler.mean.std((0, 1)) - 0.3).abs().max()) < 0.03
-    # The last step's own deviation, as the head says it: hardly any.
+    # The deviation of the last step is small.
     assert 0.005 < float(sampler.log_sigma.exp().mean()) < 0.007 and float(sampler.path.mean()) < -20
-    # Fewer steps start from the same noise and come out near.
+    # A chain with fewer steps starts from the same noise and ends close to it.
     few = MARHead(Analytic(4, 16), 4, 16, 25)  # type: ignore[arg-type]
     near = few(Logits(torch.zeros(4000, 1, 16), None), noise, np.zeros((4000, 1), dtype=np.int64))
     assert float((near.mean - sampler.mean).square().mean().sqrt()) < 0.3
     assert isinstance(near, Gaussian)
 
 
-def test_windows_are_single_latents() -> None:
+def test_windows_equal_single_latents() -> None:
     model = tiny()
     order, labels = orders([3, 4, 5], 16), torch.tensor([1, 2, 3])
     generator = torch.Generator().manual_seed(1)
@@ -210,10 +210,10 @@ def test_windows_are_single_latents() -> None:
     by_place = torch.zeros_like(latents).scatter_(1, order[..., None].expand_as(latents), latents)
     with torch.no_grad():
         single, window = (MARTarget(model, labels, order, guided=True) for _ in range(2))
-        said = [single.prefill()] + [single.forward(latents[:, n : n + 1], np.full(3, n)) for n in range(15)]
+        steps = [single.prefill()] + [single.forward(latents[:, n : n + 1], np.full(3, n)) for n in range(15)]
         expected = [
-            torch.cat([s.cond for s in said], 1),
-            torch.cat([s.uncond for s in said if s.uncond is not None], 1),
+            torch.cat([s.cond for s in steps], 1),
+            torch.cat([s.uncond for s in steps if s.uncond is not None], 1),
         ]
         window.prefill()
         window.forward(torch.randn(3, 5, 4, generator=generator), np.array([0, 0, 0]))
@@ -226,14 +226,14 @@ def test_windows_are_single_latents() -> None:
                 assert side is not None and float((side[b] - want[b, a + 1 : a + 5]).abs().max()) < 1e-5
         window.select_rows([0, 2])
         got = window.forward(latents[[0, 2], 12:], np.array([12, 12]))  # reaches past the end
-        assert float((got.cond[:, :3] - expected[0][[0, 2], 13:]).abs().max()) > 1e-3  # 8 to 11 were never read
+        assert float((got.cond[:, :3] - expected[0][[0, 2], 13:]).abs().max()) > 1e-3  # latents 8 to 11 are missing
         for n in range(12):
             window.forward(latents[[0, 2], n : n + 1], np.array([n, n]))
         got = window.forward(latents[[0, 2], 12:], np.array([12, 12]))
         assert float((got.cond[:, :3] - expected[0][[0, 2], 13:]).abs().max()) < 1e-5
-        # And as the published loop sees it: everything before is there, everything else is masked.
-        there = torch.zeros(3, 16, dtype=torch.bool).scatter(1, order[:, :9], True)
-        z = model(model.conditions(labels, 3), by_place, there)
+        # As in the published loop: all latents before are known, all others are masked.
+        known = torch.zeros(3, 16, dtype=torch.bool).scatter(1, order[:, :9], True)
+        z = model(model.conditions(labels, 3), by_place, known)
         assert float((z[torch.arange(3), order[:, 9]] - expected[0][:, 9]).abs().max()) < 1e-5
 
 
@@ -247,7 +247,7 @@ def test_passes_of_the_published_schedule() -> None:
         missing(256, 0)
 
 
-def test_plain_decoding_is_the_loops() -> None:
+def test_published_decoding_equals_the_loop() -> None:
     pipe = quiet(MARPipeline(tiny()))
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 3, "head_steps": 8, "output_type": "latent"}
     plain = pipe(**call)
@@ -259,7 +259,7 @@ def test_plain_decoding_is_the_loops() -> None:
     assert torch.allclose(alone.tokens[0], plain.tokens[1], atol=1e-5)
     unguided = pipe(guidance_scale=1.0, **call)
     assert not torch.allclose(unguided.tokens, plain.tokens)
-    # Decoded in any order, latents lie at the places they were drawn for.
+    # Rows have different orders of places.
     assert not torch.equal(orders([3], 16), orders([4], 16))
 
 
@@ -282,16 +282,16 @@ def test_recipes_run(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["draft+smoothed:window=3", "draft+cspd:schedule=corrected,window=3"])
-def test_a_draft_that_is_the_target_is_accepted_where_its_conditions_are(recipe: str) -> None:
+def test_drafts_of_the_target_itself_are_accepted_if_conditions_are_equal(recipe: str) -> None:
     pipe = quiet(MARPipeline(tiny(), None, tiny()))
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "head_steps": 6, "output_type": "latent"}
     assert pipe(recipe=recipe, **call).stats.acceptance == [1.0, 1.0]
-    # The published schedule hides drafts from the target, and so refuses what the target itself would draw.
+    # The published schedule hides drafts from the target, and so rejects even drafts of the target itself.
     published = pipe(recipe="draft+cspd:window=5,flatten=1,prefill=0", **call).stats.acceptance
     assert published[0] == 1.0 and all(a is not None and a < 0.7 for a in published[1:])
 
 
-def test_the_published_schedule_takes_the_published_calls() -> None:
+def test_the_published_schedule_takes_the_published_number_of_calls() -> None:
     sizes = {"encoder_depth": 1, "decoder_depth": 1, "grid_size": 16}
     pipe = quiet(MARPipeline(tiny(**sizes), None, tiny(lean=0.02, **sizes)))
     call: dict[str, Any] = {"class_labels": 1, "seed": 0, "head_steps": 2, "guidance_scale": 1, "output_type": "latent"}
@@ -300,11 +300,11 @@ def test_the_published_schedule_takes_the_published_calls() -> None:
     assert bool(out.tokens.isfinite().all()) and bool((out.tokens != 0).all())
 
 
-def test_the_published_schedule_keeps_what_the_target_would_draw_in_the_first_pass() -> None:
+def test_the_published_schedule_accepts_drafts_of_the_target_in_the_first_pass() -> None:
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "head_steps": 6, "output_type": "latent", "steps": 8}
     same = quiet(MARPipeline(tiny(), None, tiny()))
     recipe = "draft+cspd:flatten=1,prefill=0"
-    # Looked at after each pass, a draft that is the target is the target: nothing was hidden.
+    # With a verification after each pass nothing is hidden, and a draft model equal to the target is always accepted.
     out = same(recipe=f"{recipe},window=2", **call)
     assert all(a == 1.0 for a in out.stats.acceptance) and out.stats.nfe == 8
     later = same(recipe=f"{recipe},window=5", **call)
@@ -313,7 +313,7 @@ def test_the_published_schedule_keeps_what_the_target_would_draw_in_the_first_pa
     assert torch.allclose(alone.tokens[0], later.tokens[1], atol=1e-4)
 
 
-def test_shortcuts_cost_what_they_say() -> None:
+def test_shortcuts_change_the_result() -> None:
     pipe = quiet(MARPipeline(tiny()))
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "head_steps": 12, "output_type": "latent"}
     full = pipe(steps=8, **call)
@@ -327,7 +327,7 @@ def test_shortcuts_cost_what_they_say() -> None:
         Shortcuts(refresh=0)
 
 
-def test_the_pipeline_saves_and_draws(tmp_path: Path) -> None:
+def test_the_pipeline_is_saved_and_loaded(tmp_path: Path) -> None:
     vae, file = kl(tmp_path)
     torch.manual_seed(0)
     model = MARTransformer(**SIZES)

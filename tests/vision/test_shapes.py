@@ -1,4 +1,4 @@
-"""The weights that ship with the package."""
+"""The shapes model in the package."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def pipe() -> Any:
     return pipe
 
 
-def test_everything_is_float32_and_small(pipe: Any) -> None:
+def test_weights_are_float32_and_small(pipe: Any) -> None:
     modules = (pipe.transformer, pipe.vqvae, pipe.text_encoder, pipe.draft_transformer)
     assert {module.dtype for module in modules} == {torch.float32}
     assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*")) < 12e6
 
 
-def test_it_draws_what_it_is_told(pipe: Any) -> None:
+def test_images_follow_their_prompts(pipe: Any) -> None:
     classifier = ShapesClassifier.from_pretrained(WEIGHTS / "classifier").float().eval()
     out = pipe(PROMPTS, num_images_per_prompt=2, seed=0, output_type="pt")
     wanted = [parse(prompt) for prompt in PROMPTS for _ in range(2)]
@@ -41,13 +41,13 @@ def test_it_draws_what_it_is_told(pipe: Any) -> None:
     assert out.stats.tokens_per_call > 3
 
 
-def test_greedy_is_the_same_by_every_recipe(pipe: Any) -> None:
+def test_greedy_tokens_are_equal_for_all_recipes(pipe: Any) -> None:
     plain = pipe(PROMPTS, recipe="plain", temperature=0).tokens
     for recipe in ("draft", "eagle", "table", "recycle", "sjd", "scd", "tree-table", "tree-eagle"):
         assert torch.equal(pipe(PROMPTS, recipe=recipe, temperature=0).tokens, plain), recipe
 
 
-def test_a_reduced_tokenizer_keeps_what_it_has_and_takes_the_nearest_for_the_rest() -> None:
+def test_a_reduced_tokenizer_replaces_other_codes_by_the_nearest() -> None:
     whole = ShapesTokenizer(levels=(4, 4), channels=8)
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     codes = whole.encode(images)

@@ -77,13 +77,13 @@ def test_described_captions_parse_back(held_out: bool) -> None:
         assert is_held_out(caption) == held_out
 
 
-def test_mirrored_captions_are_one_picture() -> None:
+def test_mirrored_captions_are_the_same_image() -> None:
     one, other = parse("a small red circle below a blue square"), parse("a blue square above a small red circle")
     assert one.canonical() == other.canonical() == other
     assert is_held_out(one) == is_held_out(other)
 
 
-def test_features_mark_what_each_thing_is() -> None:
+def test_features_mark_the_values_of_each_thing() -> None:
     batch = captions(20, seed=4)
     rows = features(batch)
     assert rows.shape == (20, CONDITION_SLOTS, FEATURE_DIM)
@@ -116,7 +116,7 @@ def test_rendering_is_deterministic() -> None:
     assert np.array_equal(to_uint8(batch)[0], render(scenes[0]))
 
 
-def test_objects_lie_inside_and_as_related() -> None:
+def test_objects_are_inside_and_in_their_relation() -> None:
     rng = random.Random(6)
     for _ in range(300):
         scene = sample_scene(rng)
@@ -147,20 +147,20 @@ def test_tokenizer_shapes() -> None:
 def test_scores_count_only_what_the_prompt_states() -> None:
     seen = Caption("small", "red", "circle", "above", "large", "blue", "star", "plain", "white")
     scores = score_captions([seen, seen], [parse("a blue star below a red circle"), parse("a red circle")])
-    assert scores["captions"] == 0.5  # the second image shows an object too many
+    assert scores["captions"] == 0.5  # the second image has one object too many
     assert scores["attributes"] == 7 / 8
     assert scores["relation"] == 0.5
 
 
-def test_rough_scenes_keep_the_caption_and_have_more_to_them() -> None:
+def test_rough_scenes_keep_the_caption_and_have_more_distinct_patches() -> None:
     rng = random.Random(0)
     scenes = [sample_scene(rng, look=LOOKS["rough"]) for _ in range(40)]
     images = render_batch(scenes)
     assert torch.equal(images, render_batch(scenes))
     for scene, image in zip(scenes, images, strict=True):
         x, y = scene.centre1
-        drawn = (image[:, y - 1 : y + 1, x - 1 : x + 1].mean((1, 2)) + 1) * 127.5
-        assert (drawn - torch.tensor(OBJECT_RGB[scene.caption.colour1])).abs().max() < 40
+        color = (image[:, y - 1 : y + 1, x - 1 : x + 1].mean((1, 2)) + 1) * 127.5
+        assert (color - torch.tensor(OBJECT_RGB[scene.caption.colour1])).abs().max() < 40
     clean = render_batch([sample_scene(rng) for _ in range(40)])
     rough_tiles, clean_tiles = (
         len(i.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 48).unique(dim=0))

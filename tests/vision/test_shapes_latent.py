@@ -1,4 +1,4 @@
-"""The latent shapes model: it draws what it is told, and every rule does with it what it promises."""
+"""The shapes model of latents in the package: prompts, windows, rules and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pipe() -> Any:
     return mmspec.load("shapes-latent")
 
 
-def test_it_draws_what_it_is_told(pipe: Any) -> None:
+def test_images_follow_their_prompts(pipe: Any) -> None:
     classifier = ShapesClassifier.from_pretrained(WEIGHTS / "classifier", low_cpu_mem_usage=False).float().eval()
     out = pipe(PROMPTS, seed=0, output_type="pt", head_steps=8)
     wanted = [parse(prompt) for prompt in PROMPTS]
@@ -32,12 +32,12 @@ def test_it_draws_what_it_is_told(pipe: Any) -> None:
     assert out.stats.tokens_per_call == 1.0 and out.tokens.shape == (2, 256, 5)
 
 
-def test_windows_are_single_latents(pipe: Any) -> None:
+def test_windows_equal_single_latents(pipe: Any) -> None:
     call: dict[str, Any] = {"seed": 1, "output_type": "latent", "head_steps": 2}
     plain = pipe(PROMPTS[0], **call).tokens
     for recipe in ("few-steps+tolerance:steps=2,distance=0.001,window=9", "scd+tolerance:distance=0.00001"):
         out = pipe(PROMPTS[0], recipe=recipe, **call)
-        # Rounding may tip a latent between two codes, and all after it.
+        # Rounding may move a latent from one code to another, and with it all later ones.
         same = (out.tokens - plain).abs().amax(-1) < 1e-3
         assert float(same.float().mean()) > 0.9 and out.stats.tokens_per_call > 1.5, recipe
 
@@ -50,12 +50,12 @@ RECIPES = [
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_speculate(pipe: Any, recipe: str) -> None:
+def test_recipes_take_fewer_calls(pipe: Any, recipe: str) -> None:
     out = pipe(PROMPTS[0], recipe=recipe, seed=2, output_type="latent", head_steps=2)
     assert bool(out.tokens.isfinite().all()) and out.stats.tokens_per_call > 1
 
 
-def test_what_it_refuses(pipe: Any) -> None:
+def test_bad_calls_are_refused(pipe: Any) -> None:
     with pytest.raises(ArgumentError, match="for discrete tokens"):
         pipe(PROMPTS[0], recipe="scd")
     with pytest.raises(ArgumentError, match="top_k=5"):

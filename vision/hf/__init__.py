@@ -1,1 +1,1 @@
-"""Image generators of transformers: adapters and pipelines."""
+"""Image generators of transformers: how they are decoded, their adapters and their pipeline."""

@@ -1,4 +1,4 @@
-"""Pipelines from what transformers saves, and from models that are loaded already."""
+"""Pipelines from folders of transformers models, and from loaded models."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import load_model, model_class, read_json, read_processor
 from mmspec.hf.request import unwrap
-from mmspec.vision.hf.pipeline import TransformersPipeline, home
+from mmspec.vision.hf.pipeline import TransformersPipeline, input_device
 from mmspec.vision.hf.vqgan import load_vqgan
 
-# Classes of other libraries that save what one of transformers loads -> that class, and the layout of its images.
+# Classes of other libraries whose files a transformers class loads -> that class, and the layout of its images.
 ALIASES = {"ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina")}
-# Where diffusers' pipeline keeps GLM-Image's first stage.
+# The folders of GLM-Image's first stage in diffusers' pipeline.
 STAGE, STAGE_PROCESSOR = "vision_language_encoder", "processor"
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-# What reads images in Chameleon; models that only draw are published without it.
+# Weights that encode images in Chameleon; models that only generate images are published without them.
 UNUSED = "model.vqmodel."
 
 
 def is_stage(folder: Path) -> bool:
-    """Whether a folder holds diffusers' pipeline of GLM-Image."""
+    """Whether a folder contains diffusers' pipeline of GLM-Image."""
     return read_json(folder / "model_index.json").get("_class_name") == "GlmImagePipeline"
 
 
@@ -37,15 +37,23 @@ def from_folder(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> TransformersPipeline:
-    """A pipeline from a folder with a model of transformers, its processor beside it; see `mmspec.load`.
+    """A pipeline from a folder with a transformers model and its processor; see `mmspec.load`.
+
+    Args:
+        folder: The folder, or one with diffusers' pipeline of GLM-Image.
+        processor: A processor, or a folder or Hub id with one; None takes the one in the folder.
+        tokenizer: The VQGAN's file, for Chameleon.
+        config: `layout` ("anole" or "lumina"), for Chameleon.
+        device: Where to put the model.
+        dtype: The type of its weights.
 
     Raises:
-        ArgumentError: For a class without an adapter, a processor that is not there and options of another class.
-        ModelError: For files that are not what they claim to be.
+        ArgumentError: If the class has no adapter, the processor is missing, or an option belongs to another class.
+        ModelError: If the files cannot be loaded, or weights are missing.
     """
-    beside = folder
+    processor_folder = folder
     if is_stage(folder):
-        folder, beside = folder / STAGE, folder / STAGE_PROCESSOR
+        folder, processor_folder = folder / STAGE, folder / STAGE_PROCESSOR
     found = model_class(folder)
     name, layout = ALIASES.get(found, (found, None))
     if name not in GENERATE_ADAPTERS:
@@ -55,8 +63,8 @@ def from_folder(
             'for a class of yours, see "Adding a model" in the README (docs/adding-a-model.md)'
         )
     model = load_model(folder, device, dtype, name, unused=(UNUSED,))
-    if processor is None and any((beside / file).exists() for file in PROCESSOR_FILES):
-        processor = beside
+    if processor is None and any((processor_folder / file).exists() for file in PROCESSOR_FILES):
+        processor = processor_folder
     if isinstance(processor, (str, Path)):
         processor = read_processor(processor, name)
     return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
@@ -68,19 +76,21 @@ def from_model(
     tokenizer: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> TransformersPipeline:
-    """A pipeline around a model where it is; see `mmspec.load`.
+    """A pipeline around a loaded model, which stays on its device; see `mmspec.load`.
 
     Args:
+        model: The model.
+        processor: Its processor.
         tokenizer: The VQGAN's file, for Chameleon.
         config: `layout` ("anole" or "lumina"), for Chameleon.
 
     Raises:
-        ArgumentError: As `TransformersPipeline`.
-        ModelError: As `TransformersPipeline` and `load_vqgan`.
+        ArgumentError: If the class has no adapter, the processor is missing, or an option belongs to another class.
+        ModelError: If the VQGAN's file cannot be loaded, or the model has another number of codes.
     """
     options = dict(config or {})
     layout = options.pop("layout", None)
     if options:
-        raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed here; it may have 'layout'")
-    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(home(model), model.dtype)
+        raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed; the only option is 'layout'")
+    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(input_device(model), model.dtype)
     return TransformersPipeline(unwrap(model), processor, vqvae, layout=layout)

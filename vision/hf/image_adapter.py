@@ -1,4 +1,4 @@
-"""What a pipeline needs of a model class besides decoding: prompts made into inputs, and tokens made into pixels."""
+"""The interface of image adapters, which turn prompts into arguments of `generate`, and tokens into pixels."""
 
 from __future__ import annotations
 
@@ -14,86 +14,92 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_request import ImageRequest
 
-# What transformers takes when neither a call nor a checkpoint says anything.
+# The default of transformers.
 TOP_K = 50
 
 
 @dataclass(frozen=True)
 class DecodingJob:
-    """An order as its model reads it.
+    """The arguments of `generate` for an image request.
 
-    - `arguments`: of `generate`, with `input_ids` int64 [B, T] among them.
-    - `length`: tokens to be made.
-    - `image`: where an image's codes lie in what `generate` returns, int64 [h * w].
-    - `grid`: rows and columns of codes, h and w.
+    Attributes:
+        arguments: Of `generate`, with `input_ids` int64 [B, T] and `attention_mask` among them.
+        length: Tokens to generate.
+        image: Positions of the image's codes in the result of `generate`, int64 [h * w].
+        grid: Rows and columns of codes, (h, w).
     """
 
     arguments: dict[str, Any]
     length: int
-    picture: Tensor
+    image: Tensor
     grid: tuple[int, int]
 
 
 class ImageAdapter(Protocol):
-    """A model with what surrounds it; made of both. A plug-in's adapter brings its own as `adapter`.
+    """The adapter of a model class, constructed with a model and its `Components`.
 
     Attributes:
-        sampling: How its tokens are drawn when a call does not say.
-        room: Tokens a prompt and an image may have together.
-        no_pixels: Why images cannot be had and what would help; None when they can.
+        sampling: The default sampling parameters.
+        max_length: Tokens that a prompt and an image may have together.
+        no_pixels: Why the model cannot return pixels, and what to do about it; None if it can.
     """
 
     sampling: SamplingParams
-    room: int
+    max_length: int
     no_pixels: str | None
 
     def job(self, request: ImageRequest) -> DecodingJob:
-        """Reads an order.
+        """The arguments of `generate` for a request.
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: For an option that the model does not have.
+            PromptError: If the model does not accept a prompt.
+            ArgumentError: If the model does not have an option of the request, or an option has a value that is not
+                allowed.
         """
         ...
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """The codebook entries, int64 [B, h * w], that the model's ids of an image (int64 [B, h * w]) stand for."""
+        """The codes int64 [B, h * w] of the model's ids int64 [B, h * w]."""
         ...
 
     def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
-        """Images [B, H, W, 3] of codes int64 [B, h * w]."""
+        """Images uint8 [B, H, W, 3] of codes int64 [B, h * w]."""
         ...
 
 
 @dataclass(frozen=True)
 class Components:
-    """What a model comes with.
+    """The parts of a pipeline besides the model.
 
     Attributes:
-        processor: Its processor of transformers.
-        vqvae: A decoder of its codes.
-        layout: How its images are written.
+        processor: The processor of transformers.
+        vqvae: A decoder of the codes, for Chameleon.
+        layout: How images are written as tokens, for Chameleon.
     """
 
     processor: Any = None
     vqvae: Any = None
     layout: str | None = None
 
-    def refuse(self, model: Any) -> None:
-        """Checks that nothing is given that the class has no use for.
+    def refuse_chameleon_parts(self, model: Any) -> None:
+        """Checks that there are no parts that only Chameleon uses.
 
         Raises:
-            ArgumentError: For what most classes have no use for.
+            ArgumentError: If there is a `vqvae` or a `layout`.
         """
         for name, value in (("tokenizer", self.vqvae), ("layout", self.layout)):
             if value is not None:
-                raise ArgumentError(f"{name} was given, but it is no option of {type(model).__name__}; leave it out")
+                raise ArgumentError(f"{name} is not an option of {type(model).__name__}; leave it out")
 
-    def need(self, model: Any, kind: str) -> Any:
-        """The processor, of class `kind`.
+    def require_processor(self, model: Any, kind: str) -> Any:
+        """The processor.
+
+        Args:
+            model: The model that needs it.
+            kind: The name of its class.
 
         Raises:
-            ArgumentError: When there is none, or one of another class.
+            ArgumentError: If it is missing, or of another class.
         """
         if self.processor is None:
             raise ArgumentError(
@@ -106,36 +112,36 @@ class Components:
         return self.processor
 
 
-class Pattern:
-    """A `prefix_allowed_tokens_fn` that goes by position alone.
+class AllowedByPosition:
+    """A `prefix_allowed_tokens_fn` that depends on the position only.
 
-    Attributes:
-        pattern: The ids allowed for each new token.
+    Args:
+        allowed: The ids that are allowed for each new token.
         start: Tokens of the prompts, padding included.
-        width: Tokens per line, where lines are of one length.
+        width: Tokens per line, if all lines have the same length.
     """
 
-    def __init__(self, pattern: Sequence[Sequence[int]], start: int, width: int | None = None) -> None:
+    def __init__(self, allowed: Sequence[Sequence[int]], start: int, width: int | None = None) -> None:
         self.width = width
-        self._pattern = pattern
+        self._allowed = allowed
         self._start = start
 
     def __call__(self, row: int, ids: Tensor) -> Sequence[int]:
-        """The ids allowed after `ids` (int64 [n]), whatever the row."""
-        return self._pattern[len(ids) - self._start]
+        """The ids that may follow `ids`, int64 [n]."""
+        return self._allowed[len(ids) - self._start]
 
 
 def default_sampling(model: Any, guidance_scale: float = 1.0, top_k: int = TOP_K) -> SamplingParams:
-    """What the checkpoint's generation config says; the arguments where it says nothing."""
-    said = model.generation_config
+    """The sampling parameters of the model's generation config; the arguments where it has none."""
+    config = model.generation_config
     return SamplingParams(
-        temperature=1.0 if said.temperature is None else said.temperature,
-        top_k=top_k if said.top_k is None else said.top_k,
-        top_p=1.0 if said.top_p is None else said.top_p,
-        guidance_scale=guidance_scale if said.guidance_scale is None else said.guidance_scale,
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_k=top_k if config.top_k is None else config.top_k,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        guidance_scale=guidance_scale if config.guidance_scale is None else config.guidance_scale,
     )
 
 
 def eight_bit(images: Sequence[Any]) -> NDArray[np.uint8]:
-    """PIL images of one size as [B, H, W, 3]."""
-    return np.stack([np.asarray(picture) for picture in images])
+    """PIL images of one size as an array uint8 [B, H, W, 3]."""
+    return np.stack([np.asarray(image) for image in images])

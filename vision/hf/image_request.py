@@ -1,4 +1,4 @@
-"""What a pipeline is asked to draw, and what is refused before any model runs."""
+"""Image requests: the part of a pipeline's call that image adapters convert, and its checks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mmspec.errors import ArgumentError, PromptError
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """What is to be drawn.
+    """Prompts and sizes of the images to generate.
 
     Attributes:
         prompts: One per image.
-        guided: Whether an unconditional side is needed.
-        negative_prompt: What guidance leads away from; None is the model's own.
-        height: In pixels; None is the model's own.
-        width: In pixels; None is the model's own.
+        guided: Whether unconditional prompts are needed.
+        negative_prompt: The text of the unconditional prompts; None is the model's default.
+        height: In pixels; None is the model's default.
+        width: In pixels; None is the model's default.
     """
 
     prompts: Sequence[str]
@@ -29,10 +29,10 @@ class ImageRequest:
 
 
 def size_of(request: ImageRequest, factor: int) -> tuple[int, int] | None:
-    """Height and width of an order; None where it leaves them to the model.
+    """Height and width of a request in pixels; None for the model's default.
 
     Raises:
-        ArgumentError: For one side without the other, and for what is no multiple of `factor` pixels.
+        ArgumentError: If only one of them is given, or one is not a multiple of `factor`.
     """
     height, width = request.height, request.width
     if height is None and width is None:
@@ -45,22 +45,22 @@ def size_of(request: ImageRequest, factor: int) -> tuple[int, int] | None:
 
 
 def refuse_options(model: Any, request: ImageRequest, *names: str) -> None:
-    """Checks that none of these options of an order is given.
+    """Checks that a request sets none of these options, which the model does not have.
 
     Raises:
-        ArgumentError: When an option of an order is given that the model does not have.
+        ArgumentError: If one of them is set.
     """
     for name in names:
         value = getattr(request, name)
         if value is not None:
-            raise ArgumentError(f"{name}={value!r} is not allowed: it is no option of {type(model).__name__}")
+            raise ArgumentError(f"{name}={value!r} is not an option of {type(model).__name__}; leave it out")
 
 
 def refuse_empty(prompts: Sequence[str]) -> None:
-    """Checks that every prompt says something.
+    """Checks that every prompt has text.
 
     Raises:
-        PromptError: For a prompt that says nothing.
+        PromptError: If a prompt is empty.
     """
     for prompt in prompts:
         if not prompt.strip():
@@ -68,10 +68,10 @@ def refuse_empty(prompts: Sequence[str]) -> None:
 
 
 def chat(processor: Any, prompts: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Prompts as conversations of one turn.
+    """Prompts as conversations of one user turn.
 
     Raises:
-        ArgumentError: When the processor has no chat template.
+        ArgumentError: If the processor has no chat template.
     """
     if getattr(processor, "chat_template", None) is None:
         raise ArgumentError(f"processor ({type(processor).__name__}) has no chat_template, which this model needs")

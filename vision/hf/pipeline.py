@@ -1,4 +1,4 @@
-"""The pipeline around transformers' own classes: prompts to images, by any recipe."""
+"""The pipeline of transformers models: prompts to images, by any recipe."""
 
 from __future__ import annotations
 
@@ -30,26 +30,28 @@ from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
 
 
 class TransformersPipeline(DiffusionPipeline):
-    """Images from a model of transformers: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
+    """Generates images with a transformers model: Janus, Emu3, Chameleon (Anole, Lumina-mGPT), GLM-Image, ImageGPT.
 
     Args:
         model: The target.
-        processor: What transformers loads beside it. ImageGPT can do without one, and has no colours then.
+        processor: The model's processor. Without one, ImageGPT returns tokens only.
         vqvae: For Chameleon, the decoder of its codes, see `mmspec.vision.hf.vqgan.load_vqgan`. Without one a call
-            gives tokens only (`output_type="latent"`).
+            returns tokens only (`output_type="latent"`).
         draft_model: A smaller model of the same class, for the recipe `draft`; optional.
-        layout: For Chameleon, "anole" (None is the same) or "lumina".
-        temperature: The defaults of a call; None is what the model's own `generate` takes, or its published sampler
-            where it has none.
-        top_k: As for `temperature`.
-        top_p: As for `temperature`.
-        guidance_scale: As for `temperature`.
-        recipe: The default one.
+        layout: For Chameleon, "anole" (the default) or "lumina".
+        temperature: The default of a call; None takes that of the model's generation config, or of its published
+            sampler.
+        top_k: As `temperature`.
+        top_p: As `temperature`.
+        guidance_scale: As `temperature`.
+        recipe: The default of a call.
+
+    Attributes:
+        heads: Draft heads by kind; see `add_drafter`.
 
     Raises:
-        ArgumentError: For a class that has no adapter, for a processor that is missing and for options of another
-            class.
-        ModelError: When model and `vqvae` do not have the same codes.
+        ArgumentError: If the class has no adapter, the processor is missing, or an option belongs to another class.
+        ModelError: If model and `vqvae` have different numbers of codes.
     """
 
     model_cpu_offload_seq = "draft_model->model->vqvae"
@@ -104,42 +106,44 @@ class TransformersPipeline(DiffusionPipeline):
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
         measure_entropy: bool = False,
     ) -> ImageOutput:
-        """Draws images of prompts.
+        """Generates images for prompts.
 
         An exception from a callback ends the call.
 
         Args:
             prompt: One or more prompts; None for ImageGPT, which takes none.
-            negative_prompt: What guidance leads away from (Emu3); None is the one of the model's documentation.
-            height: In pixels, both or neither (Emu3, Lumina-mGPT, GLM-Image).
-            width: In pixels, both or neither (Emu3, Lumina-mGPT, GLM-Image).
-            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
-            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
-                `generator` where that is given.
-            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            top_k: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            top_p: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            num_images_per_prompt: Images per prompt; they lie next to each other in the output.
-            output_type: "pil", "np", "pt" or "latent"; floats are those of the 8-bit image.
+            negative_prompt: The text of the unconditional prompt (Emu3); None is that of the model's documentation.
+            height: In pixels, with `width` (Emu3, Lumina-mGPT, GLM-Image).
+            width: In pixels, with `height`.
+            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
+            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
+                `generator`, or from torch's global generator.
+            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's default.
+            top_k: As `temperature`.
+            top_p: As `temperature`.
+            guidance_scale: As `temperature`.
+            num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
+            output_type: "pil", "np", "pt" or "latent"; floats have the values of the 8-bit image.
             return_dict: False returns `(images,)`.
             on_step: Called with a `mmspec.decoding.batch.Step` after every target call; its tokens are ids of the
                 model.
-            callback_on_step_end: The diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
+            callback_on_step_end: The same in the form of diffusers, `(pipe, target calls, tokens so far, {"tokens":
+                ...})`.
             measure_entropy: Also report the entropy of the target distribution.
 
         Returns:
-            An `ImageOutput`; its `tokens` are codes of the image's codebook, whatever the model calls them.
+            An `ImageOutput` whose `tokens` are codes of the image's codebook.
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: When an argument has a value that is not allowed.
-            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+            PromptError: If the model does not accept a prompt, or it is too long.
+            ArgumentError: If an argument has a value that is not allowed, or is not an option of the model.
+            UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call(num_images_per_prompt, output_type)
         adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
         if output_type != "latent" and adapter.no_pixels is not None:
-            raise ArgumentError(f"output_type={output_type!r} cannot be had: {adapter.no_pixels}")
+            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
         default = self.config
         sampling = SamplingParams(
             temperature=default.temperature if temperature is None else temperature,
@@ -150,15 +154,15 @@ class TransformersPipeline(DiffusionPipeline):
         prompts = [text for text in read_prompts(prompt) for _ in range(num_images_per_prompt)]
         rows = len(prompts)
         job = adapter.job(ImageRequest(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
-        check_room(job, adapter.room)
-        device = home(self.model)
+        check_length(job, adapter.max_length)
+        device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in job.arguments.items()}
         seeds = row_seeds(seed, rows, generator)
         with memory_for(rows), self.progress_bar(total=rows * job.length) as bar:
             out = GenerationMixin.generate(
                 self.model,
                 **arguments,
-                **settings(sampling),
+                **sampling_arguments(sampling),
                 max_new_tokens=job.length,
                 return_dict_in_generate=True,
                 custom_generate=generate,
@@ -169,19 +173,23 @@ class TransformersPipeline(DiffusionPipeline):
                 on_step=observer(self, bar, on_step, callback_on_step_end),
                 measure_entropy=measure_entropy,
             )
-        codes = adapter.codes(out.sequences[:, job.picture.to(out.sequences.device)])
-        images = codes if output_type == "latent" else as_asked(adapter.pixels(codes, job.grid), output_type)
+        codes = adapter.codes(out.sequences[:, job.image.to(out.sequences.device)])
+        images = codes if output_type == "latent" else convert_images(adapter.pixels(codes, job.grid), output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, codes, seeds, out.stats)
 
     def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
-        """Prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
+        """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
+
+        Args:
+            prompts: One per row.
+            slack: Tokens that a window may extend past the end of the image.
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: For a class whose tokens are no plain numbers.
+            PromptError: If the model does not accept a prompt, or it is too long.
+            ArgumentError: If the model does not support the pipeline's defaults.
         """
         c = self.config
         sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
@@ -189,20 +197,22 @@ class TransformersPipeline(DiffusionPipeline):
         image_job = adapter.job(
             ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)
         )
-        check_room(image_job, adapter.room)
-        device = home(self.model)
+        check_length(image_job, adapter.max_length)
+        device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
         jobs: list[GenerateJob] = []
 
-        def take(model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any) -> Tensor:
+        def capture(
+            model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any
+        ) -> Tensor:
             config = given.pop("generation_config")
             jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, config, given))
             return input_ids
 
         with torch.no_grad():
-            settled = settings(sampling)
+            settings = sampling_arguments(sampling)
             GenerationMixin.generate(
-                self.model, **arguments, **settled, max_new_tokens=image_job.length, custom_generate=take
+                self.model, **arguments, **settings, max_new_tokens=image_job.length, custom_generate=capture
             )
         (job,) = jobs
         resources = job.resources(self.draft_model, slack, list(self.heads.values()))
@@ -211,24 +221,24 @@ class TransformersPipeline(DiffusionPipeline):
         )
 
     def new_small(self) -> Any:
-        """Refuses to make a smaller model.
+        """Raises an error: mmspec trains no small transformers models.
 
         Raises:
-            ArgumentError: Always; a smaller model of the class is trained as transformers trains it.
+            ArgumentError: Always.
         """
         raise ArgumentError(
-            f"--kind: no small model is trained for a {type(self.model).__name__}; train one by other means and pass "
-            "it as draft_model, or take eagle or medusa"
+            f"--kind: mmspec cannot train a small {type(self.model).__name__}; train one with transformers and pass it "
+            "as draft_model, or use --kind eagle or medusa"
         )
 
     def add_drafter(self, folder: str | Path) -> None:
-        """Takes a head in place of the one of its kind, if there is one.
+        """Adds a draft head; it replaces one of the same kind.
 
         Args:
-            folder: Of `mmspec train-drafter`.
+            folder: Written by `mmspec train-drafter`.
 
         Raises:
-            ModelError: When it holds none.
+            ModelError: If the folder does not contain a draft head.
         """
         head = load_head(folder)
         self.heads[head.kind] = head.to(self.model.dtype)
@@ -244,10 +254,10 @@ class TransformersPipeline(DiffusionPipeline):
         return pipe
 
 
-def home(model: Any) -> torch.device:
-    """Where a model takes its inputs."""
+def input_device(model: Any) -> torch.device:
+    """The device of a model's inputs."""
     device: torch.device = model.device
-    # What accelerate offloads is nowhere ("meta") between calls, and its hooks take inputs from anywhere.
+    # Weights that accelerate offloads are on the device "meta" between calls; its hooks accept inputs on any device.
     return torch.device("cpu") if device.type == "meta" else device
 
 
@@ -255,33 +265,33 @@ def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
     """Prompts as a list.
 
     Raises:
-        PromptError: For what is no text, and for an empty list.
+        PromptError: If the list is empty, or a prompt is not a string.
     """
     prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for text in prompts:
         if not isinstance(text, str):
-            raise PromptError(f"prompt={text!r} is no text; describe an image")
+            raise PromptError(f"prompt={text!r} is not a string; describe an image")
     return prompts
 
 
-def check_room(job: DecodingJob, room: int) -> None:
-    """Checks that prompt and picture fit into the model's positions.
+def check_length(job: DecodingJob, max_length: int) -> None:
+    """Checks that the longest prompt and the image have at most `max_length` tokens.
 
     Raises:
-        PromptError: When a prompt leaves too little room for an image, whose positions come after it.
+        PromptError: If they have more.
     """
     longest = int(job.arguments["attention_mask"].sum(1).max())
-    if longest + job.length > room:
+    if longest + job.length > max_length:
         raise PromptError(
-            f"prompt is too long: {longest} tokens, and the image's {job.length}, are more than the {room} "
-            f"positions of this model; at most {max(room - job.length, 0)} are left for a prompt"
+            f"prompt has {longest} tokens, which is too long: the image has {job.length} and the model {max_length} "
+            f"positions, so a prompt may have at most {max(max_length - job.length, 0)} tokens"
         )
 
 
-def settings(sampling: SamplingParams) -> dict[str, Any]:
-    """How tokens are drawn, as `generate` takes it."""
+def sampling_arguments(sampling: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as arguments of `generate`."""
     guidance = {"guidance_scale": sampling.guidance_scale}
     if sampling.temperature == 0:
         return {"do_sample": False, **guidance}
@@ -289,9 +299,9 @@ def settings(sampling: SamplingParams) -> dict[str, Any]:
     return {"do_sample": True, **names, **guidance}
 
 
-def as_asked(pixels: NDArray[np.uint8], output_type: str) -> Any:
-    """Images [B, H, W, 3] as "pil", "np" or "pt"."""
+def convert_images(pixels: NDArray[np.uint8], output_type: str) -> Any:
+    """Images uint8 [B, H, W, 3] as "pil", "np" or "pt"; see `ImageOutput`."""
     if output_type == "pil":
-        return [Image.fromarray(picture) for picture in pixels]
+        return [Image.fromarray(image) for image in pixels]
     floats = pixels.astype(np.float32) / 255
     return floats if output_type == "np" else torch.from_numpy(floats).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Chameleon's original VQGAN, decoder included, as diffusers' `VQModel`; transformers has only its encoder."""
+"""Chameleon's original VQGAN with its decoder, as diffusers' `VQModel`; transformers has the encoder only."""
 
 from __future__ import annotations
 
@@ -15,35 +15,41 @@ from mmspec.vision.llamagen.checkpoint import read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL, fill
 
 NEEDED = ("quantize.embedding.weight", "decoder.conv_in.weight", "encoder.down.0.block.0.conv1.weight")
-# Discriminator and perceptual loss, which training leaves in the file.
+# Discriminator and perceptual loss, which checkpoints of training contain.
 TRAINING = "loss."
 
 
 def rename(key: str, levels: int) -> str:
-    """An original parameter name as `VQModel` has it; the original counts levels from the image on both ways."""
+    """The name in `VQModel` of an original parameter.
+
+    Args:
+        key: The original name.
+        levels: The number of resolutions. The original numbers them from the image in encoder and decoder, `VQModel` in
+            the order of computation.
+    """
     if match := re.fullmatch(r"(encoder|decoder)\.(?:down|up)\.(\d+)\.(\w+)\.(\w+)\.(.+)", key):
         half, level, kind, index, part = match.groups()
         blocks = f"down_blocks.{level}" if half == "encoder" else f"up_blocks.{levels - 1 - int(level)}"
         if kind in ("downsample", "upsample"):
             return f"{half}.{blocks}.{kind}rs.0.{index}.{part}"
         group, names = ("resnets", RESIDUAL) if kind == "block" else ("attentions", ATTENTION)
-        return f"{half}.{blocks}.{group}.{index}.{inner(part, names)}"
+        return f"{half}.{blocks}.{group}.{index}.{rename_inner(part, names)}"
     if match := re.fullmatch(r"(encoder|decoder)\.mid\.(block|attn)_([12])\.(.+)", key):
         half, kind, index, part = match.groups()
         if kind == "attn":
-            return f"{half}.mid_block.attentions.0.{inner(part, ATTENTION)}"
-        return f"{half}.mid_block.resnets.{int(index) - 1}.{inner(part, RESIDUAL)}"
+            return f"{half}.mid_block.attentions.0.{rename_inner(part, ATTENTION)}"
+        return f"{half}.mid_block.resnets.{int(index) - 1}.{rename_inner(part, RESIDUAL)}"
     return key.replace(".norm_out.", ".conv_norm_out.")
 
 
-def inner(part: str, names: Mapping[str, str]) -> str:
-    """`conv1.weight` and the like, with the layer renamed."""
+def rename_inner(part: str, names: Mapping[str, str]) -> str:
+    """Renames the layer in `layer.weight` or `layer.bias`."""
     layer, _, leaf = part.rpartition(".")
     return f"{names.get(layer, layer)}.{leaf}"
 
 
 def vqgan_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `VQModel` needs, told from names and shapes."""
+    """The arguments of `VQModel`, from the names and shapes of the tensors."""
     levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", k)))
     blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.0\.block\.(\d+)\.", k)))
     widths = [tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)]
@@ -66,15 +72,16 @@ def load_vqgan(path: str | Path) -> VQModel:
     """The decoder of Chameleon, Anole and Lumina-mGPT, from Meta's `tokenizer/vqgan.ckpt`.
 
     Args:
-        path: The file, or a folder with it alone; any checkpoint with the names of taming-transformers' `VQModel`.
+        path: The file, or a folder that contains no other checkpoint. Every checkpoint with the parameter names of
+            taming-transformers' `VQModel` can be loaded.
 
     Raises:
-        ModelError: For a file that is not what it claims to be.
+        ModelError: If the file cannot be read, or its tensors do not fit a `VQModel`.
     """
     original = {k: v for k, v in read_tensors(path).items() if not k.startswith(TRAINING)}
     for key in NEEDED:
         if key not in original:
-            raise ModelError(f"checkpoint {str(path)!r} is no VQGAN: {key} is missing")
+            raise ModelError(f"checkpoint {str(path)!r} is not a VQGAN: {key} is missing")
     config = vqgan_config(original)
     levels = len(config["block_out_channels"])
     renamed = {rename(key, levels): value for key, value in original.items()}

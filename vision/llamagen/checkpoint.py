@@ -1,4 +1,4 @@
-"""Original LlamaGen checkpoints: every wrapper they come in, read without running code from them."""
+"""Original LlamaGen checkpoints in every published form, read without running code from them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mmspec.vision.llamagen.gpt import LlamaGenGPT
 
 Config = Mapping[str, Any]
 
-# (layers, width) of the published sizes -> heads: shapes alone cannot tell how a width is split.
+# (layers, width) of the published sizes -> heads, which cannot be inferred from shapes.
 _HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1536): 24, (24, 3200): 32}
 _NAMES = ("c2i_B", "c2i_L", "c2i_XL", "c2i_XXL", "c2i_3B", "t2i_XL_stage1", "t2i_XL_stage2")
 _WRAPPERS = ("model", "module", "state_dict")
-# Original argument name -> ours. The others are about training only.
+# Original argument names -> those of LlamaGenGPT. The others concern training only.
 _ARGUMENTS = {
     "dim": "dim",
     "n_layer": "n_layer",
@@ -36,7 +36,7 @@ _ARGUMENTS = {
     "vocab_size": "vocab_size",
     "cls_token_num": "cls_token_num",
 }
-# The converted layout names its parts as transformers' Llama does; wqkv is cut in three there.
+# The converted layout has the names of transformers' Llama, with wqkv split in three.
 _LLAMA = {
     "model.embed_tokens.": "tok_embeddings.",
     "model.cls_embedding.": "cls_embedding.",
@@ -53,10 +53,14 @@ _LLAMA = {
 
 
 def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file, or of the one in a folder, out of the first of `wrappers` they come in.
+    """The tensors of a checkpoint.
+
+    Args:
+        path: The file, or a folder that contains no other checkpoint.
+        wrappers: Keys under which a pickled file may store its tensors, in order of preference.
 
     Raises:
-        ModelError: When there is no such file, when it holds no tensors, or when its pickle wants to run code.
+        ModelError: If there is no such file, it cannot be read, its pickle would run code, or it contains no tensors.
     """
     path = Path(path)
     file = _only_checkpoint(path) if path.is_dir() else path
@@ -65,17 +69,17 @@ def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[
     if file.suffix == ".safetensors":
         return load_file(file)
     try:
-        # Training scripts leave their parsed arguments beside the weights; a Namespace holds values, not code.
+        # Training scripts store their parsed arguments with the weights; a Namespace contains values, not code.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"it wants to call {wanted[1]}" if wanted else "it is not a plain file of tensors"
+        what = f"its pickle calls {wanted[1]}" if wanted else "it is not a plain file of tensors"
         raise ModelError(
             f"checkpoint {str(file)!r} is refused: {what}, and mmspec runs no code from checkpoints; "
             "convert it to safetensors with a tool you trust"
         ) from None
-    except Exception as error:  # what a file that is no pickle at all makes the unpickler do is anybody's guess
+    except Exception as error:  # the unpickler may raise anything for a file that is not a pickle
         raise ModelError(f"checkpoint {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
     for wrapper in wrappers:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
@@ -83,7 +87,7 @@ def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[
             break
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
     if not tensors:
-        raise ModelError(f"checkpoint {str(file)!r} holds no tensors, neither flat nor under {', '.join(wrappers)}")
+        raise ModelError(f"checkpoint {str(file)!r} contains no tensors, neither flat nor under {', '.join(wrappers)}")
     return tensors
 
 
@@ -91,23 +95,27 @@ def _only_checkpoint(folder: Path) -> Path:
     files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".pt", ".pth", ".bin"))
     if len(files) != 1:
         found = ", ".join(f.name for f in files) or "none"
-        raise ModelError(f"folder {str(folder)!r} must hold one checkpoint file; found {found}")
+        raise ModelError(f"folder {str(folder)!r} must contain one checkpoint file; found {found}")
     return files[0]
 
 
 def read_config(path: str | Path, config: Config | None) -> dict[str, Any]:
-    """The `config.json` beside a checkpoint (or in its folder), overridden by `config`."""
+    """The `config.json` in the folder of a checkpoint, overridden by `config`.
+
+    Raises:
+        ModelError: If the file is not JSON.
+    """
     path = Path(path)
-    beside = (path if path.is_dir() else path.parent) / "config.json"
+    file = (path if path.is_dir() else path.parent) / "config.json"
     try:
-        stored = json.loads(beside.read_text()) if beside.is_file() else {}
+        stored = json.loads(file.read_text()) if file.is_file() else {}
     except ValueError as error:
-        raise ModelError(f"{str(beside)!r} is not JSON: {error}") from None
+        raise ModelError(f"{str(file)!r} is not JSON: {error}") from None
     return {**stored, **(config or {})}
 
 
 def from_llama_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The converted Llama-style layout under the original names; anything else as it is."""
+    """Tensors of the converted Llama-style layout under the original names; other tensors unchanged."""
     if "model.embed_tokens.weight" not in tensors:
         return dict(tensors)
     renamed: dict[str, Tensor] = {}
@@ -126,8 +134,13 @@ def from_llama_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def check_tensors(what: str, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
     """Compares the names and shapes of tensors with those of a module.
 
+    Args:
+        what: The checkpoint, for the error.
+        tensors: The tensors of the checkpoint.
+        model: The module.
+
     Raises:
-        ModelError: With a list of missing keys, unknown keys and wrong shapes, when there are any.
+        ModelError: If keys are missing or unknown, or shapes differ.
     """
     expected = model.state_dict()
     missing = [k for k in expected if k not in tensors]
@@ -143,14 +156,24 @@ def check_tensors(what: str, tensors: Mapping[str, Tensor], model: nn.Module) ->
         if keys
     ]
     if problems:
-        raise ModelError(f"{what} is not what it claims to be; {'; '.join(problems)}")
+        raise ModelError(f"{what} does not fit a {type(model).__name__}; {'; '.join(problems)}")
 
 
 def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
-    """What `LlamaGenGPT` needs, from shapes, from the published names, and from `given` (original argument names)."""
+    """The arguments of `LlamaGenGPT`.
+
+    Args:
+        path: The file. Names of published checkpoints determine the grid.
+        tensors: The tensors, whose shapes determine most arguments.
+        given: Original argument names and values.
+
+    Raises:
+        ModelError: If the tensors are not those of a LlamaGen transformer, or contradict `given`.
+        ArgumentError: If the number of heads or the grid is unknown.
+    """
     for key in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight", "output.weight"):
         if key not in tensors:
-            raise ModelError(f"checkpoint {str(path)!r} is no LlamaGen transformer: {key} is missing")
+            raise ModelError(f"checkpoint {str(path)!r} is not a LlamaGen transformer: {key} is missing")
     vocab_size, dim = tensors["tok_embeddings.weight"].shape
     n_layer = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"layers\.(\d+)\.", k)))
     found: dict[str, Any] = {
@@ -167,28 +190,29 @@ def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict
         found |= {"model_type": "t2i", "cls_token_num": slots, "caption_dim": features}
     else:
         raise ModelError(f"checkpoint {str(path)!r} has no condition embedding (cls_embedding.*)")
-    said = {ours: given[theirs] for theirs, ours in _ARGUMENTS.items() if given.get(theirs) is not None}
+    stated = {ours: given[theirs] for theirs, ours in _ARGUMENTS.items() if given.get(theirs) is not None}
     for key, value in found.items():
-        if said.get(key, value) != value and not (key == "num_classes" and found["model_type"] == "t2i"):
-            raise ModelError(f"config says {key}={said[key]}, the tensors of {str(path)!r} say {value}")
+        if stated.get(key, value) != value and not (key == "num_classes" and found["model_type"] == "t2i"):
+            raise ModelError(f"config has {key}={stated[key]}, the tensors of {str(path)!r} have {value}")
     if given.get("n_kv_head") not in (None, given.get("n_head")):
-        raise ModelError(f"config n_kv_head={given['n_kv_head']} is not supported; published models share no heads")
-    said.setdefault("n_head", _HEADS.get((n_layer, dim)))
+        raise ModelError(f"config n_kv_head={given['n_kv_head']} is not supported; it must equal n_head")
+    stated.setdefault("n_head", _HEADS.get((n_layer, dim)))
     block = given.get("block_size") or _published_block(path)
-    if said["n_head"] is None or block is None:
-        lacking = " and ".join(n for n, v in (("n_head", said["n_head"]), ("block_size", block)) if v is None)
+    if stated["n_head"] is None or block is None:
+        lacking = " and ".join(n for n, v in (("n_head", stated["n_head"]), ("block_size", block)) if v is None)
         raise ArgumentError(
-            f"{lacking} of {str(path)!r} cannot be told from its tensors; put a config.json with the original argument "
-            f"names beside it or pass config={{...}} (published files such as {_NAMES[0]}_256.pt need neither)"
+            f"{lacking} of {str(path)!r} cannot be inferred from its tensors; add a config.json with the original "
+            f"argument names to its folder or pass config={{...}} (published files such as {_NAMES[0]}_256.pt need "
+            "neither)"
         )
     grid = round(block**0.5)
     if grid * grid != block:
         raise ArgumentError(f"block_size={block} is not allowed; it must be a square number of image tokens")
-    return {**said, **found, "grid_size": grid}
+    return {**stated, **found, "grid_size": grid}
 
 
 def _published_block(path: Path) -> int | None:
-    """Image tokens of a published file name: its number is the image's side, a token covers 16 pixels."""
+    """Image tokens of a published file, whose name ends with the side of the image; a token covers 16 x 16 pixels."""
     name = re.fullmatch(r"([ct]2i_\w+?)_(256|384|512)", path.stem)
     return (int(name[2]) // 16) ** 2 if name and name[1] in _NAMES else None
 
@@ -198,11 +222,11 @@ def load_gpt(path: str | Path, config: Config | None = None) -> LlamaGenGPT:
 
     Args:
         path: A `.pt`, `.pth`, `.bin` or `.safetensors` file, or a folder with one.
-        config: Original `ModelArgs` names; overrides a `config.json` beside the file. The published files need none.
+        config: Original `ModelArgs` names; overrides the `config.json` in the folder. Published files need none.
 
     Raises:
-        ModelError: For a file that is not what it claims to be.
-        ArgumentError: When the number of heads or the grid is nowhere to be found.
+        ModelError: If the file cannot be read, or its tensors do not fit a `LlamaGenGPT`.
+        ArgumentError: If the number of heads or the grid is unknown.
     """
     path = Path(path)
     tensors = from_llama_names(read_tensors(path))

@@ -1,4 +1,4 @@
-"""What a LlamaGen is conditioned on: classes, or caption features with their padding moved to the left."""
+"""The conditions of a LlamaGen: classes, or caption features padded on the left."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mmspec.vision.llamagen.gpt import LlamaGenGPT
 
 @dataclass(frozen=True)
 class Condition:
-    """The prompts of a call, as the transformer reads them.
+    """A batch of conditions.
 
     Attributes:
         features: Class ids int64 [B], or caption features [B, T, C].
-        mask: [B, T], 0 where a caption slot is padding; None for classes.
+        mask: [B, T], 0 on padded caption slots; None for classes.
     """
 
     features: Tensor
     mask: Tensor | None
 
     def repeat(self, times: int) -> Condition:
-        """Each prompt `times` times, next to each other."""
+        """Repeats each condition `times` times, next to each other."""
         mask = None if self.mask is None else self.mask.repeat_interleave(times, dim=0)
         return Condition(self.features.repeat_interleave(times, dim=0), mask)
 
@@ -36,13 +36,14 @@ class Condition:
 
 
 def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenGPT) -> Condition:
-    """Class labels.
+    """The condition of class labels.
 
     Raises:
-        ArgumentError: For a label the model does not have.
+        ArgumentError: If the model is text-conditional, or a label is out of range.
+        PromptError: If there is no label.
     """
     if gpt.config.model_type != "c2i":
-        raise ArgumentError("class_labels was given, but this model draws from text; pass prompt")
+        raise ArgumentError("class_labels was given, but this model is text-conditional; pass prompt")
     ids = torch.as_tensor(labels).reshape(-1).long()
     classes = gpt.config.num_classes
     if ids.numel() == 0:
@@ -54,14 +55,19 @@ def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenGPT) -> Cond
 
 
 def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenGPT) -> Condition:
-    """Features as a text encoder gives them, padding last.
+    """The condition of caption features.
+
+    Args:
+        embeds: [B, T, C] as a text encoder returns them, with the padding last.
+        mask: [B, T], 0 on padding; None for no padding.
+        gpt: The transformer.
 
     Raises:
-        ArgumentError: For features that do not fit.
+        ArgumentError: If the model is class-conditional, or a shape does not fit.
     """
     slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
     if gpt.config.model_type != "t2i":
-        raise ArgumentError("prompt_embeds was given, but this model draws classes; pass class_labels")
+        raise ArgumentError("prompt_embeds was given, but this model is class-conditional; pass class_labels")
     if embeds.ndim != 3 or embeds.shape[1:] != (slots, features):
         raise ArgumentError(f"prompt_embeds has shape {list(embeds.shape)}; it must be [B, {slots}, {features}]")
     mask = torch.ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask
@@ -71,47 +77,58 @@ def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenGPT) -> Co
 
 
 def pad_left(embeds: Tensor, mask: Tensor) -> Condition:
-    """Moves padding from after the caption to before it, and zeroes it, as the published sampler does."""
+    """Moves padding from after the caption to before it and zeroes it, as the published sampler does.
+
+    Args:
+        embeds: [B, T, C].
+        mask: [B, T], 0 on padding.
+    """
     rolled = [row.roll(-int(valid), dims=0) for row, valid in zip(embeds, mask.sum(1), strict=True)]
     flipped = mask.flip(-1)
     return Condition(torch.stack(rolled) * flipped[..., None].to(embeds.dtype), flipped)
 
 
 def from_prompts(prompts: Sequence[Any], gpt: LlamaGenGPT, encoder: Any, tokenizer: Any) -> Condition:
-    """Prompts through a T5 encoder and its tokenizer, or through an encoder with `encode(prompts)` of its own.
+    """The condition of prompts.
 
-    The original runs captions through a web-text cleaner first; here they are lower-cased and stripped. Like the
-    original, a model reads no more tokens of a prompt than it has caption slots; a warning says so.
+    The original cleans captions as web text first; here they are lower-cased, and white space is normalised. As in the
+    original, tokens of a prompt that exceed the caption slots are ignored; this function warns about them.
+
+    Args:
+        prompts: The prompts.
+        gpt: The transformer.
+        encoder: A T5 encoder, or a module with `encode(prompts) -> (features [B, T, C], mask [B, T])`.
+        tokenizer: The tokenizer of the T5 encoder.
 
     Raises:
-        PromptError: For prompts that say nothing.
-        ArgumentError: For a model that draws classes, and for an encoder that is missing, lacks its tokenizer or gives
-            features of another width.
+        PromptError: If there is no prompt, or one is empty or not a string.
+        ArgumentError: If the model is class-conditional, the encoder or its tokenizer is missing, or the features have
+            another width.
     """
     if gpt.config.model_type != "t2i":
-        raise ArgumentError("prompt was given, but this model draws classes; pass class_labels")
+        raise ArgumentError("prompt was given, but this model is class-conditional; pass class_labels")
     if not prompts:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for prompt in prompts:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise PromptError(f"prompt={prompt!r} is empty or no text; describe an image")
+            raise PromptError(f"prompt={prompt!r} is empty or not a string; describe an image")
     if encoder is None:
-        raise ArgumentError("prompt was given, but this pipeline has no text_encoder; pass prompt_embeds, or load one")
+        raise ArgumentError("prompt was given, but this pipeline has no text_encoder; add one, or pass prompt_embeds")
     if hasattr(encoder, "encode"):
         return Condition(*encoder.encode(prompts))
     if tokenizer is None:
-        raise ArgumentError("this pipeline has a text_encoder without its tokenizer; load both, or pass prompt_embeds")
+        raise ArgumentError("this pipeline has a text_encoder without its tokenizer; add it, or pass prompt_embeds")
     slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
     lowered = [" ".join(prompt.lower().split()) for prompt in prompts]
     for prompt, ids in zip(prompts, tokenizer(lowered, verbose=False)["input_ids"], strict=True):
         if len(ids) > slots:
             warnings.warn(
-                f"prompt={prompt!r} has {len(ids)} tokens, the model reads {slots}; what is after them is ignored",
+                f"prompt={prompt!r} has {len(ids)} tokens; the model reads {slots}, and the rest is ignored",
                 stacklevel=2,
             )
-    read = tokenizer(lowered, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
-    ids, mask = read["input_ids"].to(encoder.device), read["attention_mask"].to(encoder.device)
+    encoded = tokenizer(lowered, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
+    ids, mask = encoded["input_ids"].to(encoder.device), encoded["attention_mask"].to(encoder.device)
     embeds = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     if embeds.shape[-1] != features:
-        raise ArgumentError(f"text_encoder gives {embeds.shape[-1]} features, the transformer was made for {features}")
+        raise ArgumentError(f"text_encoder has {embeds.shape[-1]} features, the transformer requires {features}")
     return pad_left(embeds, mask)

@@ -1,4 +1,4 @@
-"""Pipelines from original LlamaGen files."""
+"""Pipelines from original LlamaGen checkpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.tokenizer import load_tokenizer
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
-# The published samplers' settings.
+# The published sampling parameters.
 GUIDANCE = {"c2i": 4.0, "t2i": 7.5}
 TOP_K = {"c2i": 2000, "t2i": 1000}
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` looks like an original file, or a folder with one."""
+    """Whether `path` is a file with the suffix of a checkpoint, or a folder with one that is not a saved pipeline."""
     if path.is_dir():
         return not (path / "model_index.json").exists() and any(f.suffix in SUFFIXES for f in path.iterdir())
     return path.suffix in SUFFIXES and path.is_file()
@@ -33,14 +33,21 @@ def from_checkpoints(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> LlamaGenPipeline:
-    """A pipeline from a transformer's file and, for pixels, a tokenizer's.
+    """A pipeline from the checkpoints of a transformer and, for pixels, of a tokenizer.
 
-    Text models come without their T5 (`google/flan-t5-xl`): pass `prompt_embeds`, or register `text_encoder` and
-    `tokenizer` with the pipeline.
+    Checkpoints of text-conditional models do not contain their T5 (`google/flan-t5-xl`): register `text_encoder` and
+    `tokenizer` with the pipeline, or pass `prompt_embeds`.
+
+    Args:
+        gpt: The file of the transformer, or a folder with it; see `load_gpt`.
+        tokenizer: The file of the tokenizer; without one a call returns tokens only.
+        config: Original argument names; see `load_gpt`.
+        device: Where to put the pipeline.
+        dtype: The type of the weights.
 
     Raises:
-        ModelError: See `load_gpt` and `load_tokenizer`.
-        ArgumentError: See `load_gpt` and `load_tokenizer`.
+        ModelError: If a file cannot be read, or does not fit its model, or the two have different numbers of codes.
+        ArgumentError: If the number of heads or the grid is unknown.
     """
     transformer = load_gpt(gpt, config).to(dtype)
     vqvae = None if tokenizer is None else load_tokenizer(tokenizer).to(dtype)

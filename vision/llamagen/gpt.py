@@ -49,11 +49,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, span: Span, cache: tuple[Tensor, Tensor] | None) -> Tensor:
         qk, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4).split([2, 1])  # [., B, H, W, D]
         if self.q_norm is not None and self.k_norm is not None:
-            # Both at once: at one token per call the number of operations is what costs.
+            # Queries and keys at once: with one token per call, the number of operations determines the time.
             weight = torch.stack([self.q_norm.weight, self.k_norm.weight])[:, None, None, None]
             qk = F.rms_norm(qk, qk.shape[-1:], eps=self.q_norm.eps) * weight
         v = v[0]
-        q, k = rotate(qk, span.cos, span.sin).to(v.dtype).unbind()  # turned in float32
+        q, k = rotate(qk, span.cos, span.sin).to(v.dtype).unbind()  # rotated in float32
         if cache is not None and span.window is not None:
             k, v = span.window.write(cache[0], k), span.window.write(cache[1], v)
         causal = span.bias is None and q.shape[2] > 1
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class LabelEmbedder(nn.Module):
-    """Class ids int64 [B] -> one condition slot [B, 1, dim]; id `num_classes` is the unconditional one."""
+    """Class ids int64 [B] to one condition slot [B, 1, dim]; id `num_classes` is the unconditional one."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class CaptionMLP(nn.Module):
 
 
 class CaptionEmbedder(nn.Module):
-    """Caption features [B, T, caption_dim] -> condition slots [B, T, dim]."""
+    """Caption features [B, T, caption_dim] to condition slots [B, T, dim]."""
 
     uncond_embedding: Tensor
 
@@ -129,15 +129,21 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         n_layer: Depth.
         n_head: Heads.
         ffn_dim: The width of the feed-forward part, by default `2/3 * 4 * dim` rounded up to `multiple_of`.
+        multiple_of: See `ffn_dim`.
         model_type: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).
+        num_classes: Classes of a c2i model.
         cls_token_num: Condition slots T.
+        caption_dim: Width of the caption features of a t2i model.
         grid_size: Tokens per side of the image.
-        rope_base: As published, 10000.
-        norm_eps: As published, 1e-5.
-        qk_norm: Off in the published models.
-        condition_rope: "zero" or "identity"; off in the published models.
-        position_embedding: Adds a learned embedding of the row and column about to be predicted; off in the published
+        rope_base: 10000 in the published models.
+        norm_eps: 1e-5 in the published models.
+        qk_norm: Whether queries and keys are normalised; off in the published models.
+        condition_rope: The rotary embedding of condition slots: "zero", as in the published models, or "identity".
+        position_embedding: Adds a learned embedding of the row and column that a slot predicts; off in the published
             models.
+
+    Raises:
+        ArgumentError: If an argument has a value that is not allowed.
     """
 
     config_name = "config.json"
@@ -184,7 +190,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         self._rope: tuple[Tensor, Tensor] | None = None
 
     def init_weights(self, std: float = 0.02) -> None:
-        """Random weights to train from: residual branches start at zero."""
+        """Random initial weights for training; residual branches start at zero."""
         for name, p in self.named_parameters():
             if name.endswith(("wo.weight", "w2.weight")):
                 nn.init.zeros_(p)
@@ -192,34 +198,44 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
                 nn.init.normal_(p, std=std)
 
     def rope(self) -> tuple[Tensor, Tensor]:
-        """The rotary table, float32 on this model's device; computed once."""
+        """The rotary table, float32 [T + grid_size ** 2, head_dim] cosines and sines; computed once per device."""
         if self._rope is None or self._rope[0].device != self.device:
             c = self.config
-            # It outlives this call, which may be one without gradients, and then serves one with them.
+            # The table may be made in inference mode and used later where gradients are needed.
             with torch.inference_mode(False):
                 table = grid_table(c.grid_size, c.cls_token_num, c.dim // c.n_head, c.rope_base, c.condition_rope)
                 self._rope = table[0].to(self.device), table[1].to(self.device)
         return self._rope
 
     def unconditional(self, batch_size: int) -> Tensor:
-        """The condition that stands for "none": class ids int64 [rows], or features [rows, T, caption_dim]."""
+        """The unconditional condition: class ids int64 [B], or features [B, T, caption_dim]."""
         if isinstance(self.cls_embedding, CaptionEmbedder):
             return self.cls_embedding.uncond_embedding.expand(batch_size, -1, -1)
         return torch.full((batch_size,), self.config.num_classes, device=self.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, W] -> [B, W, dim]."""
+        """Embeddings [B, W, dim] of token ids int64 [B, W]."""
         return self.tok_embeddings(tokens)
 
     def add_position(self, h: Tensor, predicted: Tensor) -> Tensor:
-        """Adds the embedding of the cell each slot predicts; `predicted` int64 [..., W] indexes the grid."""
+        """Adds the embedding of the position that each slot predicts, int64 [..., W] in raster order."""
         if self.row_embedding is None or self.column_embedding is None:
             return h
         g = self.config.grid_size
         return h + self.row_embedding(predicted // g) + self.column_embedding(predicted % g)
 
     def features(self, h: Tensor, span: Span, cache: KVCache | None, layers: int | None = None) -> Tensor:
-        """The blocks, or the first few, over embedded slots: [B, W, dim] -> what the head reads, [B, W, dim]."""
+        """Runs the blocks and the final norm.
+
+        Args:
+            h: Embedded slots [B, W, dim].
+            span: Positions, mask and cache slots.
+            cache: The KV cache; None reads the window alone.
+            layers: Runs the first `layers` blocks only; None runs all.
+
+        Returns:
+            The input of the head, [B, W, dim].
+        """
         for i, block in enumerate(islice(self.layers, layers)):
             h = block(h, span, None if cache is None else cache.layer(i))
         return self.norm(h)
@@ -230,7 +246,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         Args:
             tokens: int64 [B, N'], N' <= grid_size**2.
             condition: Class ids int64 [B], or caption features [B, T, caption_dim].
-            condition_mask: [B, T], 0 where a caption slot is padding.
+            condition_mask: [B, T], 0 on padded caption slots.
 
         Returns:
             Logits [B, N', vocab_size]; `[:, i]` is the distribution of `tokens[:, i]` given what precedes it.
@@ -251,7 +267,13 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
 
 
 def padding_bias(condition_mask: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Additive bias [B, 1, length, length] that hides padded condition slots from all slots but themselves."""
+    """Additive mask [B, 1, length, length] that hides padded condition slots from all slots but themselves.
+
+    Args:
+        condition_mask: [B, T], 0 on padded condition slots.
+        length: Slots.
+        dtype: Of the mask.
+    """
     batch, slots = condition_mask.shape
     bias = torch.zeros(batch, 1, length, length, dtype=dtype, device=condition_mask.device)
     bias[..., :slots].masked_fill_(condition_mask[:, None, None].logical_not(), -torch.inf)

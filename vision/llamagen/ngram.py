@@ -1,4 +1,4 @@
-"""An n-gram table that is saved and loaded with a pipeline."""
+"""An n-gram table as a component of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from mmspec.drafters.ngram import NGramTable
 
 
 class NGramTokenTable(ModelMixin, ConfigMixin):
-    """Holds `best` int16 [V + 1, V]: the likeliest token for each upper and left neighbour (see `NGramTable`)."""
+    """A saved n-gram table.
+
+    Args:
+        vocab_size: V.
+
+    Attributes:
+        best: int16 [V + 1, V], the most likely token for each upper and left neighbor; see
+            `mmspec.drafters.ngram.NGramTable`.
+    """
 
     best: Tensor
     config_name = "config.json"
@@ -22,5 +30,5 @@ class NGramTokenTable(ModelMixin, ConfigMixin):
         self.register_buffer("best", torch.zeros(vocab_size + 1, vocab_size, dtype=torch.int16))
 
     def ngrams(self) -> NGramTable:
-        """The table as drafters use it."""
+        """The table in the form that drafters use."""
         return NGramTable(self.best)

@@ -35,27 +35,31 @@ from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
 
 
 class LlamaGenPipeline(DiffusionPipeline):
-    """Images from a LlamaGen transformer.
+    """Generates images with a LlamaGen transformer.
 
-    Drafters that start from the transformer's features are no components: `add_drafter` takes them, and they are saved
-    and loaded with the rest.
+    Draft heads, which read the transformer's features, are not components: add them with `add_drafter`. They are saved
+    and loaded with the pipeline.
 
     Args:
         transformer: The target.
-        vqvae: Turns tokens into pixels: a `VQModel`, or a module with `decode(tokens int64 [B, N]) -> [B, 3, H, W]` in
-            -1..1. Without one a call gives tokens only (`output_type="latent"`).
-        text_encoder: A T5 encoder, whose `tokenizer` is then needed too, or a module with
+        vqvae: The decoder of tokens: a `VQModel`, or a module with `decode(tokens int64 [B, N]) -> [B, 3, H, W]` in
+            -1..1. Without one a call returns tokens only (`output_type="latent"`).
+        text_encoder: A T5 encoder, which also requires `tokenizer`, or a module with
             `encode(prompts) -> (features [B, T, C], mask [B, T])`.
+        tokenizer: The tokenizer of the T5 encoder.
         draft_transformer: A smaller LlamaGen with the same conditions, for the recipe `draft`; optional.
-        table: N-gram table, for the recipe `table` and start tokens; optional.
-        temperature: The defaults of a call.
-        top_k: The defaults of a call.
-        top_p: The defaults of a call.
-        guidance_scale: The defaults of a call.
-        recipe: The defaults of a call.
+        table: An n-gram table, for the recipe `table` and for initial draft tokens; optional.
+        temperature: The default of a call.
+        top_k: The default of a call.
+        top_p: The default of a call.
+        guidance_scale: The default of a call.
+        recipe: The default of a call.
+
+    Attributes:
+        heads: Draft heads by kind; see `add_drafter`.
 
     Raises:
-        ArgumentError: When tokenizer and transformer do not have the same number of codes.
+        ArgumentError: If a component and the transformer have different numbers of codes.
     """
 
     model_cpu_offload_seq = "text_encoder->draft_transformer->transformer->vqvae"
@@ -122,7 +126,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
         measure_entropy: bool = False,
     ) -> ImageOutput:
-        """Draws images of prompts, of class labels, or of caption features; exactly one of them is given.
+        """Generates images for prompts, class labels or caption features; exactly one of them is given.
 
         An exception from a callback ends the call.
 
@@ -130,31 +134,34 @@ class LlamaGenPipeline(DiffusionPipeline):
             prompt: One or more prompts.
             class_labels: One or more class ids.
             prompt_embeds: Features [B, T, C] of a text encoder, with the padding last.
-            prompt_attention_mask: Their mask [B, T].
-            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's own.
-            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None draws one, from
-                `generator` where that is given.
-            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            top_k: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            top_p: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's own.
-            cfg_interval: The original's option: tokens after the first `cfg_interval + 2` are not guided; -1: all are.
-            num_images_per_prompt: Images per prompt; they lie next to each other in the output.
+            prompt_attention_mask: Their mask [B, T], 0 on padding.
+            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
+            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
+                `generator`, or from torch's global generator.
+            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's default.
+            top_k: As `temperature`.
+            top_p: As `temperature`.
+            guidance_scale: As `temperature`.
+            cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
+            num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
             on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
-            callback_on_step_end: The diffusers form of it, `(pipe, target call, tokens so far, {"tokens": ...})`.
+            callback_on_step_end: The same in the form of diffusers, `(pipe, target calls, tokens so far, {"tokens":
+                ...})`.
             measure_entropy: Also report the entropy of the target distribution.
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: When an argument has a value that is not allowed.
-            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+            PromptError: If the model does not accept a prompt.
+            ArgumentError: If an argument has a value that is not allowed, or does not belong to this model.
+            UnknownNameError: If there is no recipe or rule of that name.
+            ModelError: If the model returns logits that are not numbers.
         """
         check_call(num_images_per_prompt, output_type)
         if self.vqvae is None and output_type != "latent":
             raise ArgumentError(
-                f"output_type={output_type!r} needs a tokenizer and this pipeline has none; use 'latent'"
+                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
             )
         recipe = parse(recipe if recipe is not None else self.config.recipe)
         default = self.config
@@ -187,23 +194,25 @@ class LlamaGenPipeline(DiffusionPipeline):
         return ImageOutput(images, decoded.tokens, seeds, decoded.stats)
 
     def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
-        """Prompts, or class labels as text, ready to be decoded with the defaults.
+        """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
 
-        See `mmspec.training.prepared.TrainablePipeline`.
+        Args:
+            prompts: Prompts, or class labels as text.
+            slack: Tokens that a window may extend past the end of the image.
 
         Raises:
-            PromptError: For what the model cannot read.
+            PromptError: If the model does not accept a prompt.
         """
         c = self.config
         sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
         if self.transformer.config.model_type == "t2i":
             return self._ready(self._condition(list(prompts), None, None, None), sampling, slack)
         if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
-            raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model draws classes: give numbers")
+            raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model is class-conditional: give numbers")
         return self._ready(self._condition(None, [int(prompt) for prompt in prompts], None, None), sampling, slack)
 
     def new_small(self) -> LlamaGenGPT:
-        """The draft transformer, or a new one: one layer, half as wide as the transformer."""
+        """A copy of the draft transformer, or a new one with one layer and half the width of the transformer."""
         if self.draft_transformer is not None:
             return copy.deepcopy(self.draft_transformer)
         c = {name: value for name, value in self.transformer.config.items() if not name.startswith("_")}
@@ -214,18 +223,18 @@ class LlamaGenPipeline(DiffusionPipeline):
                 **c | {"dim": c["dim"] // c["n_head"] * heads, "n_head": heads, "n_layer": 1, "ffn_dim": None}
             )
             small.init_weights()
-        if isinstance(small.cls_embedding, CaptionEmbedder):  # what "no caption" is was settled with the transformer
+        if isinstance(small.cls_embedding, CaptionEmbedder):  # the transformer's
             small.cls_embedding.uncond_embedding.copy_(self.transformer.cls_embedding.uncond_embedding)
         return small.to(self.transformer.device)
 
     def add_drafter(self, folder: str | Path) -> None:
-        """Takes a drafter in place of the one of its kind, if there is one.
+        """Adds a draft head or a draft transformer; it replaces one of the same kind.
 
         Args:
-            folder: Of `mmspec train-drafter`, of a LANTERN drafter, or with a smaller LlamaGen.
+            folder: Written by `mmspec train-drafter`, or with a LANTERN drafter or a smaller LlamaGen.
 
         Raises:
-            ModelError: When it is none of them, or for another model.
+            ModelError: If the folder does not contain a drafter, or one for another model.
         """
         folder = Path(folder)
         if read_config(folder).get("_class_name") == LlamaGenGPT.__name__:
@@ -249,7 +258,13 @@ class LlamaGenPipeline(DiffusionPipeline):
         return pipe
 
     def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> PreparedPrompts:
-        """A batch of conditions that are all drawn in one way; windows may reach `slack` tokens past the end."""
+        """A batch of conditions with the same sampling parameters.
+
+        Args:
+            condition: The conditions.
+            sampling: The sampling parameters of all rows.
+            slack: Tokens that a window may extend past the end of the image.
+        """
         condition = condition.to(self.transformer.device)
         rows = len(condition.features)
 
@@ -267,7 +282,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
         resources = DraftResources(
             table=self.table.ngrams() if self.table is not None else None,
-            # The draft sees the prompt, and no guidance unless the recipe says so: q is whatever it was drawn from.
+            # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
             draft_model=partial(target, draft, False) if draft is not None else None,
             guided_draft_model=partial(target, draft, True) if draft is not None else None,
             draft_sampling=[SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
@@ -298,8 +313,8 @@ class LlamaGenPipeline(DiffusionPipeline):
             if value is not None
         ]
         if len(given) != 1:
-            told = f"got {' and '.join(given)}" if given else "got none"
-            raise ArgumentError(f"exactly one of prompt, class_labels and prompt_embeds is needed; {told}")
+            got = " and ".join(given) if given else "none"
+            raise ArgumentError(f"exactly one of prompt, class_labels and prompt_embeds is required; got {got}")
         if class_labels is not None:
             return from_classes(class_labels, self.transformer)
         if prompt_embeds is not None:

@@ -16,13 +16,13 @@ from mmspec.codebook import Codebook
 from mmspec.errors import ModelError
 from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
 
-# Parts of a residual or attention block, ours after theirs.
+# Parts of a residual or attention block: original names -> those of diffusers.
 RESIDUAL = {"nin_shortcut": "conv_shortcut"}
 ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 
 
 def rename(key: str) -> str:
-    """An original parameter name as `VQModel` has it."""
+    """The name in `VQModel` of an original parameter."""
     side = {"encoder": ("down", "downsample"), "decoder": ("up", "upsample")}
     if match := re.fullmatch(r"(encoder|decoder)\.conv_blocks\.(\d+)\.(res|attn)\.(\d+)\.(\w+)\.(\w+)", key):
         half, block, kind, index, part, leaf = match.groups()
@@ -40,7 +40,7 @@ def rename(key: str) -> str:
 
 
 def vq_config(tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
-    """What `VQModel` needs, told from shapes; `given` may say how many residual blocks a level has."""
+    """The arguments of `VQModel`, from the shapes of the tensors; `given` may set `norm_num_groups`."""
     levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.conv_blocks\.(\d+)\.", k)))
     widths = [tensors[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
     blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.conv_blocks\.0\.res\.(\d+)\.", k)))
@@ -60,28 +60,28 @@ def vq_config(tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
 
 
 def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
-    """The published VQ-16 or VQ-8 tokenizer (or one of other sizes) as a `VQModel`.
+    """The published VQ-16 or VQ-8 tokenizer, or one of another size, as a `VQModel`.
 
-    The codebook is stored with unit rows, which is how the original uses it.
+    The rows of the codebook are normalised, as the original does when it uses them.
 
     Args:
         path: The checkpoint file, or a folder with one.
-        config: Original `ModelArgs` names, checked against the tensors; a `config.json` beside the file counts too.
+        config: Original `ModelArgs` names, checked against the tensors; overrides the `config.json` in the folder.
 
     Raises:
-        ModelError: For a file that is not what it claims to be.
+        ModelError: If the file cannot be read, or its tensors do not fit a `VQModel` or the config.
     """
     path = Path(path)
     original = read_tensors(path)
     for key in ("quantize.embedding.weight", "encoder.conv_blocks.0.res.0.conv1.weight", "quant_conv.weight"):
         if key not in original:
-            raise ModelError(f"checkpoint {str(path)!r} is no LlamaGen tokenizer: {key} is missing")
+            raise ModelError(f"checkpoint {str(path)!r} is not a LlamaGen tokenizer: {key} is missing")
     given = read_config(path, config)
     arguments = vq_config(original, given)
     for theirs, ours in (("codebook_size", "num_vq_embeddings"), ("codebook_embed_dim", "vq_embed_dim")):
         if given.get(theirs, arguments[ours]) != arguments[ours]:
             raise ModelError(
-                f"config says {theirs}={given[theirs]}, the tensors of {str(path)!r} say {arguments[ours]}"
+                f"config has {theirs}={given[theirs]}, the tensors of {str(path)!r} have {arguments[ours]}"
             )
     vq = VQModel(**arguments)
     tensors = {rename(k): v for k, v in original.items() if k != "quantize.codebook_used"}
@@ -91,14 +91,19 @@ def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
 
 
 def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
-    """The model with these parameters, under its own names.
+    """Loads tensors into a model.
+
+    Args:
+        vq: The model.
+        tensors: Under the names of the model.
+        what: The checkpoint, for the error.
 
     Raises:
-        ModelError: When they do not fit.
+        ModelError: If names or shapes do not fit.
     """
     expected = vq.state_dict()
     for key, value in tensors.items():
-        # 1x1 convolutions of the original's attention are linear layers here.
+        # The original's attention has 1x1 convolutions where diffusers has linear layers.
         if value.ndim == 4 and key in expected and expected[key].ndim == 2:
             tensors[key] = value[:, :, 0, 0]
     check_tensors(what, tensors, vq)
@@ -107,19 +112,25 @@ def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
 
 
 def codebook_size(vqvae: Any) -> int:
-    """How many codes a tokenizer has."""
+    """The number of codes of a `VQModel`, or of a tokenizer with `vocab_size`."""
     return int(vqvae.config.num_vq_embeddings if isinstance(vqvae, VQModel) else vqvae.vocab_size)
 
 
 def read_codebook(vqvae: Any) -> Codebook | None:
-    """What its tokens stand for: the entries of a `VQModel`, or what `codebook()` of another tokenizer says."""
+    """The codebook of a `VQModel`, or of a tokenizer with `codebook()`; None if there is none."""
     if isinstance(vqvae, VQModel):
         return Codebook(vqvae.quantize.embedding.weight)
     return Codebook(vqvae.codebook()) if hasattr(vqvae, "codebook") else None
 
 
 def decode_tokens(vq: VQModel, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-    """Pixels [B, 3, H, W] in about -1..1 of a map of tokens int64 [B, N] with `grid` rows and columns; None: square."""
+    """Pixels [B, 3, H, W], in about -1..1, of tokens int64 [B, N] in raster order.
+
+    Args:
+        vq: The tokenizer.
+        tokens: The tokens.
+        grid: Rows and columns of tokens; None is a square.
+    """
     height, width = grid or [round(tokens.shape[1] ** 0.5)] * 2
     shape = (len(tokens), height, width, vq.config.vq_embed_dim)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""MAR: masked autoregressive images of latents that a diffusion head draws."""
+"""MAR: masked autoregressive image models whose latents are sampled by a diffusion head."""
 
 from mmspec.vision.mar.checkpoint import load_mar
 from mmspec.vision.mar.kl16 import load_kl16

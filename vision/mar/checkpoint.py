@@ -14,9 +14,9 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.llamagen.checkpoint import check_tensors, read_config, read_tensors
 from mmspec.vision.mar.transformer import MARTransformer
 
-# Width -> heads of the published sizes: shapes alone cannot tell how a width is split.
+# Width -> heads of the published sizes, which cannot be inferred from shapes.
 _HEADS = {768: 12, 1024: 16, 1280: 16}
-# Original argument name -> ours, where the tensors say the same.
+# Original argument names -> those of MARTransformer, for arguments that the tensors determine.
 _ARGUMENTS = {
     "encoder_embed_dim": "encoder_dim",
     "encoder_depth": "encoder_depth",
@@ -30,10 +30,20 @@ _ARGUMENTS = {
 
 
 def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What `MARTransformer` needs, from shapes and, for the heads and the buffer, from `given` (original names)."""
+    """The arguments of `MARTransformer`.
+
+    Args:
+        path: The file, for errors.
+        tensors: The tensors, whose shapes determine most arguments.
+        given: Original argument names and values.
+
+    Raises:
+        ModelError: If the tensors are not those of a MAR, or contradict `given`.
+        ArgumentError: If the number of attention heads is unknown.
+    """
     for key in ("z_proj.weight", "diffusion_pos_embed_learned", "diffloss.net.input_proj.weight", "class_emb.weight"):
         if key not in tensors:
-            raise ModelError(f"checkpoint {str(path)!r} is no MAR: {key} is missing")
+            raise ModelError(f"checkpoint {str(path)!r} is not a MAR: {key} is missing")
 
     def count(prefix: str) -> int:
         return 1 + max((int(m[1]) for k in tensors if (m := re.match(rf"{prefix}\.(\d+)\.", k))), default=-1)
@@ -41,7 +51,7 @@ def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, An
     places = tensors["diffusion_pos_embed_learned"].shape[1]
     grid = round(places**0.5)
     if grid**2 != places:
-        raise ModelError(f"checkpoint {str(path)!r} has {places} places, which is no square number")
+        raise ModelError(f"checkpoint {str(path)!r} has {places} latents per image, which is not a square number")
     encoder_dim, token_dim = tensors["z_proj.weight"].shape
     decoder_dim = tensors["diffusion_pos_embed_learned"].shape[2]
     found = {
@@ -59,16 +69,17 @@ def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, An
     }
     for theirs, ours in _ARGUMENTS.items():
         if given.get(theirs, found[ours]) != found[ours]:
-            raise ModelError(f"config says {theirs}={given[theirs]}, the tensors of {str(path)!r} say {found[ours]}")
+            raise ModelError(f"config has {theirs}={given[theirs]}, the tensors of {str(path)!r} have {found[ours]}")
     if given.get("buffer_size", found["buffer_size"]) != found["buffer_size"]:
-        raise ModelError(f"config says buffer_size={given['buffer_size']}, the tensors say {found['buffer_size']}")
+        raise ModelError(f"config has buffer_size={given['buffer_size']}, the tensors have {found['buffer_size']}")
     if given.get("patch_size", 1) != 1:
-        raise ModelError(f"config patch_size={given['patch_size']} is not supported; the published models have 1")
+        raise ModelError(f"config patch_size={given['patch_size']} is not supported; it must be 1")
     heads = {side: given.get(f"{side}_num_heads", _HEADS.get(found[f"{side}_dim"])) for side in ("encoder", "decoder")}
     if None in heads.values():
         raise ArgumentError(
-            f"encoder_num_heads and decoder_num_heads of {str(path)!r} cannot be told from its tensors; put a "
-            "config.json with the original argument names beside it or pass config={...} (published sizes need neither)"
+            f"encoder_num_heads and decoder_num_heads of {str(path)!r} cannot be inferred from its tensors; add a "
+            "config.json with the original argument names to its folder or pass config={...} (published sizes need "
+            "neither)"
         )
     return {**found, "encoder_heads": heads["encoder"], "decoder_heads": heads["decoder"]}
 
@@ -77,13 +88,13 @@ def load_mar(path: str | Path, config: Mapping[str, Any] | None = None) -> MARTr
     """A MAR backbone and head from an original file.
 
     Args:
-        path: `checkpoint-last.pth`, whose averaged weights (`model_ema`) are taken, a flat `.safetensors`, or a folder
+        path: `checkpoint-last.pth`, whose averaged weights (`model_ema`) are loaded, a flat `.safetensors`, or a folder
             with one of them.
-        config: Original `MAR` argument names; overrides a `config.json` beside the file. Published files need none.
+        config: Original `MAR` argument names; overrides the `config.json` in the folder. Published files need none.
 
     Raises:
-        ModelError: For a file that is not what it claims to be.
-        ArgumentError: When the number of attention heads is nowhere to be found.
+        ModelError: If the file cannot be read, or its tensors do not fit a `MARTransformer`.
+        ArgumentError: If the number of attention heads is unknown.
     """
     path = Path(path)
     if (path / "checkpoint-last.pth").is_file():

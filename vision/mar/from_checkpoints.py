@@ -1,4 +1,4 @@
-"""Pipelines from original MAR files."""
+"""Pipelines from original MAR checkpoints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mmspec.vision.mar.kl16 import load_kl16
 from mmspec.vision.mar.pipeline import MARPipeline
 
 _NAME = re.compile(r"mar[-_](base|large|huge|b|l|h)\.(safetensors|pth)|checkpoint-last\.pth")
-# Width -> guidance of the published evaluation.
+# Width -> guidance scale of the published evaluation.
 GUIDANCE = {768: 2.9, 1024: 3.0, 1280: 3.2}
 
 
 def is_mar(path: Path) -> bool:
-    """Whether `path` is called what original MAR files are called, or is a folder with one of them."""
+    """Whether `path` has the name of an original MAR file, or is a folder with one."""
     names = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
     return any(_NAME.fullmatch(name) for name in names)
 
@@ -35,16 +35,18 @@ def from_checkpoints(
     """A pipeline from original files.
 
     Args:
-        path: `checkpoint-last.pth` of MAR-B, L or H (its averaged weights are taken), a flat `.safetensors`, or a
+        path: `checkpoint-last.pth` of MAR-B, L or H, whose averaged weights are loaded, a flat `.safetensors`, or a
             folder with one of them.
-        config: Original `MAR` argument names, for sizes that were never published; a `config.json` beside the file
-            counts too.
-        vae: `kl16.ckpt` or its safetensors mirror; without it a call gives latents only.
+        config: Original `MAR` argument names, for sizes that are not published; overrides the `config.json` in the
+            folder.
+        vae: `kl16.ckpt` or its safetensors mirror; without it a call returns latents only.
         draft: A smaller MAR of the same latents, for the recipe `draft`.
+        device: Where to put the pipeline.
+        dtype: The type of the weights.
 
     Raises:
-        ModelError: See `load_mar` and `load_kl16`.
-        ArgumentError: See `load_mar` and `load_kl16`.
+        ModelError: If a file cannot be read, or does not fit its model.
+        ArgumentError: If the number of attention heads is unknown, or the parts do not fit each other.
     """
     transformer = load_mar(path, config).to(dtype)
     return MARPipeline(

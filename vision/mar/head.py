@@ -1,4 +1,4 @@
-"""MAR's diffusion head: a small network that denoises one latent, told by the backbone which."""
+"""The network of MAR's diffusion head, which denoises one latent given a condition of the backbone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERIOD = 10_000
 
 
 class TimeEmbedding(nn.Module):
-    """Embeds original timesteps, 0 to 999."""
+    """The embedding of original timesteps, 0 to 999."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class FinalLayer(nn.Module):
 
 
 class DiffusionHead(nn.Module):
-    """Noise and variance of a latent under way.
+    """Predicts the noise in a noisy latent, and the variance of the next step.
 
     Args:
-        token_dim: D.
-        condition_dim: W, of what the backbone says.
-        depth: Of the network.
-        width: Of the network.
+        token_dim: D, numbers per latent.
+        condition_dim: W, width of the backbone's condition.
+        depth: Residual blocks.
+        width: Width of the network.
     """
 
     def __init__(self, token_dim: int, condition_dim: int, depth: int, width: int) -> None:
@@ -68,10 +68,10 @@ class DiffusionHead(nn.Module):
         self.final_layer = FinalLayer(width, 2 * token_dim)
 
     def forward(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
-        """Noise then variance, [n, 2 * D].
+        """Predicted noise and variance, [n, 2 * D]; see `mmspec.vision.mar.denoising.Schedule.step`.
 
         Args:
-            x: [n, D].
+            x: Noisy latents [n, D].
             t: Original timesteps int64 [n].
             condition: [n, W].
         """

@@ -1,6 +1,7 @@
 """MAR's KL-16 autoencoder as diffusers' `AutoencoderKL`, by renaming.
 
-Its encoder attends at the lowest level, its decoder in the middle alone; `kl16.ckpt` holds it under `model`.
+The encoder has attention at its lowest resolution, the decoder in its middle block only. `kl16.ckpt` stores the
+tensors under `model`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ SCALE = 0.2325
 
 
 def rename(key: str, levels: int) -> str:
-    """An original parameter name as `AutoencoderKL` has it; `levels` of resolution."""
+    """The name in `AutoencoderKL` of an original parameter; `levels` is the number of resolutions."""
     if match := re.fullmatch(r"(en|de)coder\.(down|up)\.(\d+)\.(block|attn)\.(\d+)\.(\w+)\.(\w+)", key):
         half, way, level, kind, index, part, leaf = match.groups()
         group, names = ("resnets", RESIDUAL) if kind == "block" else ("attentions", ATTENTION)
-        # Their decoder counts its levels from the image, ours from the latents.
+        # The original decoder numbers its levels from the image, diffusers from the latents.
         at = int(level) if way == "down" else levels - 1 - int(level)
         return f"{half}coder.{way}_blocks.{at}.{group}.{index}.{names.get(part, part)}.{leaf}"
     if match := re.fullmatch(r"(en|de)coder\.(down|up)\.(\d+)\.(?:down|up)sample\.conv\.(\w+)", key):
@@ -42,10 +43,14 @@ def rename(key: str, levels: int) -> str:
 
 
 def kl16_config(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `AutoencoderKL` needs, told from shapes."""
+    """The arguments of `AutoencoderKL`, from the shapes of the tensors.
+
+    Raises:
+        ModelError: If the tensors are not those of the autoencoder.
+    """
     for key in ("encoder.conv_in.weight", "encoder.down.0.block.0.conv1.weight", "post_quant_conv.weight"):
         if key not in tensors:
-            raise ModelError(f"checkpoint {str(path)!r} is no KL autoencoder of MAR: {key} is missing")
+            raise ModelError(f"checkpoint {str(path)!r} is not MAR's KL autoencoder: {key} is missing")
     levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", k)))
     blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.0\.block\.(\d+)\.", k)))
     widths = [tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)]
@@ -69,7 +74,7 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
     """The autoencoder of `kl16.ckpt`, or of its safetensors mirror.
 
     Raises:
-        ModelError: For a file that is not what it claims to be.
+        ModelError: If the file cannot be read, or its tensors do not fit an `AutoencoderKL`.
     """
     path = Path(path)
     original = read_tensors(path)
@@ -80,7 +85,7 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
     for key, value in original.items():
         name = rename(key, len(arguments["block_out_channels"]))
         if value.ndim == 4 and name in expected and expected[name].ndim == 2:
-            value = value[:, :, 0, 0]  # 1x1 convolutions of the original's attention are linear layers here
+            value = value[:, :, 0, 0]  # 1x1 convolutions are linear layers in diffusers
         tensors[name] = value
     check_tensors(f"checkpoint {str(path)!r}", tensors, vae)
     vae.load_state_dict(tensors)
@@ -88,7 +93,7 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
 
 
 def pixels(vae: AutoencoderKL, latents: Tensor) -> Tensor:
-    """Images [B, 3, H, W] in about -1..1 of latents [B, N, D], places in raster order."""
+    """Images [B, 3, H, W], in about -1..1, of latents [B, N, D] in raster order."""
     side = round(latents.shape[1] ** 0.5)
     maps = latents.transpose(1, 2).unflatten(2, (side, side)) / vae.config.scaling_factor
     return vae.decode(maps.to(vae.dtype)).sample.to(torch.float32)

@@ -1,8 +1,7 @@
-"""Published decoding of MAR: several places per pass, and what makes it quicker at a loss.
+"""The published decoding of MAR, several latents per pass, and lossy ways to speed it up.
 
-The number of places still missing after pass s of S is floor(N * cos(pi / 2 * (s + 1) / S)); with S = N each pass
-draws one. Fewer passes, a shorter chain in later passes, and an old unconditional side are other models: what comes
-out of them follows another distribution.
+After pass s of S, floor(N * cos(pi / 2 * (s + 1) / S)) latents are missing; with S = N each pass samples one. Fewer
+passes, shorter chains in later passes, and reused unconditional conditions follow another distribution.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from mmspec.vision.mar.transformer import MARTransformer
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """What a call gives up for speed; the defaults give up nothing.
+    """Lossy shortcuts of a call; the defaults are lossless.
 
     Args:
-        last_head_steps: Steps of the head's chain in the last pass, from `head_steps` in the first on a straight line
-            (DiSA, arXiv 2505.20297, takes 50 to 5); None keeps them.
-        refresh: Passes per computation of the unconditional side; between two, the last difference of the sides is
-            taken for the new one (the condition cache of LazyMAR, arXiv 2503.12450). 1 computes it always.
+        last_head_steps: Steps of the head's chain in the last pass; the number falls linearly from `head_steps` in the
+            first (DiSA, arXiv 2505.20297, goes from 50 to 5). None keeps it constant.
+        refresh: Passes per computation of the unconditional conditions. In between, the last difference to the
+            conditional ones is reused (condition cache of LazyMAR, arXiv 2503.12450). 1 computes them in every pass.
 
     Raises:
-        ArgumentError: For a value out of range.
+        ArgumentError: If `refresh` is below 1.
     """
 
     last_head_steps: int | None = None
@@ -44,7 +43,7 @@ class Shortcuts:
 
     def __post_init__(self) -> None:
         if self.refresh < 1:
-            raise ArgumentError(f"refresh={self.refresh} is not allowed; it must be 1 (always) or more passes")
+            raise ArgumentError(f"refresh={self.refresh} is not allowed; it must be 1 or more passes")
 
     @property
     def lossy(self) -> bool:
@@ -52,10 +51,14 @@ class Shortcuts:
 
 
 def missing(places: int, passes: int) -> list[int]:
-    """How many places are missing after each pass.
+    """The number of latents that are missing after each pass.
+
+    Args:
+        places: N.
+        passes: S.
 
     Raises:
-        ArgumentError: Unless `passes` is in 1..places.
+        ArgumentError: If `passes` is not in 1..places.
     """
     if not 1 <= passes <= places:
         raise ArgumentError(f"steps={passes} is not allowed; it must be from 1 to {places}, the number of latents")
@@ -79,41 +82,47 @@ def decode_masked(
     shortcuts: Shortcuts = Shortcuts(),
     on_step: OnStep | None = None,
 ) -> tuple[Tensor, Stats]:
-    """Latents [B, N, D] by place, and what they cost.
+    """Samples latents by the published schedule.
 
     Args:
-        head: Makes the head with a chain of so many steps.
-        head_steps: Of the first pass.
-        labels: int64 [B].
-        order: int64 [B, N].
+        model: The backbone.
+        head: Makes the diffusion head, from the number of steps of its chain.
+        head_steps: Steps of the chain in the first pass.
+        labels: Class ids int64 [B].
+        order: int64 [B, N], the places of each row in generation order.
         seeds: One per row.
-        guided: With the unconditional side.
+        guided: Whether to compute unconditional conditions as well.
         passes: S.
+        shortcuts: Lossy shortcuts.
+        on_step: Called after every pass.
+
+    Returns:
+        Latents [B, N, D] in raster order, and the stats.
     """
     meter = Meter(model.device, len(seeds))
     order = order.to(model.device)
     noise, rank = CounterRNG(seeds, model.device), order.argsort(dim=1)
     latents = torch.zeros(*order.shape, model.config.token_dim, device=model.device)
     conditions = [model.conditions(labels.to(model.device), len(seeds)), model.conditions(None, len(seeds))]
-    apart, done = None, 0
+    difference, done = None, 0
     for s, left in enumerate(missing(order.shape[1], passes)):
         goal = order.shape[1] - left
-        there = rank < done
+        known = rank < done
         fresh = guided and s % shortcuts.refresh == 0
-        sides = 1 + fresh
+        factor = 1 + fresh
         meter.clock.lap("other")
-        z = model(torch.cat(conditions[:sides]), latents.repeat(sides, 1, 1), there.repeat(sides, 1)).chunk(sides)
+        z = model(torch.cat(conditions[:factor]), latents.repeat(factor, 1, 1), known.repeat(factor, 1)).chunk(factor)
         if fresh:
-            apart = z[1] - z[0]
+            difference = z[1] - z[0]
         meter.clock.lap("target")
         index = order[:, done:goal, None]
         cond = z[0].gather(1, index.expand(-1, -1, z[0].shape[-1]))
-        uncond = None if apart is None else cond + apart.gather(1, index.expand_as(cond))
+        uncond = None if difference is None else cond + difference.gather(1, index.expand_as(cond))
         steps = head_steps
         if shortcuts.last_head_steps is not None and passes > 1:
             steps = round(head_steps + (shortcuts.last_head_steps - head_steps) * s / (passes - 1))
         positions = np.tile(np.arange(done, goal), (len(seeds), 1))
-        # All places of a pass are guided alike, by how many are missing after it.
+        # All latents of a pass have the same guidance scale, by the number that is missing after it.
         scale_of = np.full_like(positions, order.shape[1] - max(left, 1) - 1)
         dist = head(steps)(Logits(cond, uncond), noise.normals(positions, head(steps).normals), scale_of)
         latents.scatter_(1, index.expand_as(dist.mean), dist.mean.to(latents))

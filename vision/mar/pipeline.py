@@ -1,4 +1,4 @@
-"""The MAR pipeline: classes to images."""
+"""The MAR pipeline: class labels to images, by the published decoding or by a recipe for latents."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ SCHEDULES = ("linear", "constant")
 
 
 class MARPipeline(DiffusionPipeline):
-    """Images of classes from a MAR.
+    """Generates images of classes with a MAR.
 
     Args:
         transformer: Backbone and diffusion head.
-        vae: Makes pixels of latents; without one a call gives latents only (`output_type="latent"`).
+        vae: The decoder of latents; without one a call returns latents only (`output_type="latent"`).
         draft_transformer: A smaller MAR of the same latents, for the recipe `draft`; optional.
-        steps: The default of a call; 256 passes in the published evaluation.
+        steps: The default of a call; 256 passes in the published evaluation. None is one latent per pass.
         head_steps: The default of a call; 100 steps in the published evaluation.
         guidance_scale: The default of a call; 2.9 (B), 3.0 (L) or 3.2 (H) in the published evaluation.
         cfg_schedule: The default of a call; "linear" in the published evaluation.
         temperature: The default of a call; 1.0 in the published evaluation.
 
     Raises:
-        ArgumentError: When the parts do not belong together.
+        ArgumentError: If the parts do not fit each other.
     """
 
     model_cpu_offload_seq = "draft_transformer->transformer->vae"
@@ -67,11 +67,11 @@ class MARPipeline(DiffusionPipeline):
         if vae is not None and vae.config.latent_channels != transformer.config.token_dim:
             raise ArgumentError(
                 f"vae has latents of {vae.config.latent_channels} numbers, the transformer of "
-                f"{transformer.config.token_dim}; they do not belong together"
+                f"{transformer.config.token_dim}; they must be equal"
             )
         for name in ("grid_size", "token_dim", "class_num"):
             if draft_transformer is not None and draft_transformer.config[name] != transformer.config[name]:
-                raise ArgumentError(f"draft_transformer has another {name} than the transformer")
+                raise ArgumentError(f"draft_transformer has another {name} than the transformer; they must be equal")
         self.register_modules(transformer=transformer, vae=vae, draft_transformer=draft_transformer)
         self.register_to_config(
             steps=steps,
@@ -103,36 +103,44 @@ class MARPipeline(DiffusionPipeline):
         on_step: OnStep | None = None,
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
     ) -> ImageOutput:
-        """Draws images of classes.
+        """Generates images of classes.
 
         An exception from a callback ends the call.
 
         Args:
-            class_labels: One or more class ids; or `prompt`, the same as text, "207".
-            recipe: `plain`, or a way of drafting with a rule for vectors, which draws latents one by one, as does
-                `plain+smoothed`.
-            seed: Row i uses `seed + i`; or one seed per row. None draws one, from `generator` where that is given.
-            steps: Passes of the backbone, 1 to the number of latents, which is the default and what recipes need, but
-                for `draft+cspd` in its published schedule: a window of W is then W - 1 passes of the draft.
-            head_steps: Of the diffusion head, 2 to 1000.
-            temperature: Of its noise, above 0.
+            prompt: Class ids as text, such as "207"; instead of `class_labels`.
+            class_labels: One or more class ids.
+            recipe: `plain` for the published decoding; or `plain+smoothed`, or a recipe that drafts with a rule for
+                latents. All but `plain` sample latents one by one.
+            seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
+                generator.
+            steps: Passes of the backbone, 1 to the number of latents, which is the default. Recipes require the
+                default, except `draft+cspd` in its published schedule, where a window of W is W - 1 passes of the draft
+                model.
+            head_steps: Steps of the diffusion head, 2 to 1000.
             guidance_scale: 1 is off.
-            cfg_schedule: "linear" (it grows along the passes) or "constant".
-            shortcuts: What to give up for speed; goes with `plain`.
-            num_images_per_prompt: As elsewhere.
-            output_type: As elsewhere; the output's `tokens` are latents float32 [B, N, D], places in raster order.
-            return_dict: As elsewhere.
-            on_step: As elsewhere.
-            callback_on_step_end: As elsewhere.
+            cfg_schedule: "linear" (the scale grows over the passes) or "constant".
+            temperature: Factor of the head's noise, above 0.
+            shortcuts: Lossy shortcuts, with `plain` only.
+            num_images_per_prompt: Images per class; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
+            output_type: "pil", "np", "pt" or "latent".
+            return_dict: False returns `(images,)`.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            callback_on_step_end: The same in the form of diffusers, `(pipe, target calls, latents so far, {"tokens":
+                ...})`.
+
+        Returns:
+            An `ImageOutput` whose `tokens` are latents in raster order, float32 [B, N, D].
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: When an argument has a value that is not allowed.
-            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+            PromptError: If a prompt is not a number.
+            ArgumentError: If an argument has a value that is not allowed.
+            UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call(num_images_per_prompt, output_type)
         if self.vae is None and output_type != "latent":
-            raise ArgumentError(f"output_type={output_type!r} needs a vae and this pipeline has none; use 'latent'")
+            raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
         recipe, default, places = parse(recipe), self.config, self.transformer.places
         labels = self._labels(prompt, class_labels).repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
@@ -140,32 +148,32 @@ class MARPipeline(DiffusionPipeline):
         schedule = default.cfg_schedule if cfg_schedule is None else cfg_schedule
         if schedule not in SCHEDULES:
             raise ArgumentError(f"cfg_schedule={schedule!r} is not allowed; use one of {', '.join(SCHEDULES)}")
-        warmth = default.temperature if temperature is None else temperature
-        if not warmth > 0:
-            raise ArgumentError(f"temperature={warmth} is not allowed; it must be above 0")
+        temperature = default.temperature if temperature is None else temperature
+        if not temperature > 0:
+            raise ArgumentError(f"temperature={temperature} is not allowed; it must be above 0")
         chain = default.head_steps if head_steps is None else head_steps
         passes = steps or default.steps or places
 
         def head(count: int, model: MARTransformer = self.transformer) -> MARHead:
             net, dim = model.diffloss.net, model.config.token_dim
-            return MARHead(net, dim, places, count, chain, warmth, scale, schedule == "linear")
+            return MARHead(net, dim, places, count, chain, temperature, scale, schedule == "linear")
 
         order = orders(seeds, places)
         with memory_for(len(labels)), self.progress_bar(total=len(labels) * places) as bar:
-            watch = observer(self, bar, on_step, callback_on_step_end)
+            callback = observer(self, bar, on_step, callback_on_step_end)
             if recipe.name == "plain":
                 latents, stats = decode_masked(
-                    self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, watch
+                    self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, callback
                 )
             elif shortcuts.lossy or (passes != places and not self._runs_as_published(recipe)):
                 raise ArgumentError(
-                    f"recipe '{recipe}' draws latents one by one: leave out steps and shortcuts, or take 'plain', or "
-                    "with a draft_transformer draft+cspd, which may have fewer steps"
+                    f"recipe '{recipe}' samples latents one by one: leave out steps and shortcuts, or use 'plain', or "
+                    "with a draft_transformer draft+cspd, which supports fewer steps"
                 )
             elif passes != places:
-                latents, stats = self._publish(recipe, head, chain, labels, order, seeds, scale != 1, passes, watch)
+                latents, stats = self._publish(recipe, head, chain, labels, order, seeds, scale != 1, passes, callback)
             else:
-                latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, watch)
+                latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, callback)
         images = latents if output_type == "latent" else self._pixels(latents, output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
@@ -181,7 +189,7 @@ class MARPipeline(DiffusionPipeline):
         order: Tensor,
         seeds: list[int],
         guided: bool,
-        watch: OnStep | None,
+        on_step: OnStep | None,
     ) -> tuple[Tensor, Any]:
         published = recipe.knobs.get("schedule") == "published"
 
@@ -191,8 +199,8 @@ class MARPipeline(DiffusionPipeline):
         def observe(step: Step) -> None:
             if published:
                 ours.refresh(step)
-            if watch is not None:
-                watch(step)
+            if on_step is not None:
+                on_step(step)
 
         ours, draft = target(self.transformer, blind=published), self.draft_transformer
         model = self.transformer
@@ -223,7 +231,7 @@ class MARPipeline(DiffusionPipeline):
         seeds: list[int],
         guided: bool,
         passes: int,
-        watch: OnStep | None,
+        on_step: OnStep | None,
     ) -> tuple[Tensor, Any]:
         assert self.draft_transformer is not None
         models = (self.transformer, self.draft_transformer)
@@ -231,7 +239,7 @@ class MARPipeline(DiffusionPipeline):
         rule = build_latent_rule(recipe)
         tokens, stats = decode_published(
             ours, head(chain), theirs, head(chain, self.draft_transformer), rule, seeds, self.transformer.places,
-            passes, recipe.window - 1, watch,
+            passes, recipe.window - 1, on_step,
         )  # fmt: skip
         index = order.to(tokens.device)[..., None].expand_as(tokens)
         return torch.zeros_like(tokens).scatter_(1, index, tokens), stats
@@ -243,7 +251,7 @@ class MARPipeline(DiffusionPipeline):
         if prompt is not None:
             texts = [prompt] if isinstance(prompt, str) else list(prompt)
             if not all(text.strip().isdecimal() for text in texts):
-                raise PromptError(f"prompt={texts} cannot be read: a MAR knows classes, 0 to {count - 1}")
+                raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
             class_labels = [int(text) for text in texts]
         labels = torch.as_tensor(class_labels).flatten()
         if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):

@@ -1,11 +1,12 @@
-"""Continuous Speculative Decoding as its code runs it on MAR: a smaller MAR draws whole passes, several places each.
+"""Continuous Speculative Decoding (arXiv 2411.11925) as published for MAR: a draft model samples whole passes.
 
-The first passes are the target's. Then the draft goes ahead, and after every pass whose number divides by some G the
-target looks at all places drafted since it last looked: once, from the latents before them. What it does not keep it
-replaces in place. With 64 passes, G = 8 and 5 % of the passes its own, that is 12 calls of the target and 60 of the
-draft for 256 latents (arXiv 2411.11925). What comes of it follows neither model's distribution.
+The target samples the first passes. Then the draft model samples passes of several latents each, and after every pass
+whose number is a multiple of G, the target verifies all latents drafted since its last call, given only the latents
+before them. Rejected latents are replaced in place. With 64 passes, G = 8 and 5 % of the passes by the target, 256
+latents take 12 calls of the target and 60 of the draft model. The result follows neither model's distribution.
 
-Each place is guided here as in its own pass; the published code guides all that are looked at as in the last one.
+Here each latent has the guidance scale of its own pass; the published code uses that of the last pass for all latents
+of a verification.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from mmspec.vision.mar.masked import missing
 from mmspec.vision.mar.target import MARTarget
 
 
-class Side:
-    """A model and its head, either of the two.
+class ModelWithHead:
+    """The target or the draft model with its diffusion head.
 
     Args:
-        target: Which hides from every place of a call what is drawn in it.
-        head: Its head.
-        noise: Of the rows.
-        guided_as: The position whose guidance each position has, host int64 [N].
+        target: A blind `MARTarget`, in which latents of one call do not see each other.
+        head: Its diffusion head.
+        noise: The random numbers of the rows.
+        guided_as: For each position, the position whose guidance scale it has, host int64 [N].
     """
 
     def __init__(self, target: MARTarget, head: MARHead, noise: CounterRNG, guided_as: NDArray[np.int64]) -> None:
@@ -43,9 +44,9 @@ class Side:
         self._guided_as = guided_as
 
     def dists(self, positions: NDArray[np.int64]) -> Gaussian:
-        """The distributions of positions [B, W], all after what is there before the first of them."""
-        said = self.target.say(torch.from_numpy(positions).to(self.target.device))
-        return self._head(said, self._noise.normals(positions, self._head.normals), self._guided_as[positions])
+        """The distributions of positions [B, W], given the latents before the first of them."""
+        conditions = self.target.conditions(torch.from_numpy(positions).to(self.target.device))
+        return self._head(conditions, self._noise.normals(positions, self._head.normals), self._guided_as[positions])
 
 
 def decode_published(
@@ -57,55 +58,61 @@ def decode_published(
     seeds: list[int],
     places: int,
     passes: int,
-    look_every: int,
+    verify_every: int,
     on_step: OnStep | None = None,
 ) -> tuple[Tensor, LatentStats]:
-    """Latents [B, N, D] in the order of their drawing, and what they cost.
+    """Samples latents by the published schedule with a draft model.
 
     Args:
         target: The target, blind.
-        draft: The model that drafts, blind as well.
         head: The target's head.
-        draft_head: The draft's head.
-        rule: Draws and tests; its `alone` says how many passes are the target's.
+        draft: The draft model, blind.
+        draft_head: The draft model's head.
+        rule: Samples and verifies latents; `rule.alone(passes)` passes are the target's.
+        seeds: One per row.
         places: N.
         passes: S, 1 to N.
-        look_every: G.
+        verify_every: G.
+        on_step: Called after every target call.
+
+    Returns:
+        Latents [B, N, D] in generation order, and the stats.
     """
     left = missing(places, passes)
-    # All places of a pass are guided alike, by how many are missing after it.
+    # All latents of a pass have the same guidance scale, by the number that is missing after it.
     sizes = -np.diff([places, *left])
     guided_as = np.repeat([places - max(n, 1) - 1 for n in left], sizes)
     noise, meter, counter = CounterRNG(seeds, target.device), Meter(target.device, len(seeds)), AcceptanceCounter()
-    ours, theirs = Side(target, head, noise, guided_as), Side(draft, draft_head, noise, guided_as)
+    verifier = ModelWithHead(target, head, noise, guided_as)
+    drafter = ModelWithHead(draft, draft_head, noise, guided_as)
     tokens = torch.zeros(len(seeds), places, head.dim, device=target.device)
-    alone, done, looked, draft_calls = rule.alone(passes), 0, 0, 0
+    alone, done, verified, draft_calls = rule.alone(passes), 0, 0, 0
     dists: list[Gaussian] = []
 
     def put(latents: Tensor, at: int) -> None:
         tokens[:, at : at + latents.shape[1]] = latents
-        for side in (ours, theirs):
-            side.target.put(latents, np.full(len(latents), at))
+        for model in (verifier, drafter):
+            model.target.put(latents, np.full(len(latents), at))
 
     for s, goal in enumerate(done_after(sizes)):
         positions = np.tile(np.arange(done, goal), (len(seeds), 1))
         draws = noise.window(positions, s)
         meter.clock.lap("other")
         if s < alone:
-            p = ours.dists(positions)
+            p = verifier.dists(positions)
             put(rule.sample(p, normals(draws, RESAMPLE, head.dim)), done)
             meter.clock.lap("target")
         else:
-            q = theirs.dists(positions)
+            q = drafter.dists(positions)
             put(rule.sample(q, normals(draws, DRAFT, head.dim)), done)
             dists.append(q)
             draft_calls += 1
             meter.clock.lap("drafter")
         done = goal
-        if dists and (s % look_every == 0 or done == places):
-            positions = np.tile(np.arange(looked, done), (len(seeds), 1))
+        if dists and (s % verify_every == 0 or done == places):
+            positions = np.tile(np.arange(verified, done), (len(seeds), 1))
             draws = noise.window(positions, passes + s)
-            p, q, x = ours.dists(positions), joined(dists), tokens[:, looked:done]
+            p, q, x = verifier.dists(positions), joined(dists), tokens[:, verified:done]
             meter.clock.lap("target")
             chance = rule.accept_prob(p, q, x)
             kept = draws[ACCEPT] < chance
@@ -114,14 +121,14 @@ def decode_published(
             excess = rule.excess(p, q, x, chance.clamp(max=1.0))
             if excess is not None:
                 meter.excess += excess.sum(1).double().cpu().numpy()
-            put(torch.where(kept[..., None], x, rule.resample(p, q, x, draws)), looked)
+            put(torch.where(kept[..., None], x, rule.resample(p, q, x, draws)), verified)
             dists = []
             meter.clock.lap("rule")
         if not dists:
             meter.nfe += 1
             meter.calls += 1
-            meter.tokens += done - looked
-            looked = done
+            meter.tokens += done - verified
+            verified = done
             if on_step is not None:
                 so_far = [row[:done].clone() for row in tokens]
                 on_step(Step(meter.nfe, done * len(seeds), places * len(seeds), so_far))
@@ -129,11 +136,11 @@ def decode_published(
 
 
 def done_after(sizes: NDArray[np.int64]) -> list[int]:
-    """How many places are there after each pass."""
+    """The number of latents after each pass, from the number that each pass samples."""
     return np.cumsum(sizes).tolist()
 
 
 def joined(dists: list[Gaussian]) -> Gaussian:
-    """The distributions of several passes as those of one window."""
+    """The distributions of several passes, concatenated to one window."""
     parts = [(dist.mean, dist.log_sigma, dist.path, dist.marks) for dist in dists]
     return Gaussian(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))

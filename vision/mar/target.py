@@ -1,7 +1,7 @@
-"""MAR as a target of the loop: one latent per position, in each row's own order of places.
+"""MAR as a target: one latent per position, in a random order of places for each row.
 
-Everything in the decoder looks at everything, so the conditions of W positions cannot come of one pass: a window is W
-passes in one batch. That saves calls and no work, which pays where a device has room, and not on a busy one.
+The decoder's attention is bidirectional, so one pass cannot compute the conditions of W positions: a window is W passes
+in one batch. That saves calls but no work, which pays on a device with spare capacity only.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from mmspec.vision.mar.transformer import MARTransformer
 
 
 def orders(seeds: Sequence[int], places: int) -> Tensor:
-    """The order in which each row's places are drawn, int64 [B, N]: a permutation by the row's seed."""
+    """The places of each row in generation order, int64 [B, N]: a permutation that depends on the row's seed."""
     return torch.from_numpy(np.stack([np.random.default_rng(seed % 2**64).permutation(places) for seed in seeds]))
 
 
 class MARTarget:
-    """A MAR with its classes given.
+    """A MAR with class labels; see `mmspec.decoding.target.Target`.
+
+    Its logits are the conditions of the diffusion head, [B, W, width].
 
     Args:
-        labels: int64 [B].
+        model: The backbone.
+        labels: Class ids int64 [B].
         order: int64 [B, N], the place of each position.
-        guided: Also says the conditions of no class.
-        newest: Says only the condition after a window's last token, for a drafter.
-        blind: Hides a window's drafts from all its slots, as Continuous Speculative Decoding does: one pass per window,
-            and conditions that are not those of the drafts before.
-        layers: Only the first so many of the encoder and of the decoder.
+        guided: Whether to compute unconditional conditions as well.
+        newest: Returns only the condition after a window's last token, for a drafter.
+        blind: Hides the drafts of a window from all its positions, as Continuous Speculative Decoding does: one pass
+            per window, with conditions that ignore the drafts.
+        layers: Runs only the first `layers` layers of the encoder and of the decoder; None runs all.
     """
 
     vocab_size = 0
@@ -57,29 +60,29 @@ class MARTarget:
         self._order = order.to(self.device)
         self._rows = np.arange(len(labels))
         with torch.no_grad():
-            sides = [model.conditions(labels.to(self.device), len(labels))]
+            classes = [model.conditions(labels.to(self.device), len(labels))]
             if guided:
-                sides.append(model.conditions(None, len(labels)))
-        self._condition = torch.cat(sides)
+                classes.append(model.conditions(None, len(labels)))
+        self._condition = torch.cat(classes)
         self._latents = torch.zeros(*order.shape, model.config.token_dim, device=self.device)
-        # Where in the order a place comes.
+        # The position of each place.
         self._rank = self._order.argsort(dim=1)
 
     def prefill(self) -> Logits:
-        return self.say(torch.zeros(len(self._order), 1, dtype=torch.int64, device=self.device))
+        return self.conditions(torch.zeros(len(self._order), 1, dtype=torch.int64, device=self.device))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         positions = self.put(tokens, at)
         done = (positions + 1).clamp(max=self._order.shape[1] - 1)
-        return self.say(done[:, -1:] if self._newest else done)
+        return self.conditions(done[:, -1:] if self._newest else done)
 
     def put(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
-        """Takes over tokens from positions `at` on; returns the position of each, int64 [B, W]."""
+        """Writes latents [B, W, D] from positions `at` on, host int64 [B]; returns their positions, int64 [B, W]."""
         width, count = tokens.shape[1], self._order.shape[1]
         positions = torch.from_numpy(at).to(self.device)[:, None] + torch.arange(width, device=self.device)
         inside = positions < count
         places = self._order.gather(1, positions.clamp(max=count - 1))[..., None].expand(-1, -1, tokens.shape[-1])
-        # Past the end there is no place; the last one keeps what it has.
+        # Positions past the end have no place; the last place keeps its latent.
         kept = self._latents.gather(1, places)
         self._latents.scatter_(1, places, torch.where(inside[..., None], tokens.to(kept), kept))
         return positions
@@ -90,20 +93,20 @@ class MARTarget:
         self._rows = self._rows[row_ids]
 
     def refresh(self, step: Step) -> None:
-        """Takes over what was committed, which a rule that replaces drafts in place may have changed."""
-        for row, own in enumerate(self._rows):
-            tokens = step.tokens[own]
+        """Writes the committed latents, which a rule that replaces drafts in place may have changed."""
+        for row, row_id in enumerate(self._rows):
+            tokens = step.tokens[row_id]
             self._latents[row, self._order[row, : len(tokens)]] = tokens.to(self._latents)
 
-    def say(self, done: Tensor) -> Logits:
-        """The head's conditions at the places of positions `done` [B, W]; each sees as many latents."""
-        sides = 1 + self._guided
+    def conditions(self, done: Tensor) -> Logits:
+        """Conditions of the head at positions `done`, int64 [B, W], each given the `done` latents before it."""
+        factor = 1 + self._guided
         seen = done[:, :1] if self._blind else done
-        there = self._rank[:, None] < seen[..., None]  # [B, S, N]
+        known = self._rank[:, None] < seen[..., None]  # [B, S, N]
         latents = self._latents[:, None].expand(-1, seen.shape[1], -1, -1)
-        batch = there.flatten(0, 1).repeat(sides, 1)
+        batch = known.flatten(0, 1).repeat(factor, 1)
         condition = self._condition.repeat_interleave(seen.shape[1], dim=0)
-        z = self._model(condition, latents.flatten(0, 1).repeat(sides, 1, 1), batch, self._layers)
+        z = self._model(condition, latents.flatten(0, 1).repeat(factor, 1, 1), batch, self._layers)
         z = z.unflatten(0, (-1, seen.shape[1])).expand(-1, done.shape[1], -1, -1)
-        places = self._order.gather(1, done).repeat(sides, 1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
+        places = self._order.gather(1, done).repeat(factor, 1)[..., None, None].expand(-1, -1, 1, z.shape[-1])
         return split_cfg(z.gather(2, places)[:, :, 0], self._guided)

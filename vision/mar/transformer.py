@@ -1,8 +1,8 @@
-"""The MAR backbone (Li et al. 2024, arXiv 2406.11838): an encoder of what is there, a decoder of what is missing.
+"""The MAR backbone (Li et al. 2024, arXiv 2406.11838): an encoder of known latents, a decoder of missing ones.
 
-Latents are generated in an order of their own in each row. The encoder sees `buffer_size` slots with the class and the
-latents that are there; the decoder sees its output and a mask token everywhere else, and says z, the condition of the
-diffusion head, at every place. Parameter names are those of the published checkpoints.
+Each row generates its latents in another order of places. The encoder reads `buffer_size` slots with the class and the
+known latents; the decoder reads the encoder's output, with a mask token at every missing place, and computes z, the
+condition of the diffusion head, at all places. Parameter names are those of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmspec.vision.mar.head import DiffusionHead
 
 
 class Attention(nn.Module):
-    """Self-attention that anything may look at, but padding."""
+    """Bidirectional self-attention; `seen` bool [R, S] masks padding."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm layer of a vision transformer."""
+    """A pre-norm layer of a vision transformer; `seen` bool [R, S] masks padding."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class DiffLoss(nn.Module):
-    """Holds the head under its published name."""
+    """The diffusion head under its published name."""
 
     def __init__(self, token_dim: int, dim: int, depth: int, width: int) -> None:
         super().__init__()
@@ -66,10 +66,10 @@ class DiffLoss(nn.Module):
 
 
 class MARTransformer(ModelMixin, ConfigMixin):
-    """Backbone and head.
+    """Backbone and diffusion head.
 
     Args:
-        grid_size: Places per side, so that N = grid_size ** 2.
+        grid_size: Places per side of the image; N = grid_size ** 2.
         token_dim: D, numbers per latent.
         encoder_dim: Width of the encoder.
         encoder_depth: Layers of the encoder.
@@ -77,11 +77,11 @@ class MARTransformer(ModelMixin, ConfigMixin):
         decoder_dim: Width of the decoder.
         decoder_depth: Layers of the decoder.
         decoder_heads: Attention heads of the decoder.
-        mlp_ratio: Width of the feed-forward parts over that of the layers.
+        mlp_ratio: Width of the feed-forward parts relative to that of the layers.
         class_num: Classes.
-        buffer_size: Slots that hold the class.
-        head_depth: Of the diffusion head.
-        head_width: Of the diffusion head.
+        buffer_size: Slots of the class.
+        head_depth: Residual blocks of the diffusion head.
+        head_width: Width of the diffusion head.
     """
 
     config_name = "config.json"
@@ -123,25 +123,30 @@ class MARTransformer(ModelMixin, ConfigMixin):
         self.diffloss = DiffLoss(token_dim, decoder_dim, head_depth, head_width)
 
     def conditions(self, labels: Tensor | None, batch_size: int) -> Tensor:
-        """What tells the class, [rows, W]: of `labels` int64 [rows], or of no class."""
+        """Class embeddings [B, W] of `labels`, int64 [B]; None is the unconditional one."""
         return self.fake_latent.expand(batch_size, -1) if labels is None else self.class_emb(labels)
 
     def encode(
-        self, condition: Tensor, latents: Tensor, there: Tensor, layers: int | None = None
+        self, condition: Tensor, latents: Tensor, known: Tensor, layers: int | None = None
     ) -> tuple[Tensor, ...]:
-        """The encoder's output [R, buffer + V, W], its slots int64 [R, buffer + V], and which of them are no padding.
+        """Runs the encoder.
 
         Args:
-            condition: [R, W].
-            latents: [R, N, D], of which those count that are `there`, bool [R, N].
-            layers: Only the first so many.
+            condition: Class embeddings [R, W].
+            latents: [R, N, D] in raster order; only the known ones are read.
+            known: bool [R, N], the known latents.
+            layers: Runs only the first `layers` layers; None runs all.
+
+        Returns:
+            The output [R, buffer + V, W] for at most V known latents, the slot of each entry, int64 [R, buffer + V],
+            and False where an entry is padding, bool [R, buffer + V].
         """
-        rows, count = len(there), int(there.sum(1).max())
-        # Those that are there come first, in the order of their places.
-        order = there.int().argsort(dim=1, descending=True, stable=True)[:, :count]
-        buffer = torch.arange(self.buffer, device=there.device).expand(rows, -1)
+        rows, count = len(known), int(known.sum(1).max())
+        # Known latents first, in raster order.
+        order = known.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+        buffer = torch.arange(self.buffer, device=known.device).expand(rows, -1)
         slots = torch.cat([buffer, order + self.buffer], dim=1)
-        seen = torch.cat([torch.ones_like(buffer, dtype=torch.bool), there.gather(1, order)], dim=1)
+        seen = torch.cat([torch.ones_like(buffer, dtype=torch.bool), known.gather(1, order)], dim=1)
         index = order[..., None].expand(-1, -1, latents.shape[-1])
         x = torch.cat([condition[:, None].expand(-1, self.buffer, -1), self.z_proj(latents.gather(1, index))], dim=1)
         x = self.z_proj_ln(x + self.encoder_pos_embed_learned[0, slots])
@@ -150,9 +155,9 @@ class MARTransformer(ModelMixin, ConfigMixin):
             x = block(x, mask)
         return self.encoder_norm(x), slots, seen
 
-    def forward(self, condition: Tensor, latents: Tensor, there: Tensor, layers: int | None = None) -> Tensor:
-        """The head's condition at every place, [R, N, W]; see `encode`."""
-        x, slots, seen = self.encode(condition, latents, there, layers)
+    def forward(self, condition: Tensor, latents: Tensor, known: Tensor, layers: int | None = None) -> Tensor:
+        """The condition of the head at every place, [R, N, W]; see `encode` for the arguments."""
+        x, slots, seen = self.encode(condition, latents, known, layers)
         x = torch.where(seen[..., None], self.decoder_embed(x), self.mask_token)
         full = self.mask_token.repeat(len(x), self.places + self.buffer, 1)
         full = full.scatter(1, slots[..., None].expand_as(x), x) + self.decoder_pos_embed_learned

@@ -1,6 +1,6 @@
-"""Count the n-gram table and write the index that makes the exported parts one pipeline.
+"""Counts the n-gram table and writes the index of the pipeline, which joins the exported parts.
 
-Command: python -m mmspec.vision.shapes.assemble --out runs/shapes        (after train_gpt, whose codes it counts)
+Command: python -m mmspec.vision.shapes.assemble --out runs/shapes        (after train_gpt, whose codes are counted)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 
 def count_table(tokens: torch.Tensor, gpt: LlamaGenGPT) -> NGramTokenTable:
-    """The likeliest token for each pair of neighbours in training tokens [n, N]."""
+    """The most likely token for each pair of neighbors in training tokens [n, N]."""
     table = NGramTokenTable(gpt.config.vocab_size)
     table.best.copy_(NGramTable.count(tokens, gpt.config.grid_size, gpt.config.vocab_size).best)
     return table

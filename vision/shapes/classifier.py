@@ -1,4 +1,4 @@
-"""A small classifier that reads a caption off an image: it measures whether a sample shows what its prompt says."""
+"""A small classifier that predicts an image's caption, to measure whether samples follow their prompts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ Scores = dict[str, float]
 
 
 class ShapesClassifier(ModelMixin, ConfigMixin):
-    """Images [B, 3, 64, 64] in [-1, 1] to logits over every value of every slot, [B, C] as in `domain.features`.
+    """Predicts logits over the values of all slots from images [B, 3, 64, 64] in [-1, 1].
 
-    The classes are those of the canonical caption (see `Caption.canonical`): an image does not say which of its
-    two objects the prompt named first.
+    The logits are [B, C], in the order of `mmspec.vision.shapes.domain.features`. The classes are those of the
+    canonical caption (see `Caption.canonical`), because an image does not show which object the prompt named first.
+
+    Args:
+        channels: Channels of the first convolution.
+        hidden: Width of the last hidden layer.
     """
 
     @register_to_config
@@ -38,7 +42,7 @@ class ShapesClassifier(ModelMixin, ConfigMixin):
         return self.head(self.body(images))
 
     def slot_logits(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """One tensor [B, values] per slot; "any" is never a class of an image."""
+        """Logits of each slot, a tensor [B, values] each; "any" is never a class of an image."""
         logits = self(images)
         parts = []
         for offset, (_, values) in zip(SLOT_OFFSETS, SLOTS, strict=True):
@@ -49,22 +53,27 @@ class ShapesClassifier(ModelMixin, ConfigMixin):
 
     @torch.no_grad()
     def predict(self, images: torch.Tensor) -> list[Caption]:
-        """The canonical caption of each image, with every slot stated."""
+        """The canonical caption of each image, in which every slot has a value."""
         self.eval()
         found = [torch.stack([p.argmax(1) for p in self.slot_logits(b.to(self.dtype))], 1) for b in images.split(128)]
         return [Caption.from_indices(row) for row in torch.cat(found).tolist()]
 
     def score(self, images: torch.Tensor, prompts: Sequence[str]) -> Scores:
-        """Shares of right attributes and of wholly right captions; see `score_captions`."""
+        """Shares of correct attributes and of fully correct captions; see `score_captions`."""
         return score_captions(self.predict(images), [parse(prompt) for prompt in prompts])
 
 
 def score_captions(seen: Sequence[Caption], wanted: Sequence[Caption]) -> Scores:
-    """Compare what is seen with what prompts state; what a prompt leaves out is not counted.
+    """Compares predicted captions with prompts; attributes that a prompt does not state are not counted.
+
+    Args:
+        seen: Predicted captions.
+        wanted: The captions of the prompts.
 
     Returns:
-        `attributes` (share of stated attributes that are right), `captions` (share of prompts with all of them right)
-            and the share per attribute: size, colour, shape, relation (or that there is one object), style, background.
+        `attributes`, the share of stated attributes that are correct, `captions`, the share of prompts whose attributes
+        are all correct, and the share of each attribute: size, colour, shape, relation (or that there is one object),
+        style, background.
     """
     right: dict[str, list[bool]] = {}
     whole: list[bool] = []
@@ -79,7 +88,7 @@ def score_captions(seen: Sequence[Caption], wanted: Sequence[Caption]) -> Scores
 
 
 def _hits(image: Caption, prompt: Caption) -> list[tuple[str, bool]]:
-    """(attribute name, is it right) for each attribute that the prompt states."""
+    """The name of each attribute that the prompt states, and whether it is correct."""
     hits = []
     for (name, _), wanted, found in zip(SLOTS, prompt.slots(), image.slots(), strict=True):
         if wanted == ANY or (wanted == NONE and name != "relation"):

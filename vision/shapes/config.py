@@ -1,4 +1,4 @@
-"""Every number of the shapes training, in one place."""
+"""The hyperparameters of the shapes training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 WEIGHTS = Path(__file__).parent / "weights"  # what the package ships
 RUNS = Path("runs/shapes")  # codes, checkpoints and logs, outside the package
 
-SEED_TRAIN = 1  # scenes that models are trained on
-SEED_EVAL = 20_000_000  # captions and renders that they are measured on
+SEED_TRAIN = 1  # training scenes
+SEED_EVAL = 20_000_000  # captions and renders of evaluations
 
-GUIDANCE = 1.5  # default decoding settings, chosen on captions that no reported number uses
+GUIDANCE = 1.5  # default decoding settings, chosen on captions that no reported result uses
 TEMPERATURE = 0.7
 
 
@@ -20,7 +20,7 @@ class TokenizerTraining:
     steps: int = 5600
     batch: int = 32
     crop: int = 32  # px, a multiple of the downsampling factor
-    pool: int = 6144  # distinct images that crops are taken from
+    pool: int = 6144  # distinct images that crops come from
     lr: float = 2e-3
     warmup: int = 100
     decay_from: float = 0.4  # share of the steps after which the learning rate falls linearly to 0

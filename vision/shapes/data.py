@@ -1,4 +1,4 @@
-"""The training set of the transformers: scenes rendered and encoded once, captions varied on the fly."""
+"""The training set of the transformers: scenes are rendered and encoded once, captions vary on the fly."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ _CHUNK = 16  # images per encoder call: few enough for the activations to stay i
 
 @dataclass
 class Codes:
-    """Encoded scenes: `tokens` int16 [n, N], `slots` int8 [n, slots], canonical captions as in `SLOTS`."""
+    """Encoded scenes.
+
+    Attributes:
+        tokens: int16 [n, N].
+        slots: The canonical captions, int8 [n, slots] indices into `SLOTS`.
+    """
 
     tokens: torch.Tensor
     slots: torch.Tensor
 
 
 def encode_scenes(tokenizer: ShapesTokenizer, n: int, seed: int, held_out: bool = False, look: Look = CLEAN) -> Codes:
-    """Render and encode `n` random scenes."""
+    """Renders and encodes `n` random scenes."""
     rng = random.Random(seed)
     tokens, slots = [], []
     for first in range(0, n, _CHUNK):
@@ -40,13 +45,13 @@ def encode_scenes(tokenizer: ShapesTokenizer, n: int, seed: int, held_out: bool 
 
 
 def write_shard(tokenizer: ShapesTokenizer, folder: Path, rank: int, world: int, look: Look = CLEAN) -> None:
-    """Encode this process's part of the training set into `folder`."""
+    """Encodes the part of the training set that belongs to process `rank` of `world`, and writes it to `folder`."""
     codes = encode_scenes(tokenizer, NUM_CODES // world, SEED_TRAIN + 100 + rank, look=look)
     torch.save({"tokens": codes.tokens, "slots": codes.slots}, folder / f"shard{rank}.pt")
 
 
 def merge_shards(folder: Path, world: int) -> None:
-    """Join the parts into codes.pt (int16 [n, N], the training tokens) and slots.pt (int8 [n, slots])."""
+    """Joins the parts of all processes to codes.pt (int16 [n, N]) and slots.pt (int8 [n, slots])."""
     shards = [torch.load(folder / f"shard{rank}.pt") for rank in range(world)]
     torch.save(torch.cat([shard["slots"] for shard in shards]), folder / "slots.pt")
     torch.save(torch.cat([shard["tokens"] for shard in shards]), folder / "codes.pt")
@@ -59,20 +64,20 @@ def load_codes(folder: Path) -> Codes:
 
 
 def validation(tokenizer: ShapesTokenizer, n: int, look: Look = CLEAN) -> Codes:
-    """Encoded scenes of held-out tuples."""
+    """Encoded scenes of held-out object tuples."""
     return encode_scenes(tokenizer, n, SEED_EVAL + 2, held_out=True, look=look)
 
 
-_CAN_FORGET = torch.tensor([ANY in values for _, values in SLOTS])
+_OMITTABLE = torch.tensor([ANY in values for _, values in SLOTS])
 _ANY_INDEX = torch.tensor([values.index(ANY) if ANY in values else 0 for _, values in SLOTS])
 _NONE_INDEX = 0  # of the slots of the second object
 
 
 def caption_features(slots: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Stated captions int8 [B, slots] to features [B, T, C] with slots left out as in `domain.forget`."""
+    """Features [B, T, C] of complete captions int8 [B, slots], with values omitted as in `domain.omit_values`."""
     slots = slots.long()
     everything = torch.rand(len(slots), 1, generator=generator) < 0.15
     drop = (torch.rand(slots.shape, generator=generator) < 0.3) | everything
     second = torch.tensor([name == "size2" for name, _ in SLOTS])
-    drop &= _CAN_FORGET & ~(second & (slots == _NONE_INDEX))
+    drop &= _OMITTABLE & ~(second & (slots == _NONE_INDEX))
     return index_features(torch.where(drop, _ANY_INDEX, slots))

@@ -1,7 +1,7 @@
-"""What a shapes image can show: the words, the caption (nine role slots) and the scene that the renderer draws.
+"""The domain of shapes images: words, captions of nine slots, and scenes for the renderer.
 
-A `Caption` is what a prompt says, with "any" where it says nothing. A `Scene` is a caption that states everything plus
-the positions that no caption states.
+A `Caption` holds what a prompt states, with "any" for what it leaves open. A `Scene` is a complete caption with the
+positions of the objects, which captions do not state.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 IMAGE_SIZE = 64
-PATCH = (
-    4  # px, of one token: centres and background tiles sit on this grid, so that few different patches are to be learnt
-)
+# Pixels per side of a token. Centres and background tiles are on this grid, so that there are few distinct patches.
+PATCH = 4
 
-ANY = "any"  # the caption leaves this open, the model is free
+ANY = "any"  # the caption leaves this open
 NONE = "none"  # there is no second object
 
 SIZES = ("small", "large")
@@ -31,23 +30,30 @@ BACKGROUNDS = ("white", "black", "gray", "pink", "teal")
 
 @dataclass(frozen=True)
 class Look:
-    """How scenes are drawn, beyond what a caption says."""
+    """Properties of rendered scenes that captions do not state.
 
-    small: int  # px, radius of an object that a caption calls small
+    Attributes:
+        small: Radius of a small object, pixels.
+        large: Radius of a large object, pixels.
+        relief: Standard deviation of the background's random brightness, of 255.
+        pebbles: The largest number of pebbles, small things that captions do not name.
+    """
+
+    small: int
     large: int
-    relief: float = 0.0  # standard deviation of the background's random brightness, of 255
-    pebbles: int = 0  # at most so many small things that no caption names
+    relief: float = 0.0
+    pebbles: int = 0
 
     def radius(self, size: str) -> int:
         return self.small if size == "small" else self.large
 
 
-# "clean" is what the package ships. "rough" is harder to foresee, over a bit of entropy per token where "clean" has a
-# quarter: there is something to lose, so that what relaxed decoding costs can be seen.
+# The package ships a model of "clean". "rough" has an entropy of more than one bit per token, "clean" of a quarter, so
+# that the quality loss of relaxed decoding can be measured on it.
 LOOKS = {"clean": Look(8, 13), "rough": Look(6, 10, relief=20.0, pebbles=5)}
 CLEAN = LOOKS["clean"]
 
-# What a caption states, each with all its values.
+# The slots of a caption and their values.
 SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("size1", (ANY, *SIZES)),
     ("colour1", COLOURS),
@@ -62,8 +68,8 @@ SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 SLOT_NAMES = tuple(name for name, _ in SLOTS)
 SLOT_OFFSETS = tuple(sum(len(values) for _, values in SLOTS[:i]) for i in range(len(SLOTS)))
 FEATURE_DIM = sum(len(values) for _, values in SLOTS)
-# The conditioning sequence: a slot per thing, which holds all that is said of it, so that to draw a thing is to look at
-# one slot. The relation comes first, since later slots see earlier ones.
+# The conditioning sequence: one condition slot per thing with all its attributes, so that each thing depends on a
+# single slot. The relation comes first, because later slots attend to earlier ones.
 CONDITION = (("relation",), ("size1", "colour1", "shape1"), ("size2", "colour2", "shape2"), ("style", "background"))
 CONDITION_SLOTS = len(CONDITION)
 _GROUPS = torch.tensor([[float(name in group) for name in SLOT_NAMES] for group in CONDITION])  # [T, slots]
@@ -73,7 +79,7 @@ _MIRROR = {"below": "above", "right of": "left of"}
 
 @dataclass(frozen=True)
 class Caption:
-    """The nine slots of a prompt; the field names and values are those of `SLOTS`."""
+    """The nine slots of a prompt; field names and values are those of `SLOTS`."""
 
     size1: str
     colour1: str
@@ -86,7 +92,7 @@ class Caption:
     background: str = ANY
 
     def indices(self) -> tuple[int, ...]:
-        """The position of each slot's value in `SLOTS`, nine ints."""
+        """The index of each slot's value in `SLOTS`, nine ints."""
         return tuple(values.index(value) for (_, values), value in zip(SLOTS, self.slots(), strict=True))
 
     def slots(self) -> tuple[str, ...]:
@@ -97,7 +103,7 @@ class Caption:
         return Caption(*(values[int(i)] for (_, values), i in zip(SLOTS, indices, strict=True)))
 
     def canonical(self) -> Caption:
-        """The same caption with relation "above" or "left of": "A below B" and "B above A" are one image."""
+        """The equivalent caption with relation "above" or "left of": "A below B" and "B above A" are the same image."""
         if self.relation not in _MIRROR:
             return self
         return Caption(
@@ -108,17 +114,28 @@ class Caption:
 
 @dataclass(frozen=True)
 class Scene:
-    """A caption with every slot stated, and what only the renderer needs. Lengths are pixels, y grows downwards."""
+    """A complete caption with everything else that the renderer needs.
+
+    Attributes:
+        caption: With a value in every slot.
+        centre1: Centre (x, y) of the first object, pixels; y grows downwards.
+        centre2: As `centre1`, of the second object.
+        speckles: Seed of the tiles of a speckled background, of relief and of pebbles.
+        look: Properties that captions do not state.
+    """
 
     caption: Caption
     centre1: tuple[int, int]
     centre2: tuple[int, int]
-    speckles: int  # seed of the tiles of a speckled background, of relief and of pebbles
+    speckles: int
     look: Look = CLEAN
 
 
 def is_held_out(caption: Caption) -> bool:
-    """True for the 10 % of (object, relation, object) tuples, mirror images included, that are never trained on."""
+    """Whether a caption is among the 10 % of (object, relation, object) tuples that are not trained on.
+
+    A tuple and its mirror image ("A below B", "B above A") are the same.
+    """
     c = caption.canonical()
     if c.relation == NONE:
         return False
@@ -127,22 +144,21 @@ def is_held_out(caption: Caption) -> bool:
 
 
 def features(captions: Sequence[Caption]) -> torch.Tensor:
-    """What the transformer is conditioned on, float32 [B, T, C]: row t marks the values that `CONDITION[t]` holds.
+    """The condition of the transformer, float32 [B, T, C]: row t marks the values of the slots `CONDITION[t]`.
 
-    Of "A below B" and "B above A", which are one image, it sees the second, so that the first object is always the
-    upper or the left one.
+    Captions are made canonical first, so that the first object is always the upper or the left one.
     """
     return index_features(torch.tensor([c.canonical().indices() for c in captions]))
 
 
 def index_features(indices: torch.Tensor) -> torch.Tensor:
-    """`features` of canonical captions given as int [B, slots] positions in `SLOTS`; returns float32 [B, T, C]."""
+    """`features`, float32 [B, T, C], of canonical captions given as indices into `SLOTS`, int [B, slots]."""
     joint = indices.long() + torch.tensor(SLOT_OFFSETS)
     return _GROUPS @ torch.nn.functional.one_hot(joint, FEATURE_DIM).float()
 
 
 def sample_scene(rng: random.Random, held_out: bool = False, look: Look = CLEAN) -> Scene:
-    """A random scene: of the training tuples (30 % with one object), or of the held-out tuples (two objects)."""
+    """A random scene of the training tuples (30 % with one object), or of the held-out tuples (two objects)."""
     while True:
         caption = _sample_full_caption(rng, single=not held_out and rng.random() < 0.3)
         if is_held_out(caption) == held_out:
@@ -163,7 +179,7 @@ def _sample_full_caption(rng: random.Random, single: bool) -> Caption:
 
 
 def place(caption: Caption, rng: random.Random, look: Look = CLEAN) -> Scene:
-    """Draw positions for a caption that states everything."""
+    """A scene of a complete caption, with random positions."""
     reach1, reach2 = look.radius(caption.size1), look.radius(caption.size2)
     centre1 = (_inside(rng, reach1), _inside(rng, reach1))
     centre2 = (0, 0)
@@ -173,7 +189,7 @@ def place(caption: Caption, rng: random.Random, look: Look = CLEAN) -> Scene:
         along = _pair_along(rng, *((reach2, reach1) if mirrored else (reach1, reach2)))
         along1, along2 = along[::-1] if mirrored else along
         across1 = _inside(rng, reach1)
-        # Off the axis the objects stay close, so that the relation is never in doubt.
+        # Across the axis of the relation the objects are close, so that the relation is unambiguous.
         low, high = _bounds(reach2)
         across2 = _on_grid(rng, max(low, across1 - 8), min(high, across1 + 8))
         centre1 = (across1, along1) if vertical else (along1, across1)
@@ -182,7 +198,7 @@ def place(caption: Caption, rng: random.Random, look: Look = CLEAN) -> Scene:
 
 
 def _bounds(radius: int) -> tuple[int, int]:
-    """The range of a centre coordinate that keeps an object of this radius inside the image."""
+    """The range of a centre coordinate for which an object of this radius is inside the image."""
     return radius + 1, IMAGE_SIZE - radius - 1
 
 
@@ -191,7 +207,7 @@ def _inside(rng: random.Random, radius: int) -> int:
 
 
 def _pair_along(rng: random.Random, first: int, second: int) -> tuple[int, int]:
-    """Centres along the relation of the upper or left object and the other, given their radii; they never touch."""
+    """Centre coordinates, along the axis of the relation, of two objects with these radii that do not touch."""
     apart = first + second + 2
     low, high = _bounds(first)[0], _bounds(second)[1] // PATCH * PATCH
     start = _on_grid(rng, low, high - apart)
@@ -203,8 +219,8 @@ def _on_grid(rng: random.Random, low: int, high: int) -> int:
     return rng.randint(-(-low // PATCH), high // PATCH) * PATCH
 
 
-def forget(caption: Caption, rng: random.Random) -> Caption:
-    """Leave out what a prompt may leave out (sizes, background): each with 30 %, all of them with 15 %."""
+def omit_values(caption: Caption, rng: random.Random) -> Caption:
+    """Omits values that a prompt may omit (sizes, style, background): each with probability 0.3, or all with 0.15."""
     everything = rng.random() < 0.15
     drop = [everything or rng.random() < 0.3 for _ in range(4)]
     return Caption(
@@ -215,6 +231,6 @@ def forget(caption: Caption, rng: random.Random) -> Caption:
 
 
 def captions(n: int, seed: int, held_out: bool = True) -> list[Caption]:
-    """`n` captions as a user would give them; by default of tuples that the model was never trained on."""
+    """`n` random captions as a user would write them, by default of held-out tuples."""
     rng = random.Random(seed)
-    return [forget(sample_scene(rng, held_out).caption, rng) for _ in range(n)]
+    return [omit_values(sample_scene(rng, held_out).caption, rng) for _ in range(n)]

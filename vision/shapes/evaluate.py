@@ -1,4 +1,4 @@
-"""Measure the embedded model on held-out captions: real renders, reconstructions and samples, read by the classifier.
+"""Evaluates the embedded model on held-out captions: the classifier reads renders, reconstructions and samples.
 
 Command: python -m mmspec.vision.shapes.evaluate --out runs/shapes        (writes evaluation.json and evaluation.png)
 """
@@ -25,23 +25,35 @@ from mmspec.vision.shapes.grammar import describe
 from mmspec.vision.shapes.render import render_batch, to_uint8
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
-Decode = Callable[[Sequence[str], int], torch.Tensor]  # prompts and a seed to images [B, 3, H, W] in [-1, 1]
+# Prompts and a seed to images [B, 3, H, W] in [-1, 1].
+Decode = Callable[[Sequence[str], int], torch.Tensor]
 
 _BATCH = 32
 
 
 @dataclass
 class Evaluation:
-    """What was measured, all on held-out (object, relation, object) tuples."""
+    """Results on held-out (object, relation, object) tuples.
+
+    Attributes:
+        n: Captions.
+        guidance: The guidance scale.
+        temperature: The temperature.
+        psnr: Peak signal-to-noise ratio of reconstructions, dB.
+        renders: Scores of rendered scenes.
+        reconstructions: Scores of encoded and decoded renders.
+        samples: Scores of samples.
+        seconds: Time of all samples.
+    """
 
     n: int
     guidance: float
     temperature: float
-    psnr: float  # dB, of reconstructions
+    psnr: float
     renders: Scores
     reconstructions: Scores
     samples: Scores
-    seconds: float  # for all samples
+    seconds: float
 
 
 def pipeline_decoder(weights: Path, guidance: float, temperature: float) -> Decode:
@@ -63,7 +75,7 @@ def pipeline_decoder(weights: Path, guidance: float, temperature: float) -> Deco
 def evaluate(
     decode: Decode, n: int, guidance: float, temperature: float, weights: Path, look: Look
 ) -> tuple[Evaluation, torch.Tensor, list[str]]:
-    """Returns the measurements, the samples [n, 3, 64, 64] in [-1, 1] and their prompts."""
+    """The results, the samples [n, 3, 64, 64] in [-1, 1] and their prompts."""
     tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
     classifier = ShapesClassifier.from_pretrained(weights / "classifier").float().eval()
     rng = random.Random(SEED_EVAL + 10)
@@ -91,7 +103,7 @@ def evaluate(
 
 
 def image_grid(images: torch.Tensor, labels: Sequence[str], columns: int = 8, scale: int = 3) -> Image.Image:
-    """Images [B, 3, H, W] in [-1, 1] enlarged, each above its label broken into lines."""
+    """A grid of enlarged images [B, 3, H, W] in [-1, 1] with their labels below."""
     side, text = images.shape[-1] * scale, 36
     rows = -(-len(labels) // columns)
     grid = Image.new("RGB", (columns * (side + 4), rows * (side + text)), "white")
@@ -115,7 +127,7 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the pipeline and the classifier")
-    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how real scenes are drawn")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="look of the rendered scenes")
     args = parser.parse_args()
     decode = pipeline_decoder(args.weights, args.guidance, args.temperature)
     result, samples, prompts = evaluate(decode, args.n, args.guidance, args.temperature, args.weights, LOOKS[args.look])

@@ -1,4 +1,4 @@
-"""Write shipped weights so that a reader never sees half a model."""
+"""Atomic export of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffusers.models.modeling_utils import ModelMixin
 
 
 def export(model: ModelMixin, folder: Path) -> None:
-    """Save `model` as fp16 safetensors in `folder`, replacing what is there."""
+    """Saves `model` as fp16 safetensors in `folder`, which it replaces; readers never find a partial model."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.new")
     stale = folder.with_name(f".{folder.name}.old")

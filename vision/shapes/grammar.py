@@ -1,4 +1,4 @@
-"""Prompts in words: `parse` reads one into a `Caption`, `describe` writes one."""
+"""The grammar of prompts: `parse` converts a prompt to a `Caption`, `describe` a caption to a prompt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RELATION_WORDS = tuple(word for relation in RELATIONS for word in relation.split
 WORDS = (*SIZES, *COLOURS, *SHAPES, *RELATION_WORDS, "of", "on", *STYLES, *BACKGROUNDS, "background")
 
 
-class _Reader:
-    """The words of a prompt, read from the front."""
+class _Words:
+    """The words of a prompt, which are consumed from the front."""
 
     def __init__(self, prompt: str, words: list[str]) -> None:
         self.prompt = prompt
@@ -38,15 +38,21 @@ class _Reader:
 
 
 def parse(prompt: str) -> Caption:
-    """Read a prompt. Case, articles and punctuation do not matter; what it does not state is "any"."""
+    """The caption of a prompt; slots that the prompt does not state are "any".
+
+    Case, articles and punctuation are ignored.
+
+    Raises:
+        PromptError: If the prompt is empty, has an unknown word, or does not follow the grammar.
+    """
     words = [word for word in re.findall(r"[^\s,.;!?]+", prompt.lower()) if word not in _ARTICLES]
     if not words:
         raise PromptError("the prompt is empty; try 'a red circle above a blue square'")
     unknown = [word for word in dict.fromkeys(words) if word not in WORDS]
     if unknown:
         named = ", ".join(f"{word!r}{did_you_mean(word, WORDS)}" for word in unknown)
-        raise PromptError(f"the shapes model does not know {named}; prompts are: {GRAMMAR}")
-    reader = _Reader(" ".join(prompt.split()), words)
+        raise PromptError(f"unknown words in {prompt!r}: {named}; prompts are: {GRAMMAR}")
+    reader = _Words(" ".join(prompt.split()), words)
     size1, colour1, shape1 = _object(reader)
     relation, size2, colour2, shape2 = NONE, NONE, NONE, NONE
     relation_word = reader.take(RELATION_WORDS)
@@ -67,12 +73,12 @@ def parse(prompt: str) -> Caption:
     return Caption(size1, colour1, shape1, relation, size2, colour2, shape2, style, background)
 
 
-def _object(reader: _Reader) -> tuple[str, str, str]:
+def _object(reader: _Words) -> tuple[str, str, str]:
     return reader.take(SIZES) or ANY, reader.need(COLOURS, "a colour"), reader.need(SHAPES, "a shape")
 
 
 def describe(caption: Caption) -> str:
-    """The prompt of a caption; `parse` reads it back."""
+    """The prompt of a caption; `parse` inverts it."""
     text = _noun(caption.size1, caption.colour1, caption.shape1)
     if caption.relation != NONE:
         text += f" {caption.relation} {_noun(caption.size2, caption.colour2, caption.shape2)}"

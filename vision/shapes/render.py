@@ -1,7 +1,7 @@
-"""Draw scenes: anti-aliased, in a few tens of microseconds, as uint8 RGB.
+"""Rendering of scenes as anti-aliased uint8 RGB images, in a few tens of microseconds each.
 
-Shapes have two sizes and centres on whole pixels, so each shape is one cached coverage stamp, drawn once with 8x8
-supersampling.
+Objects have two sizes and integer centres, so the coverage of each shape is computed once, with 8 x 8 supersampling,
+and cached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OBJECT_RGB = {
     "red": (220, 35, 35), "green": (40, 165, 50), "blue": (40, 75, 225),
     "yellow": (250, 215, 40), "purple": (135, 40, 170), "orange": (250, 130, 25),
 }  # fmt: skip
-# Each background: its colour and the second tone of its stripes, checks and speckles.
+# Background color, and second tone of its stripes, checks and speckles.
 BACKGROUND_RGB = {
     "white": ((250, 250, 250), (205, 205, 205)), "black": ((8, 8, 8), (62, 62, 62)),
     "gray": ((128, 128, 128), (162, 162, 162)), "pink": ((250, 180, 200), (255, 222, 232)),
@@ -33,10 +33,10 @@ Array = NDArray[np.float32]
 
 
 def render(scene: Scene) -> NDArray[np.uint8]:
-    """One scene as uint8 [64, 64, 3]."""
+    """The image of a scene, uint8 [64, 64, 3]."""
     caption, look = scene.caption, scene.look
     image = _background(caption.style, caption.background, scene.speckles)
-    rng = np.random.default_rng((scene.speckles, 1))  # apart from the speckles
+    rng = np.random.default_rng((scene.speckles, 1))  # independent of the speckles
     if look.relief:
         image = np.clip(image + look.relief * relief(rng, IMAGE_SIZE)[:, :, None], 0, 255)
     if look.pebbles:
@@ -49,17 +49,17 @@ def render(scene: Scene) -> NDArray[np.uint8]:
 
 
 def render_batch(scenes: Sequence[Scene]) -> torch.Tensor:
-    """Scenes as float32 [B, 3, 64, 64] in [-1, 1]."""
+    """Images of scenes, float32 [B, 3, 64, 64] in [-1, 1]."""
     return to_tensor(np.stack([render(scene) for scene in scenes]))
 
 
 def to_tensor(images: NDArray[np.uint8]) -> torch.Tensor:
-    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [-1, 1]."""
+    """Converts uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [-1, 1]."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1.0).contiguous()
 
 
 def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
-    """float [B, 3, H, W] in [-1, 1] to uint8 [B, H, W, 3]."""
+    """Converts float [B, 3, H, W] in [-1, 1] to uint8 [B, H, W, 3]."""
     scaled = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return np.asarray(scaled.permute(0, 2, 3, 1).numpy())
 
@@ -77,7 +77,7 @@ def _stamp(image: Array, cover: Array, colour: tuple[int, int, int], centre: tup
 
 @cache
 def stamp(shape: str, radius: int) -> Array:
-    """Coverage in [0, 1] of a shape with its centre on the middle corner, float32 [2 * radius + 2] squared."""
+    """Coverage of a shape in [0, 1], float32 [2 * radius + 2, 2 * radius + 2], centred on the middle corner."""
     side = 2 * (radius + 1)
     axis = ((np.arange(side * _OVERSAMPLE) + 0.5) / _OVERSAMPLE - side / 2) / radius
     inside = _inside(shape, axis[None, :], axis[:, None])
@@ -85,7 +85,13 @@ def stamp(shape: str, radius: int) -> Array:
 
 
 def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Membership of points in units of the radius; x [1, n], y [n, 1] (downwards), result [n, n]."""
+    """Whether points are inside a shape, bool [n, n].
+
+    Args:
+        shape: One of `SHAPES`.
+        x: [1, n] in units of the radius.
+        y: [n, 1] in units of the radius, downwards.
+    """
     if shape == "circle":
         return x**2 + y**2 <= 1.0
     if shape == "square":
@@ -101,7 +107,7 @@ def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArr
 
 
 def _polygon(points: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Even-odd rule: count the edges that a ray to the right crosses."""
+    """Whether points are inside a polygon, by the even-odd rule: counts the edges that a ray to the right crosses."""
     inside = np.zeros(np.broadcast_shapes(x.shape, y.shape), bool)
     for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
         if y0 != y1:
@@ -111,7 +117,7 @@ def _polygon(points: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.
 
 
 def _background(style: str, colour: str, speckles: int) -> Array:
-    """float32 [64, 64, 3]: square tiles, each in the first or the second tone of the background."""
+    """A background of square tiles in two tones, float32 [64, 64, 3]."""
     tones = np.asarray(BACKGROUND_RGB[colour], np.float32)
     return tones[_tiles(style, speckles)].repeat(PATCH, axis=0).repeat(PATCH, axis=1)
 

@@ -1,4 +1,4 @@
-"""The text encoder of the shapes model: a prompt is parsed into role slots, there is nothing to learn."""
+"""The text encoder of the shapes model, which parses prompts and has no trained weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from mmspec.vision.shapes.grammar import parse
 
 
 class ShapesTextEncoder(ModelMixin, ConfigMixin):
-    """Prompts to features [B, T, C]: T = 4 condition slots in one joint space of C values."""
+    """Converts prompts to features [B, T, C]: T = 4 condition slots, C values of all caption slots.
+
+    Raises:
+        ValueError: If it was saved for another number of slots or values.
+    """
 
     scale: torch.Tensor
 
@@ -22,15 +26,15 @@ class ShapesTextEncoder(ModelMixin, ConfigMixin):
         super().__init__()
         if (slots, feature_dim) != (CONDITION_SLOTS, FEATURE_DIM):
             raise ValueError(
-                f"the text encoder was saved for {slots} slots of {feature_dim} values, "
+                f"the text encoder was saved for {slots} slots of {feature_dim} values; "
                 f"this version has {CONDITION_SLOTS} of {FEATURE_DIM}"
             )
-        # A model without any tensor has no dtype or device and cannot be saved.
+        # A model without tensors has no dtype and no device, and cannot be saved.
         self.register_buffer("scale", torch.ones(1))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns features [B, T, C] in the dtype of the module and a mask [B, T] of ones (no slot is padding)."""
+        """Features [B, T, C] in the dtype of the module, and a mask int64 [B, T] of ones: no slot is padding."""
         rows = features([parse(prompt) for prompt in prompts])
         embeds = rows.to(self.scale) * self.scale
         return embeds, torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)

@@ -1,4 +1,4 @@
-"""What a rough background is made of: a random relief of brightness, and pebbles that no caption names."""
+"""The texture of rough backgrounds: a random relief of brightness, and pebbles, which captions do not name."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ _LATTICES = ((16, 0.7), (8, 0.7))  # px between the nodes of each octave, and it
 
 
 def relief(rng: np.random.Generator, side: int) -> Array:
-    """A smooth random field, float32 [side, side] of about unit deviation: two octaves of normal nodes, joined
-    linearly."""
+    """A smooth random field of about unit deviation, float32 [side, side]: two octaves of interpolated nodes."""
     total = np.zeros((side, side))
     for step, weight in _LATTICES:
         nodes = rng.standard_normal((side // step + 1,) * 2)
         ramp = _ramps(side, step)
-        total += weight * 1.5 * (ramp @ nodes @ ramp.T)  # joining nodes takes a third of the deviation
+        total += weight * 1.5 * (ramp @ nodes @ ramp.T)  # interpolation reduces the deviation by a third
     return total.astype(np.float32)
 
 
 @cache
 def _ramps(side: int, step: int) -> NDArray[np.float64]:
-    """How much each node gives to each pixel along an axis, float64 [side, nodes]."""
+    """Weights of linear interpolation along an axis, float64 [side, nodes]."""
     where = (np.arange(side)[:, None] + 0.5) / step
     return np.clip(1 - abs(where - np.arange(side // step + 1)), 0, None)
 
 
 def pebbles(rng: np.random.Generator, most: int, side: int, grid: int) -> list[tuple[int, int]]:
-    """Centres (x, y) of one to `most` pebbles, inside the image and on the grid."""
+    """Centres (x, y) of 1 to `most` pebbles, inside the image and on the grid."""
     cells = side // grid
     count = int(rng.integers(1, most + 1))
     return [(int(x) * grid, int(y) * grid) for x, y in rng.integers(1, cells, (count, 2))]

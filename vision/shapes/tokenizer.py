@@ -1,8 +1,7 @@
 """The image tokenizer of the shapes model: a small convolutional autoencoder with finite scalar quantisation (FSQ).
 
-The encoder sees one patch at a time and has no normalisation layers: whatever leaked in from elsewhere would make the
-tokens of identical patches differ, and the transformer would have to learn every combination. The decoder sees the
-neighbours.
+The encoder reads one patch at a time and has no normalisation layers, so that identical patches have identical tokens;
+otherwise the transformer would have to learn every combination. The decoder also reads the neighbors of a patch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """A residual block that starts as the identity. [B, C, h, w] in and out."""
+    """A residual block over [B, C, h, w], initialised to the identity."""
 
     def __init__(self, channels: int, kernel: int = 3) -> None:
         super().__init__()
@@ -31,9 +30,12 @@ class Residual(nn.Module):
 
 
 class FSQ(nn.Module):
-    """Finite scalar quantisation: each channel is squashed and rounded to its own number of levels.
+    """Finite scalar quantisation: tanh, then rounding of each channel to its number of levels.
 
-    A code in [0, prod(levels)) is the mixed-radix number of the per-channel levels, the first channel fastest.
+    A code in [0, prod(levels)) is the mixed-radix number of the levels of all channels, the first channel fastest.
+
+    Args:
+        levels: The number of levels of each channel.
     """
 
     levels: torch.Tensor
@@ -47,34 +49,39 @@ class FSQ(nn.Module):
         self.register_buffer("strides", strides, persistent=False)
 
     def quantise(self, z: torch.Tensor) -> torch.Tensor:
-        """Features [..., D] to quantised features [..., D] in [-1, 1]; gradients pass straight through."""
+        """Quantises features [..., D] to [-1, 1]; gradients are those of a straight-through estimator."""
         top = (self.levels - 1).to(z.dtype)
         scaled = (torch.tanh(z) + 1) / 2 * top  # [0, levels - 1]
         rounded = scaled + (scaled.round() - scaled).detach()
         return rounded / top * 2 - 1
 
     def to_codes(self, quantised: torch.Tensor) -> torch.Tensor:
-        """Quantised features [..., D] to int64 codes [...]."""
+        """Codes int64 [...] of quantised features [..., D]."""
         digits = ((quantised + 1) / 2 * (self.levels - 1)).round().long()
         return (digits * self.strides).sum(-1)
 
     def from_codes(self, codes: torch.Tensor) -> torch.Tensor:
-        """int64 codes [...] to quantised features [..., D], float32."""
+        """Quantised features float32 [..., D] of codes int64 [...]."""
         digits = (codes.unsqueeze(-1) // self.strides) % self.levels
         return digits.float() / (self.levels - 1) * 2 - 1
 
 
 class ShapesTokenizer(ModelMixin, ConfigMixin):
-    """Images [B, 3, H, W] in [-1, 1] to tokens [B, H/4 * W/4] in raster order and back.
+    """Encodes images [B, 3, H, W] in [-1, 1] to tokens int64 [B, H/4 * W/4] in raster order, and decodes them.
 
     Args:
-        levels: Of the quantiser.
-        vocab_size: How many of the quantiser's codes are tokens; None for all. `book` [vocab_size] says which.
+        levels: Levels of each channel of the quantiser.
+        vocab_size: The number of codes that are tokens; None for all.
         channels: Width of the layers.
         image_size: Pixels per side.
+
+    Attributes:
+        book: int32 [vocab_size], the code of each token.
+        factor: Pixels per side of a token.
+        grid_size: Tokens per side of an image.
     """
 
-    # diffusers would judge by `book`, whose type never differs, that the file's tensors need no conversion.
+    # With it, diffusers would infer from the integer `book` that the tensors of a file need no conversion.
     _supports_param_buffer_assignment = False
 
     book: torch.Tensor
@@ -121,13 +128,13 @@ class ShapesTokenizer(ModelMixin, ConfigMixin):
 
     @torch.no_grad()
     def reduced(self, used: torch.Tensor) -> ShapesTokenizer:
-        """The same tokenizer with these codes (int64 [K], ascending) as its only tokens."""
+        """The tokenizer restricted to the codes `used`, int64 [K], ascending."""
         model = ShapesTokenizer(**{**self.config, "vocab_size": len(used)})
         model.load_state_dict({**self.state_dict(), "book": used.int()})
         return model.eval()
 
     def token_of(self) -> torch.Tensor:
-        """The token of each code, int64 [prod(levels)]; a code that is none counts as the nearest that is."""
+        """The token of each code, int64 [prod(levels)]: that of the nearest code in `book`."""
         if self._token_of is None or self._token_of.device != self.device:
             everything = torch.arange(int(self.fsq.levels.prod()), device=self.device)
             distance = torch.cdist(self.fsq.from_codes(everything), self.fsq.from_codes(self.book.long()))
@@ -135,23 +142,23 @@ class ShapesTokenizer(ModelMixin, ConfigMixin):
         return self._token_of
 
     def codebook(self) -> torch.Tensor:
-        """The digits of each token's code, float32 [vocab_size, D]."""
+        """The quantised features of each token, float32 [vocab_size, D]."""
         return self.fsq.from_codes(self.book.long())
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Reconstruction of images [B, 3, H, W], for training; any H and W that are multiples of 4."""
+        """Reconstructions of images [B, 3, H, W], for training; H and W are multiples of 4."""
         z = self.encoder(images).movedim(1, -1)
         return self.decoder(self.fsq.quantise(z.float()).movedim(-1, 1))
 
     @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, H, W] in [-1, 1] to int64 tokens [B, N]."""
+        """Tokens int64 [B, N] of images [B, 3, H, W] in [-1, 1]."""
         z = self.encoder(images.to(self.dtype)).movedim(1, -1)
         return self.token_of()[self.fsq.to_codes(self.fsq.quantise(z.float()))].flatten(1)
 
     @torch.no_grad()
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 tokens [B, N] to images [B, 3, H, W] in [-1, 1]."""
+        """Images [B, 3, H, W] in [-1, 1] of tokens int64 [B, N]."""
         grid = tokens.unflatten(1, (self.grid_size, self.grid_size))
         features = self.fsq.from_codes(self.book[grid].long()).to(self.dtype)
         return self.decoder(features.movedim(-1, 1)).clamp(-1, 1)

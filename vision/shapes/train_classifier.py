@@ -1,4 +1,4 @@
-"""Train the evaluation classifier on fresh renders and export it.
+"""Trains the evaluation classifier on new renders and exports it.
 
 Command: python -m mmspec.vision.shapes.train_classifier        (about 4 core-minutes)
 """
@@ -22,7 +22,7 @@ from mmspec.vision.shapes.render import render_batch
 
 
 def labelled(rng: random.Random, n: int, held_out: bool, look: Look) -> tuple[torch.Tensor, list[Caption]]:
-    """`n` renders, float32 [n, 3, 64, 64], and their canonical captions."""
+    """`n` random renders, float32 [n, 3, 64, 64] in [-1, 1], and their canonical captions."""
     scenes = [sample_scene(rng, held_out, look) for _ in range(n)]
     return render_batch(scenes), [scene.caption.canonical() for scene in scenes]
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder to export to")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=ClassifierTraining().steps)
-    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how scenes are drawn")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="look of the rendered scenes")
     args = parser.parse_args()
     train(ClassifierTraining(steps=args.steps), args.weights, args.threads, LOOKS[args.look])
 

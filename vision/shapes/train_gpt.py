@@ -1,11 +1,11 @@
-"""Train the transformer of the shapes model, or its small draft, and export the averaged weights as it goes.
+"""Trains the transformer of the shapes model, or its draft model, and exports the averaged weights at intervals.
 
 One process:  python -m mmspec.vision.shapes.train_gpt --config target
 Two cores:    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m mmspec.vision.shapes.train_gpt --config target
 Draft:        the same with --config draft
 
-The tokenizer must have been trained. The work folder (--out) keeps the encoded images and a checkpoint; a restarted
-command goes on from the checkpoint. The schedule is a wall-clock budget (--minutes), since that is what is scarce.
+The tokenizer must be trained first. The work folder (--out) holds the encoded images and a checkpoint, from which a
+restarted command continues. The schedule is a wall-clock budget (--minutes).
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ FOLDERS = {"target": "transformer", "draft": "draft_transformer"}
 
 @dataclass
 class Progress:
-    """What a restart goes on from, besides tensors."""
+    """The state of the training besides tensors.
+
+    Attributes:
+        step: Completed steps.
+        seconds: Time that they took.
+    """
 
     step: int = 0
     seconds: float = 0.0
 
 
 def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
-    """A freshly initialised transformer for the shapes tokens and captions."""
+    """A transformer for the tokens and captions of shapes, with initial weights."""
     gpt = LlamaGenGPT(
         vocab_size=tokenizer.vocab_size, dim=config.dim, n_layer=config.n_layer, n_head=config.n_head,
         ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=CONDITION_SLOTS, caption_dim=FEATURE_DIM,
@@ -52,7 +57,7 @@ def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
         position_embedding=True,
     )  # fmt: skip
     gpt.init_weights()
-    # One-hot captions pass two small matrices: with the usual 0.02 twice the slots would start as good as empty.
+    # One-hot captions pass through two matrices; with the usual 0.02 in both, condition slots would start near zero.
     torch.nn.init.normal_(gpt.cls_embedding.cap_proj.fc1.weight, std=0.5)
     return gpt
 
@@ -79,7 +84,7 @@ def share_gradients(gpt: LlamaGenGPT, done: float, world: int) -> float:
 
 @torch.no_grad()
 def bits_per_token(gpt: LlamaGenGPT, codes: Codes) -> float:
-    """Mean negative log-likelihood of held-out tokens given their captions (with some slots left out), bits."""
+    """Mean negative log-likelihood of held-out tokens in bits, given captions with some values omitted."""
     generator = torch.Generator().manual_seed(0)
     total = 0.0
     for tokens, slots in zip(codes.tokens.long().split(32), codes.slots.split(32), strict=True):
@@ -189,7 +194,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="wall-clock budget that the learning rate decays over")
     parser.add_argument("--batch", type=int, help="images per process and step")
     parser.add_argument("--no-compile", action="store_true", help="skip torch.compile (which needs a C++ compiler)")
-    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how scenes are drawn")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="look of the rendered scenes")
     args = parser.parse_args()
     config = GPT[args.config]
     config = replace(config, batch=args.batch or config.batch, minutes=args.minutes or config.minutes)

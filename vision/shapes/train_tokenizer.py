@@ -1,4 +1,4 @@
-"""Train the tokenizer on random crops and export it.
+"""Trains the tokenizer on random crops and exports it.
 
 Command: python -m mmspec.vision.shapes.train_tokenizer        (about 7 core-minutes)
 """
@@ -21,13 +21,19 @@ from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 
 def renders(n: int, seed: int, held_out: bool, look: Look) -> torch.Tensor:
-    """`n` random scenes as float32 [n, 3, 64, 64] in [-1, 1]."""
+    """Images of `n` random scenes, float32 [n, 3, 64, 64] in [-1, 1]."""
     rng = random.Random(seed)
     return render_batch([sample_scene(rng, held_out, look) for _ in range(n)])
 
 
 def loss(output: torch.Tensor, image: torch.Tensor, config: TokenizerTraining) -> torch.Tensor:
-    """L1 + squared error + L1 of the pixel differences (which keeps edges sharp), over [B, 3, h, w]."""
+    """L1 error, squared error, and L1 error of the differences between pixels, which keeps edges sharp.
+
+    Args:
+        output: Reconstructions [B, 3, h, w].
+        image: Images [B, 3, h, w].
+        config: The weights of the terms.
+    """
     error = output - image
     gradients = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
     return error.abs().mean() + config.mse_weight * error.square().mean() + config.gradient_weight * gradients
@@ -35,7 +41,7 @@ def loss(output: torch.Tensor, image: torch.Tensor, config: TokenizerTraining) -
 
 @torch.no_grad()
 def psnr(model: ShapesTokenizer, images: torch.Tensor) -> float:
-    """Mean over images of the peak signal-to-noise ratio of reconstructions, dB."""
+    """Peak signal-to-noise ratio of reconstructions in dB, averaged over images."""
     error = torch.cat([model.decode(model.encode(batch)) - batch for batch in images.split(64)])
     return float((10 * torch.log10(4 / error.square().mean((1, 2, 3)))).mean())
 
@@ -76,7 +82,7 @@ def train(config: TokenizerTraining, weights: Path, threads: int, look: Look) ->
             )
             print(report, file=sys.stderr, flush=True)
             export(model, weights / "vqvae")
-    # What never occurs need not be a token: it would only widen the transformer's head.
+    # Codes that do not occur are not tokens: they would only widen the transformer's head.
     reduced = model.reduced(torch.cat([model.encode(batch) for batch in pool.split(64)]).unique())
     export(reduced, weights / "vqvae")
     print(f"{reduced.vocab_size} tokens, held-out PSNR {psnr(reduced, held_out):.2f} dB", file=sys.stderr)
@@ -87,7 +93,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder to export to")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=TokenizerTraining().steps)
-    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="how scenes are drawn")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="clean", help="look of the rendered scenes")
     args = parser.parse_args()
     train(TokenizerTraining(steps=args.steps), args.weights, args.threads, LOOKS[args.look])
 

@@ -1,1 +1,1 @@
-"""What lies between prompts and images for each class of transformers, on both sides of its `generate`."""
+"""Image adapters of transformers classes: prompts to arguments of `generate`, and tokens to pixels."""

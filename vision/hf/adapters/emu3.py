@@ -1,4 +1,4 @@
-"""Emu3: text with the size of the image after it in; lines of codes with their ends out."""
+"""Emu3: the prompt ends with the size of the image; the image is lines of codes with line ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.vision.hf.image_adapter import Components, DecodingJob, Pattern, default_sampling, eight_bit
+from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob, default_sampling, eight_bit
 from mmspec.vision.hf.image_request import ImageRequest, refuse_empty, size_of
 
 GUIDANCE_SCALE = 3.0
 # Pixels per token, fixed in transformers' processor.
 FACTOR = 8
-# What the model's documentation guides away from.
+# The negative prompt of the model's documentation.
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
@@ -23,16 +23,24 @@ NEGATIVE = (
 
 
 class Emu3Adapter:
-    """An Emu3 with its `Emu3Processor`."""
+    """An Emu3.
+
+    Args:
+        model: An `Emu3ForConditionalGeneration`.
+        components: An `Emu3Processor`.
+
+    Raises:
+        ArgumentError: If the processor is missing, or there is a part that Emu3 does not have.
+    """
 
     no_pixels = None
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse(model)
+        components.refuse_chameleon_parts(model)
         self._model = model
-        self._processor = components.need(model, "Emu3Processor")
+        self._processor = components.require_processor(model, "Emu3Processor")
         self.sampling = default_sampling(model, GUIDANCE_SCALE)
-        self.room = int(model.config.get_text_config().max_position_embeddings)
+        self.max_length = int(model.config.get_text_config().max_position_embeddings)
 
     def job(self, request: ImageRequest) -> DecodingJob:
         refuse_empty(request.prompts)
@@ -47,23 +55,23 @@ class Emu3Adapter:
             **sizes,
         )
         height, width = (int(side) for side in inputs["image_sizes"][0])
-        ids, names = inputs["input_ids"], self._processor.tokenizer
-        map_ = self._model.model.vocabulary_mapping
-        line = [map_.image_tokens] * width + [[map_.eol_token_id]]
-        ends = [[names.eof_token_id], [names.eoi_token_id], [names.eos_token_id]]
+        ids, tokenizer = inputs["input_ids"], self._processor.tokenizer
+        mapping = self._model.model.vocabulary_mapping
+        line = [mapping.image_tokens] * width + [[mapping.eol_token_id]]
+        ends = [[tokenizer.eof_token_id], [tokenizer.eoi_token_id], [tokenizer.eos_token_id]]
         length = height * (width + 1) + 3
         arguments: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": inputs["attention_mask"],
-            "prefix_allowed_tokens_fn": Pattern(line * height + ends, ids.shape[1], width + 1),
+            "prefix_allowed_tokens_fn": AllowedByPosition(line * height + ends, ids.shape[1], width + 1),
         }
         if request.guided:
             text = NEGATIVE if request.negative_prompt is None else request.negative_prompt
             negative = self._processor(text=[text] * len(ids), padding=True, return_tensors="pt")
             arguments["negative_prompt_ids"] = negative["input_ids"]
             arguments["negative_prompt_attention_mask"] = negative["attention_mask"]
-        place = torch.arange(height * (width + 1)).view(height, width + 1)[:, :width].flatten()
-        return DecodingJob(arguments, length, ids.shape[1] + place, (height, width))
+        codes = torch.arange(height * (width + 1)).view(height, width + 1)[:, :width].flatten()
+        return DecodingJob(arguments, length, ids.shape[1] + codes, (height, width))
 
     def codes(self, tokens: Tensor) -> Tensor:
         table: Tensor = self._model.model.vocabulary_mapping.bpe2img_mapping_tensor
@@ -71,5 +79,5 @@ class Emu3Adapter:
 
     def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
         pixels = self._model.model.vqmodel.decode(codes.unflatten(1, grid))
-        made = self._processor.postprocess(list(pixels.float().cpu()), return_tensors="PIL.Image.Image")
-        return eight_bit(made["pixel_values"])
+        images = self._processor.postprocess(list(pixels.float().cpu()), return_tensors="PIL.Image.Image")
+        return eight_bit(images["pixel_values"])

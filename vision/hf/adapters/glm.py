@@ -1,4 +1,4 @@
-"""GLM-Image's autoregressive stage: a chat of one turn with two grids after it in; the large grid's codes out."""
+"""GLM-Image's autoregressive stage: a small and a large grid of codes after a chat of one turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.image_adapter import Components, DecodingJob, Pattern, default_sampling
+from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob, default_sampling
 from mmspec.vision.hf.image_request import ImageRequest, chat, refuse_empty, refuse_options, size_of
 
 # Pixels per code of the large grid, fixed in transformers' processor.
@@ -18,21 +18,30 @@ FACTOR = 32
 
 
 class GlmAdapter:
-    """A first stage with its `GlmImageProcessor`. Its codes, each doubled in height and width, are the
-    `prior_token_ids` of diffusers' `GlmImagePipeline`, whose second stage draws.
+    """The first stage of GLM-Image. Its output is the codes of the large grid.
+
+    The codes, each repeated 2 x 2 times, are the `prior_token_ids` of diffusers' `GlmImagePipeline`, whose second stage
+    generates pixels.
+
+    Args:
+        model: A `GlmImageForConditionalGeneration`.
+        components: A `GlmImageProcessor`.
+
+    Raises:
+        ArgumentError: If the processor is missing, or there is a part that GLM-Image does not have.
     """
 
     no_pixels = (
-        "GLM-Image's second stage draws, which is diffusers' GlmImagePipeline; take output_type='latent', or give that "
-        "pipeline's vision_language_encoder our generate as examples/glm_image.py does"
+        "the second stage of GLM-Image, diffusers' GlmImagePipeline, generates pixels; use output_type='latent', or "
+        "pass mmspec.generate to that pipeline as examples/glm_image.py does"
     )
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse(model)
+        components.refuse_chameleon_parts(model)
         self._model = model
-        self._processor = components.need(model, "GlmImageProcessor")
+        self._processor = components.require_processor(model, "GlmImageProcessor")
         self.sampling = default_sampling(model)
-        self.room = int(model.config.get_text_config().max_position_embeddings)
+        self.max_length = int(model.config.get_text_config().max_position_embeddings)
 
     def job(self, request: ImageRequest) -> DecodingJob:
         refuse_options(self._model, request, "negative_prompt")
@@ -46,10 +55,10 @@ class GlmAdapter:
         config = self._model.config
         start = inputs["input_ids"].shape[1]
         codes = list(range(config.vq_config.num_embeddings))
-        # The two grids have lines of different lengths, so that the pattern has no one width.
-        pattern = Pattern([codes] * (small + large) + [[config.image_end_token_id]], start)
+        # The lines of the two grids differ in length, so there is no common width.
+        allowed = AllowedByPosition([codes] * (small + large) + [[config.image_end_token_id]], start)
         names = ("input_ids", "attention_mask", "image_grid_thw", "images_per_sample")
-        arguments = {name: inputs[name] for name in names} | {"prefix_allowed_tokens_fn": pattern}
+        arguments = {name: inputs[name] for name in names} | {"prefix_allowed_tokens_fn": allowed}
         return DecodingJob(arguments, small + large + 1, start + small + torch.arange(large), (height, width))
 
     def codes(self, tokens: Tensor) -> Tensor:

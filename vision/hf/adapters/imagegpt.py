@@ -1,4 +1,4 @@
-"""ImageGPT: nothing in; colours out, each one of the clusters in its image processor."""
+"""ImageGPT: unconditional images whose tokens are colors, the clusters of its image processor."""
 
 from __future__ import annotations
 
@@ -14,34 +14,45 @@ from mmspec.errors import ModelError, PromptError
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, default_sampling
 from mmspec.vision.hf.image_request import ImageRequest, refuse_options
 
-# The model card's.
+# The value of the model card.
 TOP_K = 40
 
 
 class ImageGPTAdapter:
-    """An ImageGPT; with its `ImageGPTImageProcessor`, which holds the colours, there are images."""
+    """An ImageGPT.
+
+    Args:
+        model: An `ImageGPTForCausalImageModeling`.
+        components: For pixels an `ImageGPTImageProcessor`, which contains the colors.
+
+    Raises:
+        ArgumentError: If there is a part that ImageGPT does not have.
+    """
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse(model)
+        components.refuse_chameleon_parts(model)
         self._model = model
         self._clusters = getattr(components.processor, "clusters", None)
         self.no_pixels = (
-            "the colours lie in the image processor; pass processor=ImageGPTImageProcessor.from_pretrained(...)"
+            "the image processor, which contains the colors, is missing; "
+            "pass processor=ImageGPTImageProcessor.from_pretrained(...)"
             if self._clusters is None
             else None
         )
         self.sampling = default_sampling(model, top_k=TOP_K)
-        self.room = int(model.config.n_positions) + 1
+        self.max_length = int(model.config.n_positions) + 1
 
     def job(self, request: ImageRequest) -> DecodingJob:
         refuse_options(self._model, request, "negative_prompt", "height", "width")
         for prompt in request.prompts:
             if prompt:
-                raise PromptError(f"prompt={prompt!r} is not allowed: ImageGPT draws without one; leave it out, or ''")
+                raise PromptError(
+                    f"prompt={prompt!r} is not allowed; ImageGPT takes no prompt: leave it out, or pass ''"
+                )
         length = int(self._model.config.n_positions)
         side = math.isqrt(length)
         if side * side != length:
-            raise ModelError(f"model.config.n_positions={length} is no square number, so that there is no image")
+            raise ModelError(f"model.config.n_positions={length} is not a square number")
         start = torch.full((len(request.prompts), 1), int(self._model.config.vocab_size) - 1)
         arguments = {"input_ids": start, "attention_mask": torch.ones_like(start)}
         return DecodingJob(arguments, length, 1 + torch.arange(length), (side, side))
@@ -50,5 +61,5 @@ class ImageGPTAdapter:
         return tokens
 
     def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
-        colours = np.asarray(self._clusters)[codes.cpu().numpy()]
-        return np.rint(127.5 * (colours + 1)).astype(np.uint8).reshape(len(codes), *grid, 3)
+        colors = np.asarray(self._clusters)[codes.cpu().numpy()]
+        return np.rint(127.5 * (colors + 1)).astype(np.uint8).reshape(len(codes), *grid, 3)

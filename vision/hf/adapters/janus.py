@@ -1,4 +1,4 @@
-"""Janus: a chat of one turn in; codes of its own VQ model out."""
+"""Janus and Janus-Pro: the codes of the model's VQ model after a chat of one turn."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from mmspec.vision.hf.image_request import ImageRequest, chat, refuse_empty, ref
 
 
 class JanusAdapter:
-    """A Janus with its `JanusProcessor`; images have the one size that the model was trained on."""
+    """A Janus. All images have the size that the model was trained on.
+
+    Args:
+        model: A `JanusForConditionalGeneration`.
+        components: A `JanusProcessor`.
+
+    Raises:
+        ArgumentError: If the processor is missing, or there is a part that Janus does not have.
+    """
 
     no_pixels = None
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse(model)
+        components.refuse_chameleon_parts(model)
         self._model = model
-        self._processor = components.need(model, "JanusProcessor")
+        self._processor = components.require_processor(model, "JanusProcessor")
         self.sampling = default_sampling(model, DEFAULT_SCALE)
-        self.room = int(model.config.get_text_config().max_position_embeddings)
+        self.max_length = int(model.config.get_text_config().max_position_embeddings)
 
     def job(self, request: ImageRequest) -> DecodingJob:
         refuse_options(self._model, request, "negative_prompt", "height", "width")
@@ -43,7 +51,7 @@ class JanusAdapter:
         return tokens
 
     def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
-        # Channels first: without torchvision, transformers' processor misreads them where they lie last.
+        # Channels first: without torchvision, transformers' processor misinterprets channels in the last axis.
         pixels = self._model.decode_image_tokens(codes).permute(0, 3, 1, 2)
-        made = self._processor.postprocess(list(pixels.float().cpu()), return_tensors="PIL.Image.Image")
-        return eight_bit(made["pixel_values"])
+        images = self._processor.postprocess(list(pixels.float().cpu()), return_tensors="PIL.Image.Image")
+        return eight_bit(images["pixel_values"])

@@ -1,1 +1,1 @@
-"""How each transformers image model is decoded."""
+"""Generate adapters of transformers image classes: how `mmspec.generate` decodes each of them."""

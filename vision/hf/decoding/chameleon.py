@@ -1,6 +1,6 @@
-"""Chameleon and the models tuned from it to draw: Anole and Lumina-mGPT.
+"""Chameleon, and Anole and Lumina-mGPT, which were tuned from it to generate images.
 
-transformers' own forward pass forbids every image token; here the head is read before that.
+The forward pass of transformers forbids all image tokens; decoding reads the head directly instead.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared
 
 
 def vocab_size(model: Any) -> int:
-    """Size of the vocabulary that logits are over."""
+    """The number of ids that the model's logits cover."""
     return logits_size(model.lm_head)
 
 
 def plan(model: Any, request: PlanRequest) -> Plan:
-    """`prefix_allowed_tokens_fn` gives the layout, see `ImageConstraint`; without one, text and images mix freely."""
+    """How a request is decoded.
+
+    `prefix_allowed_tokens_fn` sets the layout of the image, see `ImageConstraint`; without it all ids are allowed.
+    """
     refuse_inputs(model, request)
     return shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
 
 
 @dataclass(frozen=True)
-class Ids:
-    """Special ids of the released vocabulary.
+class ChameleonIds:
+    """Special ids; the defaults are those of the released vocabulary.
 
     Attributes:
-        begin: Of an image.
-        end: Of an image.
-        stop: Of a turn.
-        newline: After each line of a Lumina-mGPT image.
-        size: The first of its grid sizes.
+        begin: Begin of image.
+        end: End of image.
+        stop: End of turn.
+        newline: End of a line of a Lumina-mGPT image.
+        size: The first id of the grid sizes of Lumina-mGPT: `size + n` is a height or width of 2 * n tokens.
     """
 
     begin: int = 8197
@@ -45,53 +48,63 @@ class Ids:
     size: int = 8804
 
     @classmethod
-    def of(cls, model: Any) -> Ids:
-        """Those of a model, by the names they have in its vocabulary.
+    def of(cls, model: Any) -> ChameleonIds:
+        """The special ids of a model, by their names in its vocabulary.
 
         Raises:
-            ModelError: For a name it lacks.
+            ModelError: If a name is missing.
         """
         names = model.config.vocabulary_map or {}
         wanted = ("<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08800>")
         for name in wanted:
             if name not in names:
-                raise ModelError(f"model.config.vocabulary_map has no {name!r}, which the images of Chameleon need")
+                raise ModelError(f"model.config.vocabulary_map has no {name!r}, which images of Chameleon require")
         return cls(*(names[name] for name in wanted))
 
 
 class ImageConstraint:
-    """The tokens of an image after a prompt that ends with the begin-of-image token.
+    """The allowed tokens of an image after a prompt that ends with the begin-of-image token.
 
-    Give it to `model.generate` as `prefix_allowed_tokens_fn`, with `max_new_tokens=image.length`.
+    Pass it to `model.generate` as `prefix_allowed_tokens_fn`, with `max_new_tokens=constraint.length`.
+
+    Args:
+        allowed: The ids that are allowed for each token of the image.
+        begin: The begin-of-image id.
+        width: Tokens per line.
 
     Attributes:
-        length: Tokens, the end marks included.
+        length: Tokens of the image, end marks included.
         width: Tokens per line.
     """
 
-    def __init__(self, pattern: Sequence[Sequence[int]], begin: int, width: int) -> None:
-        self.length = len(pattern)
+    def __init__(self, allowed: Sequence[Sequence[int]], begin: int, width: int) -> None:
+        self.length = len(allowed)
         self.width = width
-        self._pattern = pattern
+        self._allowed = allowed
         self._begin = begin
 
     @classmethod
-    def anole(cls, model: Any, side: int = 32, ids: Ids = Ids()) -> ImageConstraint:
-        """`side` x `side` codes without line ends, then the end of the image.
+    def anole(cls, model: Any, side: int = 32, ids: ChameleonIds = ChameleonIds()) -> ImageConstraint:
+        """Anole: `side` x `side` codes without line ends, then the end of the image.
 
-        Anole guides with `negative_prompt_ids` of begin-of-text and begin-of-image.
+        Its `negative_prompt_ids` are begin-of-text and begin-of-image.
         """
         return cls([codes_of(model)] * side**2 + [[ids.end]], ids.begin, side)
 
     @classmethod
-    def lumina(cls, model: Any, height: int, width: int, ids: Ids = Ids()) -> ImageConstraint:
-        """Two sizes, `height` lines of `width` codes and a line end, the ends of image and turn.
+    def lumina(cls, model: Any, height: int, width: int, ids: ChameleonIds = ChameleonIds()) -> ImageConstraint:
+        """Lumina-mGPT: two sizes, `height` lines of `width` codes and a line end, the ends of image and turn.
 
-        Lumina-mGPT guides from begin-of-image on, which is what transformers does without a negative prompt.
+        Its unconditional prompt is begin-of-image, which is the default of transformers without a negative prompt.
 
         Args:
+            model: The model.
             height: In tokens, even; 48 for 768 pixels.
-            width: In tokens, even; 48 for 768 pixels.
+            width: As `height`.
+            ids: The special ids of the model.
+
+        Raises:
+            ArgumentError: If height or width is odd, or below 2.
         """
         if height < 2 or width < 2 or height % 2 or width % 2:
             raise ArgumentError(f"height={height}, width={width} is not allowed; they must be even and 2 or more")
@@ -100,16 +113,24 @@ class ImageConstraint:
         return cls(sizes + line * height + [[ids.end], [ids.stop]], ids.begin, width + 1)
 
     def __call__(self, row: int, ids: Tensor) -> Sequence[int]:
-        """The ids allowed after `ids` (int64 [n]), whatever the row."""
+        """The ids that may follow `ids`, int64 [n].
+
+        Raises:
+            ArgumentError: If `ids` contain no begin-of-image token.
+        """
         begins = (ids == self._begin).nonzero()
         if not len(begins):
             raise ArgumentError(f"the prompt has no begin-of-image token ({self._begin}); it must end with it")
         made = len(ids) - 1 - int(begins[-1])
-        return self._pattern[min(made, self.length - 1)]
+        return self._allowed[min(made, self.length - 1)]
 
 
 def codes_of(model: Any) -> list[int]:
-    """The ids that stand for image codes."""
+    """The ids of the image codes.
+
+    Raises:
+        ArgumentError: If the vocabulary names none.
+    """
     codes: list[int] = model.model.vocabulary_mapping.image_tokens
     if not codes:
         raise ArgumentError("model.config.vocabulary_map names no image tokens (IMGIMG...Z)")

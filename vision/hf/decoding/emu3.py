@@ -1,4 +1,4 @@
-"""Emu3: images are written in the text vocabulary, line by line."""
+"""Emu3: images are ids of the text vocabulary, in lines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared
 
 
 def vocab_size(model: Any) -> int:
-    """Size of the vocabulary that logits are over."""
+    """The number of ids that the model's logits cover."""
     return logits_size(model.lm_head)
 
 
 def plan(model: Any, request: PlanRequest) -> Plan:
-    """`prefix_allowed_tokens_fn` gives the lines; negative prompts are read at their own length."""
+    """How a request is decoded. `prefix_allowed_tokens_fn` sets the lines; negative prompts may have another length."""
     refuse_inputs(model, request)
     return shared_vocabulary_plan(model, model.model.text_model, model.get_input_embeddings(), model.lm_head, request)

@@ -1,4 +1,4 @@
-"""GLM-Image's autoregressive stage: a small grid, then the large one, with positions along three axes."""
+"""GLM-Image's autoregressive stage: a small grid of codes, then a large one, with positions along three axes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_guidance, refu
 
 
 def vocab_size(model: Any) -> int:
-    """Size of the vocabulary that logits are over; it holds codes only, while prompts are in a larger one."""
+    """The number of ids that the model's logits cover: codes only, while prompts have a larger vocabulary."""
     return logits_size(model.lm_head)
 
 
 def plan(model: Any, request: PlanRequest) -> Plan:
-    """The model's own table gives the positions of prompt and grids, from `image_grid_thw` and `images_per_sample`."""
+    """How a request is decoded. The model computes the position ids, from `image_grid_thw` and `images_per_sample`."""
     refuse_inputs(model, request, "image_grid_thw", "images_per_sample")
     refuse_guidance(model, request)
     grids = request.inputs.get("image_grid_thw")
     if (request.config.num_return_sequences or 1) > 1 and grids is not None:
-        # transformers repeats grids one by one, which mixes those of different samples.
+        # transformers repeats each grid on its own, which mixes the grids of different samples.
         raise ArgumentError("num_return_sequences is not supported for GLM-Image; give the prompt several times")
-    made = shared_vocabulary_plan(
+    result = shared_vocabulary_plan(
         model, model.model.language_model, model.get_input_embeddings(), model.lm_head, request
     )
     if grids is None:
-        return made
+        return result
     core = model.model
     positions, _ = core.get_rope_index(
         request.input_ids,
@@ -35,4 +35,4 @@ def plan(model: Any, request: PlanRequest) -> Plan:
         attention_mask=request.mask.long(),
     )
     following = core._cached_decode_position_ids.permute(1, 0, 2)
-    return replace(made, cond=replace(made.cond, positions=positions, following=following), width=int(grids[0, 2]))
+    return replace(result, cond=replace(result.cond, positions=positions, following=following), width=int(grids[0, 2]))

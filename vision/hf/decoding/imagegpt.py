@@ -1,4 +1,4 @@
-"""ImageGPT: 512 colours in raster order, learned positions."""
+"""ImageGPT: 512 colors in raster order, with learned positions."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared
 
 
 def vocab_size(model: Any) -> int:
-    """Size of the vocabulary that logits are over."""
+    """The number of ids that the model's logits cover."""
     return logits_size(model.lm_head)
 
 
 def plan(model: Any, request: PlanRequest) -> Plan:
-    """The prompt is the start token, or the beginning of an image after it."""
+    """How a request is decoded. The prompt is the start token, or that and the first tokens of an image.
+
+    Raises:
+        ArgumentError: If prompt and new tokens exceed the positions of the model.
+    """
     refuse_inputs(model, request)
     longest = model.config.n_positions + 1
     if request.input_ids.shape[1] + request.length > longest:
         raise ArgumentError(
             f"max_length={request.input_ids.shape[1] + request.length} is not allowed; this model has "
-            f"{model.config.n_positions} positions, so that at most {longest} tokens, prompt included, can be had"
+            f"{model.config.n_positions} positions, so prompt and image may have at most {longest} tokens"
         )
     core = model.transformer
-    made = shared_vocabulary_plan(model, ImageGPTLayers(core), core.wte, model.lm_head, request)
+    result = shared_vocabulary_plan(model, ImageGPTLayers(core), core.wte, model.lm_head, request)
     side = math.isqrt(model.config.n_positions)
-    return replace(made, width=side) if side**2 == model.config.n_positions else made
+    return replace(result, width=side) if side**2 == model.config.n_positions else result
 
 
 class ImageGPTLayers(DecoderLayers):
@@ -54,7 +58,7 @@ class ImageGPTLayers(DecoderLayers):
 
 
 def attend(attention: Any, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
-    """Self-attention [R, W, D] with a mask [R, 1, W, end] of numbers to add."""
+    """Self-attention [R, W, D] with an additive mask [R, 1, W, end]."""
 
     def heads(x: Tensor) -> Tensor:
         return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)

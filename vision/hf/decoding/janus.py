@@ -1,4 +1,4 @@
-"""Janus and Janus-Pro: images in a vocabulary of their own, with its own embedding and head."""
+"""Janus and Janus-Pro: images have a separate vocabulary, with its own embedding and head."""
 
 from __future__ import annotations
 
@@ -15,20 +15,28 @@ DEFAULT_SCALE = 5.0
 
 
 def vocab_size(model: Any) -> int:
-    """Size of the vocabulary that logits are over."""
+    """The number of ids that the model's image logits cover."""
     return int(model.model.vqmodel.config.num_embeddings)
 
 
 def plan(model: Any, request: PlanRequest) -> Plan:
-    """Image mode: as many tokens as an image has, whatever length was asked for, and nothing else in the result.
+    """How a request is decoded: one image, whatever `max_new_tokens` is; the result is its codes without the prompt.
 
-    The unconditional side is the prompt with everything but its begin tokens turned into padding that is looked at.
+    The unconditional prompts are the prompts with all tokens but the begin tokens replaced by padding, which is not
+    masked.
+
+    Raises:
+        ArgumentError: If the request has a negative prompt or `prefix_allowed_tokens_fn`.
     """
     refuse_inputs(model, request)
     if request.negative_ids is not None:
-        raise ArgumentError("negative_prompt_ids is not supported for Janus, which makes its own; leave it out")
+        raise ArgumentError(
+            "negative_prompt_ids is not supported for Janus, whose unconditional prompt is fixed; leave it out"
+        )
     if request.allowed is not None:
-        raise ArgumentError("prefix_allowed_tokens_fn is not supported for Janus, whose images have no other tokens")
+        raise ArgumentError(
+            "prefix_allowed_tokens_fn is not supported for Janus, whose images allow all codes; leave it out"
+        )
     core = model.model
     text = model.get_input_embeddings()
     scale = DEFAULT_SCALE if request.guidance_scale is None else float(request.guidance_scale)
@@ -57,10 +65,10 @@ def plan(model: Any, request: PlanRequest) -> Plan:
 
 
 def unconditional(ids: Tensor, config: Any) -> Tensor:
-    """The prompts int64 [B, T] with only the begin-of-text and begin-of-image tokens left.
+    """Prompts int64 [B, T] with all ids but begin-of-text and begin-of-image replaced by padding.
 
     Raises:
-        ArgumentError: When the generation config lacks one of the ids.
+        ArgumentError: If the generation config has no id for one of the three.
     """
     begin = (config.generation_kwargs or {}).get("boi_token_id")
     for name, value in (

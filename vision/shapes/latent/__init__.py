@@ -1,1 +1,1 @@
-"""The shapes model with latents for tokens: the same scenes, drawn by a flow head."""
+"""The shapes model with latents as tokens: the same scenes, whose latents a flow head samples."""

@@ -1,8 +1,9 @@
-"""What makes the shapes transformer one of latents: how it reads them, and a flow head that draws them.
+"""The embedding of latents and the flow head that turn the discrete shapes transformer into a model of latents.
 
-A latent is the feature vector that the tokenizer's decoder reads at a place, five numbers in about -1..1. The discrete
-model says how likely each of its codes is; smeared by a little noise, that is a distribution over latents, and the flow from
-noise to it is known in closed form: this head is what a trained one would be if it made no mistake. It has no weights.
+A latent is the feature vector of one token that the tokenizer's decoder reads: five numbers in about -1..1. The
+discrete model's distribution over codes, convolved with a narrow Gaussian, is a distribution over latents, and the flow
+from noise to it has a closed form. The head computes that flow, which is what a perfectly trained head would compute;
+it has no weights.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from mmspec.continuous.sampler import Gaussian
 from mmspec.sampling.logits import Logits
 
 SPREAD = 0.04  # standard deviation of the latents around their codes, which lie 0.5 apart
-NEAR = 0.1  # of the noise under which the transformer reads them
+NEAR = 0.1  # standard deviation of the noise that the embedding of a latent assumes
 
 
-class CodeReading(nn.Module):
-    """The embedding of a latent [..., D]: that of the codes, by their probability under noise of deviation `NEAR`.
+class LatentEmbedding(nn.Module):
+    """Embeds latents [..., D]: the mean embedding of the codes, by their probability under noise of deviation `NEAR`.
 
     Args:
         codes: [V, D], the latents of the codes.
-        table: [V, C], their embeddings.
+        table: [V, C], the embeddings of the codes.
     """
 
     codes: Tensor
@@ -41,16 +42,17 @@ class CodeReading(nn.Module):
 
 
 class FlowHead:
-    """The flow head: Euler steps from noise along x' = (E[latent | x, t] - x) / (1 - t), which leave nothing to chance.
+    """Deterministic Euler steps from noise along x' = (E[latent | x, t] - x) / (1 - t).
 
-    With x = (1 - t) * w + t * latent, the latent of a code v is N(code_v, spread**2), and E is the mean over the codes,
-    by their probability at x, of the latent that each would have.
+    Here x = (1 - t) * w + t * latent with noise w, the latent of a code v is distributed as N(code_v, SPREAD**2), and E
+    is the mean of the latents that the codes would have, weighted by the probability of each code given x. It is a
+    `mmspec.continuous.sampler.Head`.
 
     Args:
-        codes: [V, D].
-        steps: Of the flow.
-        guidance: Of the distribution over codes, as in the discrete model; the temperature is above 0.
-        temperature: As for `guidance`.
+        codes: [V, D], the latents of the codes.
+        steps: Euler steps.
+        guidance: The guidance scale of the distribution over codes.
+        temperature: The temperature of the distribution over codes, above 0.
     """
 
     marks = 0
@@ -64,14 +66,14 @@ class FlowHead:
         self._temperature = temperature
 
     def __call__(self, logits: Logits, noise: Tensor, positions: NDArray[np.int64]) -> Gaussian:
-        said = logits.cond.float()
+        scores = logits.cond.float()
         if logits.uncond is not None:
-            said = torch.lerp(logits.uncond.float(), said, self._guidance)
-        said, x = said / self._temperature, noise
+            scores = torch.lerp(logits.uncond.float(), scores, self._guidance)
+        scores, x = scores / self._temperature, noise
         for i in range(self._steps):
             t = i / self._steps
             variance = (1 - t) ** 2 + (t * SPREAD) ** 2
-            weight = (said + (t * (x @ self._codes.T) - t**2 * self._half) / variance).softmax(-1)
+            weight = (scores + (t * (x @ self._codes.T) - t**2 * self._half) / variance).softmax(-1)
             code = weight @ self._codes
             goal = code + t * SPREAD**2 / variance * (x - t * code)
             x = x + (goal - x) / (self._steps - i)

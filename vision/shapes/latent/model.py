@@ -1,4 +1,4 @@
-"""The embedded model of latents: the discrete model's transformers, reading latents."""
+"""The embedded model of latents: the discrete model's transformers, with latents as input."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from torch import Tensor
 
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.shapes.config import WEIGHTS
-from mmspec.vision.shapes.latent.head import CodeReading
+from mmspec.vision.shapes.latent.head import LatentEmbedding
 
 
 def latent_trunk(gpt: LlamaGenGPT, codes: Tensor) -> Any:
-    """The same transformer reading latents [B, W, D] instead of tokens; it shares the weights."""
+    """The transformer with latents [B, W, D] instead of tokens as input; it shares the weights."""
     trunk = copy.copy(gpt)
     trunk._modules = dict(gpt._modules)
-    trunk.tok_embeddings = CodeReading(codes.to(gpt.device), gpt.tok_embeddings.weight.detach())  # type: ignore[assignment]
+    trunk.tok_embeddings = LatentEmbedding(codes.to(gpt.device), gpt.tok_embeddings.weight.detach())  # type: ignore[assignment]
     return trunk
 
 
 def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32, weights: Path = WEIGHTS) -> Any:
-    """The pipeline on `device` in `dtype`; `weights` are the discrete model's."""
+    """The pipeline of latents.
+
+    Args:
+        device: Where to put the weights.
+        dtype: The type of the weights.
+        weights: The folder of the discrete model's pipeline.
+    """
     from mmspec.vision.shapes.latent.pipeline import LatentShapes
     from mmspec.vision.shapes.text import ShapesTextEncoder
     from mmspec.vision.shapes.tokenizer import ShapesTokenizer

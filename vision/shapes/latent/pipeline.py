@@ -1,4 +1,4 @@
-"""Captions to images by way of latents."""
+"""The pipeline of the shapes model of latents."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STEPS = 16
 
 
 class LatentShapes:
-    """What `mmspec.load("shapes-latent")` gives.
+    """Generates images of captions by sampling latents; the result of `mmspec.load("shapes-latent")`.
 
     Args:
-        target: A transformer that reads latents, see `latent_trunk`.
-        draft: The same, its smaller sibling.
-        tokenizer: Whose decoder makes pixels of latents.
-        text_encoder: Reads captions.
+        target: A transformer with latents as input; see `mmspec.vision.shapes.latent.model.latent_trunk`.
+        draft: A smaller transformer with latents as input.
+        tokenizer: Its decoder turns latents into pixels.
+        text_encoder: The encoder of captions.
     """
 
     def __init__(self, target: Any, draft: Any, tokenizer: ShapesTokenizer, text_encoder: ShapesTextEncoder) -> None:
@@ -49,7 +49,7 @@ class LatentShapes:
         self.image_processor = VaeImageProcessor()
 
     def set_progress_bar_config(self, **config: Any) -> None:
-        """It has no bar of its own."""
+        """Does nothing: this pipeline has no progress bar."""
 
     @torch.no_grad()
     def __call__(
@@ -68,36 +68,41 @@ class LatentShapes:
         on_step: OnStep | None = None,
         measure_entropy: bool = False,
     ) -> ImageOutput:
-        """Draws images of captions.
+        """Generates images of captions.
 
         Args:
-            recipe: `plain`, or a way of drafting with a rule for vectors, such as `few-steps+tolerance:steps=2`.
-            seed: Row i uses `seed + i`; or one seed per row.
-            temperature: Of the distribution over codes that the flow leads to, above 0.
-            guidance_scale: 1 is off. None takes the discrete model's own.
+            prompt: One or more captions.
+            recipe: `plain`, or a recipe that drafts with a rule for latents, such as `few-steps+tolerance:steps=2`.
+            seed: Row i uses `seed + i`; or one seed per row. None takes one from torch's global generator.
+            temperature: Of the distribution over codes that the flow leads to, above 0; None takes that of the discrete
+                model.
+            top_k: Must be off (0): a density over vectors has no tokens to cut.
+            top_p: Must be off (1): see `top_k`.
+            guidance_scale: 1 is off; None takes that of the discrete model.
             head_steps: Euler steps of the flow, 1 to 1000.
-            num_images_per_prompt: As in other pipelines.
-            output_type: As in other pipelines; the output's `tokens` are latents float32 [B, N, 5].
-            on_step: As in other pipelines.
-            top_k: Off; a vector's distribution has no mass to cut and no entropy in bits.
-            top_p: Off; a vector's distribution has no mass to cut and no entropy in bits.
-            measure_entropy: Off; a vector's distribution has no mass to cut and no entropy in bits.
+            num_images_per_prompt: Images per caption; they are next to each other in the output.
+            output_type: "pil", "np", "pt" or "latent".
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            measure_entropy: Ignored: a density over vectors has no entropy in bits.
+
+        Returns:
+            An `ImageOutput` whose `tokens` are latents, float32 [B, N, 5].
 
         Raises:
-            PromptError: When a prompt cannot be read by the model.
-            ArgumentError: When an argument has a value that is not allowed.
-            UnknownNameError: When a model, recipe, rule or drafter of that name does not exist.
+            PromptError: If a caption does not follow the grammar.
+            ArgumentError: If an argument has a value that is not allowed.
+            UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call(num_images_per_prompt, output_type)
         for name, value, off in (("top_k", top_k, 0), ("top_p", top_p, 1.0)):
             if value not in (None, off):
-                raise ArgumentError(f"{name}={value} is not possible: this model's tokens are vectors")
+                raise ArgumentError(f"{name}={value} is not possible: the tokens of this model are vectors")
         if not 1 <= head_steps <= 1000:
             raise ArgumentError(f"head_steps={head_steps} is not allowed; it must be from 1 to 1000")
-        recipe, warmth = parse(recipe), TEMPERATURE if temperature is None else temperature
+        recipe, temperature = parse(recipe), TEMPERATURE if temperature is None else temperature
         scale = GUIDANCE if guidance_scale is None else guidance_scale
-        if not warmth >= 1e-4:
-            raise ArgumentError(f"temperature={warmth} is not allowed; it must be at least 0.0001")
+        if not temperature >= 1e-4:
+            raise ArgumentError(f"temperature={temperature} is not allowed; it must be at least 0.0001")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         features, _ = self.text_encoder.encode([each for each in prompts for _ in range(num_images_per_prompt)])
         rows = len(features)
@@ -108,7 +113,7 @@ class LatentShapes:
             return LlamaGenTarget(trunk, features, uncond, None, slack=recipe.window)
 
         def flow_head(steps: int = head_steps) -> FlowHead:
-            return FlowHead(self.codes, steps, scale, warmth)
+            return FlowHead(self.codes, steps, scale, temperature)
 
         ours = target(self.target)
         resources = DraftResources(

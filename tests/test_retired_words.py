@@ -1,0 +1,60 @@
+"""`.ci/words` finds retired words in prose, identifiers and quoted names, and passes what only resembles them."""
+
+from __future__ import annotations
+
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def words(root: Path) -> Any:
+    """The script as a module."""
+    path = root / ".ci" / "words"
+    if not path.exists():
+        pytest.skip("only a checkout has .ci")
+    spec = spec_from_loader("words", SourceFileLoader("words", str(path)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("a.py", "def token_law(p): ...", "law"),
+        ("a.py", "class TokenLaw: ...", "Law"),
+        ("a.py", "THE_LAWS = 1", "LAWS"),
+        ("a.py", "x = 'a painter'  # prose", "painter"),
+        ("a.py", "Pace = 1", "Pace"),
+        ("a.py", "# see `Rows`", "Rows"),
+        ("a.py", "# MMSPEC_RECORD=off", "MMSPEC_RECORD"),
+        ("a.md", "Tokens behind a rejected one.", "behind"),
+        ("a.md", "Recipes: drafter, rule and carry.", "and carry"),
+        ("a.md", "See `Noise`.", "Noise"),
+        ("a.md", "```python\nx = Noise(0)\n```", "Noise"),
+        ("CHANGELOG.md", "The law.", "law"),
+    ],
+)
+def test_retired_words_are_found(words: Any, path: str, text: str, found: str) -> None:
+    assert [word for _, word, _ in words.check(text, path)] == [found]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.py", "flaw = lawn = 1  # outlaw, gauged"),
+        ("a.py", "# Rows advance at their own pace; noise of the start; pin_memory"),
+        ("a.py", "# a wheel carries the folders; codecs behind an interface"),
+        ("a.md", "Noise and rows of a part. Draws are keyed."),
+        ("CHANGELOG.md", "| `Law` | `Sampler` |"),
+        ("CHANGELOG.md", "`MMSPEC_RECORD` is now `MMSPEC_CUDA_GRAPHS`."),
+        ("audio/spoken/sentences.py", "x = 'the gauge'"),
+    ],
+)
+def test_other_words_pass(words: Any, path: str, text: str) -> None:
+    assert list(words.check(text, path)) == []
