@@ -1,4 +1,4 @@
-"""Codecs of transformers behind the interface `mmspec.audio.codec.Codec`, one file each."""
+"""Codecs of transformers with the interface of `mmspec.audio.codec.Codec`, one file each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Frames with a depth decoder: a backbone for every frame, in it a small model for one codebook after the other.
+"""Decoding with a depth decoder: a backbone generates frames, and a small model the codebooks of each frame in turn.
 
-CSM and Moshi are built so. The backbone gives a distribution for the first token of a frame; the depth decoder goes on from that
-token and the backbone's hidden state. Speculation runs along the depth: the loop is nested, one run of it per frame,
-and exact for the same reasons. The backbone is called once per frame whatever is drafted.
+CSM and Moshi are of this kind. The backbone predicts the first token of a frame; the depth decoder generates the other
+tokens from it and from the backbone's hidden state. Speculative decoding runs along the depth: one run of the decoding
+loop per frame, exact for the same reasons. The backbone is called once per frame in any case.
 """
 
 from __future__ import annotations
@@ -33,42 +33,49 @@ from mmspec.sampling.sampler import TokenSampler
 
 
 class FrameModel(Protocol):
-    """A model with its prompts given, decoding a batch of rows frame by frame.
+    """A model with its prompts given that decodes a batch of rows frame by frame.
 
     Attributes:
-        codes: Tokens of a frame after its first, D.
+        codes: D, tokens of a frame after the first.
+        device: Where its tensors are.
     """
 
     codes: int
     device: torch.device
 
     def start(self) -> Logits:
-        """Reads the prompts; the logits of the first token of frame 0, [B, 1, V]."""
+        """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""
         ...
 
     def step(self, frame: Tensor) -> Logits:
-        """Reads a frame int64 [B, 1 + D]; the logits of the first token of the next, [B, 1, V]."""
+        """Reads a frame int64 [B, 1 + D] and returns the logits of the first token of the next one, [B, 1, V]."""
         ...
 
     def depth(self, first: Tensor, start: int, window: int) -> Target:
-        """The rest of the frame whose first token, int64 [B, 1], is this, as D positions from `start` on."""
+        """The depth decoder as a target of the codes of the current frame.
+
+        Args:
+            first: int64 [B, 1], the first token of the frame.
+            start: Position of the first of its D codes.
+            window: How far a window may reach past the end.
+        """
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows only."""
         ...
 
 
 @dataclass(frozen=True)
-class Frames:
-    """What is to be made.
+class FrameSpec:
+    """The frames to generate.
 
     Attributes:
-        length: Frames at most.
-        ends: Tells from frames int64 [B, 1 + D] which end their row, bool [B].
-        pad: What fills the frames after the end.
-        first: How the first token of a frame is drawn, in every row alike.
-        rest: How the others of a frame are drawn, in every row alike.
+        length: Frames per row, at most.
+        ends: Maps frames int64 [B, 1 + D] to bool [B], True for a frame that ends its row; None if rows never end.
+        pad: The token of frames after the end.
+        first: Sampling parameters of the first token of a frame, in all rows.
+        rest: Sampling parameters of the other tokens, in all rows.
     """
 
     length: int
@@ -80,7 +87,12 @@ class Frames:
 
 @dataclass(frozen=True)
 class DecodedFrames:
-    """Frames int64 [B, T, 1 + D], as many as the longest row has, and what they cost."""
+    """Generated frames.
+
+    Attributes:
+        frames: int64 [B, T, 1 + D], up to the end of the longest row.
+        stats: Statistics of the run.
+    """
 
     frames: Tensor
     stats: Stats
@@ -89,23 +101,22 @@ class DecodedFrames:
 def decode_frames(
     model: FrameModel,
     recipe: Recipe,
-    frames: Frames,
+    spec: FrameSpec,
     seeds: Sequence[int],
     draft: FrameModel | None = None,
     on_step: OnStep | None = None,
     adaptive_windows: AdaptiveWindows | None = None,
 ) -> DecodedFrames:
-    """Decodes a batch of rows.
+    """Decodes a batch of rows frame by frame, the codes of each frame by a recipe.
 
     Args:
-        model: With its prompts.
-        recipe: How the tokens after the first are decoded; the guess "above" is the same codebook one frame ago.
-        frames: The frames to generate.
-        seeds: One per row. A row's frames depend on its own seed and prompt alone.
+        model: The model with its prompts given.
+        recipe: How the tokens after the first are decoded; the token "above" is the same codebook of the last frame.
+        spec: The frames to generate.
+        seeds: One per row. A row's frames depend on its seed and prompt alone.
         draft: A smaller model with the same prompts, for recipes that use one; it drafts the depth.
-        on_step: Called after every frame; its `Step` holds frames where others hold tokens.
-        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`; the depth of every frame
-            shares one.
+        on_step: Called after every frame; the tokens of its `Step` are frames.
+        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`; all frames share one.
 
     Raises:
         ArgumentError: For a recipe with trees.
@@ -113,16 +124,16 @@ def decode_frames(
     if recipe.info.tree:
         raise ArgumentError(f"recipe {recipe.name!r} is not possible here: a depth decoder reads windows only")
     count, device, rng = len(seeds), model.device, CounterRNG(seeds, model.device)
-    made = torch.full((count, frames.length, 1 + model.codes), frames.pad, dtype=torch.int64, device=device)
+    frames = torch.full((count, spec.length, 1 + model.codes), spec.pad, dtype=torch.int64, device=device)
     lengths, ids, meter = np.zeros(count, dtype=np.int64), np.arange(count), Meter(device, count)
-    sampler = TokenSampler([frames.first] * count, None, device)
-    draft_calls, frame = 0, made[:, 0]
+    sampler = TokenSampler([spec.first] * count, None, device)
+    draft_calls, frame = 0, frames[:, 0]
     draft = draft if recipe.needs_draft_model else None
     resources = DraftResources(adaptive_windows={} if adaptive_windows is None else adaptive_windows)
-    settings = [frames.rest] * count
-    policy = window_policy(recipe, settings, count, resources, frames.length * model.codes)
+    settings = [spec.rest] * count
+    policy = window_policy(recipe, settings, count, resources, spec.length * model.codes)
     with torch.inference_mode():
-        for t in range(frames.length):
+        for t in range(spec.length):
             meter.clock.lap("other")
             logits = model.step(frame) if t else model.start()
             meter.clock.lap("target")
@@ -130,38 +141,48 @@ def decode_frames(
                 draft.step(frame) if t else draft.start()
                 draft_calls += 1
                 meter.clock.lap("drafter")
-            here = np.full((len(ids), 1), t)
-            p = sampler(logits, here)
-            first = sampler.sample(p, rng.window(here, 0))
+            position = np.full((len(ids), 1), t)
+            p = sampler(logits, position)
+            first = sampler.sample(p, rng.window(position, 0))
             meter.count_plain(p, first, ids)
-            depth = Depth(model, draft, recipe, frames.rest, [mixed(seeds[i], t) for i in ids.tolist()], policy)
+            frame_seeds = [frame_seed(seeds[i], t) for i in ids.tolist()]
+            depth = DepthDecoding(model, draft, recipe, spec.rest, frame_seeds, policy)
             codes, calls = depth.decode(first, frame[:, 1:] if t else None, meter, ids)
             draft_calls += calls
             frame = torch.cat([first, codes], dim=1)
-            made[torch.from_numpy(ids).to(device), t] = frame
+            frames[torch.from_numpy(ids).to(device), t] = frame
             lengths[ids] += 1
             if on_step is not None:
-                so_far = [row[:n].clone() for row, n in zip(made, lengths, strict=True)]
-                on_step(Step(meter.nfe, int(meter.tokens.sum()), made[..., 0].numel() * (1 + model.codes), so_far))
-            if frames.ends is None:
+                so_far = [row[:n].clone() for row, n in zip(frames, lengths, strict=True)]
+                on_step(Step(meter.nfe, int(meter.tokens.sum()), frames[..., 0].numel() * (1 + model.codes), so_far))
+            if spec.ends is None:
                 continue
-            running = np.flatnonzero(~frames.ends(frame).cpu().numpy()).tolist()
+            running = np.flatnonzero(~spec.ends(frame).cpu().numpy()).tolist()
             if not running:
                 break
             if len(running) < len(ids):
                 ids, frame = ids[running], frame[running]
                 rng.select_rows(running)
                 sampler.select_rows(torch.tensor(running, device=device))
-                for one in (model, draft):
-                    if one is not None:
-                        one.select_rows(running)
+                for each in (model, draft):
+                    if each is not None:
+                        each.select_rows(running)
     meter.clock.lap("other")
-    return DecodedFrames(made[:, : lengths.max()], meter.stats(draft_calls))
+    return DecodedFrames(frames[:, : lengths.max()], meter.stats(draft_calls))
 
 
 @dataclass(frozen=True)
-class Depth:
-    """The tokens of one frame after its first, in all rows."""
+class DepthDecoding:
+    """Decoding of the codes of one frame, in all rows.
+
+    Attributes:
+        model: The model, which has read the frames before.
+        draft: A draft model, which has read them too, or None.
+        recipe: How the codes are decoded.
+        sampling: Sampling parameters of the codes.
+        seeds: One per row, see `frame_seed`.
+        policy: Chooses the window.
+    """
 
     model: FrameModel
     draft: FrameModel | None
@@ -171,12 +192,13 @@ class Depth:
     policy: WindowPolicy
 
     def decode(self, first: Tensor, before: Tensor | None, meter: Meter, ids: NDArray[np.int64]) -> tuple[Tensor, int]:
-        """Int64 [B, D], and how often a draft model was called.
+        """The codes int64 [B, D] of the frame, and the number of calls of the draft model.
 
         Args:
-            first: int64 [B, 1].
-            before: Those tokens of the frame before, int64 [B, D], or None.
-            meter: Counts; the rows are number `ids` of it.
+            first: The first token of the frame, int64 [B, 1].
+            before: The codes of the previous frame, int64 [B, D], or None.
+            meter: The meter of the whole run.
+            ids: Host int64 [B], the number of each row in `meter`.
         """
         recipe, device, depth, count = self.recipe, self.model.device, self.model.codes, len(first)
         start = 0 if before is None else depth
@@ -194,12 +216,12 @@ class Depth:
         part.clock = meter.clock
         sampler, rule = TokenSampler(samplings, None, device), build_rule(recipe, resources)
         calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, self.policy, part, None)
-        add(meter, part, ids)
+        add_counts(meter, part, ids)
         return state.result()[:, start:], calls
 
 
-def add(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:
-    """Adds what a part of the run counted, whose rows are number `ids` of the whole."""
+def add_counts(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:
+    """Adds the counts of a part of the run, whose rows are number `ids` of the whole run."""
     meter.nfe += part.nfe
     for name in ("calls", "tokens", "excess", "bits", "surprise"):
         getattr(meter, name)[ids] += getattr(part, name)
@@ -209,10 +231,10 @@ def add(meter: Meter, part: Meter, ids: NDArray[np.int64]) -> None:
         setattr(meter, name, np.pad(ours, (0, longest - len(ours))) + np.pad(theirs, (0, longest - len(theirs))))
 
 
-def mixed(seed: int, frame: int) -> int:
-    """The seed of a row's depth at a frame: SplitMix64 (Steele et al. 2014) of both.
+def frame_seed(seed: int, frame: int) -> int:
+    """The seed of a row's depth decoding at a frame: SplitMix64 (Steele et al. 2014) of both.
 
-    Were it the row's own, positions of one frame would share their random numbers with those of the next.
+    With the row's seed itself, all frames would share their random numbers.
     """
     x = (seed + (frame + 1) * 0x9E3779B97F4A7C15) % 2**64
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

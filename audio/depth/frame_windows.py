@@ -1,12 +1,12 @@
-"""Frames ahead: speculation along the time of models with a depth decoder, as an option.
+"""Windows of several frames: speculative decoding along the time axis of models with a depth decoder, as an option.
 
-The codes of all frames are one stream of tokens, and a model of frames is a target of that stream: a window may reach
-over several frames, of which the backbone reads in one call all that are whole in it, and the depth decoder, given
-their codes, all that it touches, in one call too. Everything else is the loop as it is: what fails is resampled inside
-its frame, and the frame goes on from there code by code.
+The tokens of all frames form one stream, and the model is a target of this stream. A window may span several frames: in
+one call the backbone reads all frames that are complete in it, and in one call the depth decoder, given their codes,
+reads all frames that it touches. The decoding loop is the usual one: a rejected token is resampled inside its frame,
+which continues from there code by code.
 
-Where a frame ends its row, the first token of the next one is a mark that only this module knows, so that an end is a
-function of the prefix like any other distribution.
+If a frame ends its row, the first token of the next frame is an end token, internal to this module, with probability 1.
+The end of a row is thus a function of the prefix, like every other distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
@@ -34,15 +34,16 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
-MOST = 16  # frames
+MAX_AHEAD = 16  # frames in a window
 
 
-class FrameReader(Protocol):
-    """A model with its prompts given, that reads several frames in a call.
+class FrameWindowModel(Protocol):
+    """A model with its prompts given that reads several frames in a call.
 
     Attributes:
-        codes: Tokens of a frame after its first, D.
+        codes: D, tokens of a frame after the first.
         vocab_size: V, of first tokens and codes alike.
+        device: Where its tensors are.
     """
 
     codes: int
@@ -50,69 +51,78 @@ class FrameReader(Protocol):
     device: torch.device
 
     def start(self) -> Logits:
-        """Reads the prompts; the logits of the first token of frame 0, [B, 1, V]."""
+        """Reads the prompts and returns the logits of the first token of frame 0, [B, 1, V]."""
         ...
 
     def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        """Reads frames int64 [B, n, 1 + D], the first of each row being number `at` (host int64 [B]).
+        """Reads frames and returns the logits of the first token after each, [B, n, V].
 
-        The logits of the first token after each, [B, n, V]. What was read of those places before is forgotten.
+        Args:
+            frames: int64 [B, n, 1 + D].
+            at: Host int64 [B], the number of each row's first frame; earlier reads of these and later frames are rolled
+                back.
         """
         ...
 
     def hidden(self) -> Tensor:
-        """What the depth decoder starts from, after what was last read: [B, n, width]; after a prompt n is 1."""
+        """The hidden states [B, n, width] after the n frames last read, from which the depth decoder starts.
+
+        After `start`, the last of them is that of the end of the prompt.
+        """
         ...
 
     def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
-        """The logits [R, D, V] of the codes of frames int64 [R, 1 + D], each after those before it."""
+        """The logits [R, D, V] of the codes of frames int64 [R, 1 + D], each given the tokens before it."""
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows only."""
         ...
 
 
-class FrameStream:
-    """A model of frames as a target of the stream of their tokens. Its logits are those of finished distributions.
+class FrameTarget:
+    """A model of frames as a target of the stream of their tokens; its logits include the sampling parameters.
 
-    Token V stands after the end of a row, where a frame would begin.
+    Token V is the end token, which follows the last frame of a row.
 
     Args:
-        model: With its prompts given.
-        frames: What is to be made.
+        model: The model with its prompts given.
+        spec: The frames to generate.
         batch_size: B.
         window: How far a window may reach past the end, in tokens.
     """
 
-    def __init__(self, model: FrameReader, frames: Frames, batch_size: int, window: int) -> None:
+    def __init__(self, model: FrameWindowModel, spec: FrameSpec, batch_size: int, window: int) -> None:
         self.vocab_size = model.vocab_size + 1
         self.device = model.device
-        self._model, self._ends = model, frames.ends
+        self._model, self._ends = model, spec.ends
         self._size = 1 + model.codes
-        self._samplers = [TokenSampler([how] * batch_size, None, model.device) for how in (frames.first, frames.rest)]
-        room = frames.length + -(-window // self._size) + 1
+        self._samplers = [
+            TokenSampler([sampling] * batch_size, None, model.device) for sampling in (spec.first, spec.rest)
+        ]
+        room = spec.length + -(-window // self._size) + 1
         self._tokens = torch.zeros(batch_size, room * self._size, dtype=torch.int64, device=model.device)
         self._room = room
         self._hidden = torch.empty(0, device=model.device)  # [B, room, width], by the frame that starts from it
 
     def prefill(self) -> Logits:
-        z = F.pad(self._finished(self._model.start().cond, self._samplers[0]), (0, 1), value=-torch.inf)
+        z = F.pad(self._log_probs(self._model.start().cond, self._samplers[0]), (0, 1), value=-torch.inf)
         hidden = self._model.hidden()[:, -1:]
         self._hidden = F.pad(hidden, (0, 0, 0, self._room - 1))
         return Logits(z, None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        size, places = self._size, at[:, None] + np.arange(tokens.shape[1])
-        self._tokens.scatter_(1, self._on(places), tokens.clamp(max=self.vocab_size - 2))
+        size, positions = self._size, at[:, None] + np.arange(tokens.shape[1])
+        self._tokens.scatter_(1, self._on_device(positions), tokens.clamp(max=self.vocab_size - 2))
         first = at // size
-        touched = int((places[:, -1] // size - first).max()) + 1
-        here = self._on(first[:, None] + np.arange(touched))
-        frames = self._tokens.unflatten(1, (-1, size)).gather(1, here[..., None].expand(-1, -1, size))
-        begins = self._begin(frames, first, int(((places[:, -1] + 1) // size - first).max()))
-        logits = torch.cat([self._go_on(frames, here), begins], dim=2).flatten(1, 2)
-        wanted = self._on(places - first[:, None] * size)
-        return Logits(logits.gather(1, wanted[..., None].expand(-1, -1, self.vocab_size)), None)
+        touched = int((positions[:, -1] // size - first).max()) + 1
+        numbers = self._on_device(first[:, None] + np.arange(touched))
+        frames = self._tokens.unflatten(1, (-1, size)).gather(1, numbers[..., None].expand(-1, -1, size))
+        complete = int(((positions[:, -1] + 1) // size - first).max())
+        next_first = self._first_logits(frames, first, complete)
+        logits = torch.cat([self._code_logits(frames, numbers), next_first], dim=2).flatten(1, 2)
+        index = self._on_device(positions - first[:, None] * size)
+        return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._model.select_rows(row_ids)
@@ -120,90 +130,99 @@ class FrameStream:
         for sampler in self._samplers:
             sampler.select_rows(torch.tensor(row_ids, device=self.device))
 
-    def _begin(self, frames: Tensor, first: NDArray[np.int64], whole: int) -> Tensor:
-        """The logits [B, n, 1, 1 + V] after n frames, of which the backbone reads the first `whole`."""
+    def _first_logits(self, frames: Tensor, first: NDArray[np.int64], complete: int) -> Tensor:
+        """The logits [B, n, 1, 1 + V] of the first token after each of n frames.
+
+        The backbone reads the first `complete` frames; the logits after the others are zeros, and not used.
+        """
         logits = torch.zeros(*frames.shape[:2], self.vocab_size, device=self.device)
-        if whole:
-            read = frames[:, :whole]
-            z = F.pad(self._finished(self._model.read(read, first).cond, self._samplers[0]), (0, 1), value=-torch.inf)
-            self._remember(first[:, None] + 1 + np.arange(whole))
+        if complete:
+            read = frames[:, :complete]
+            z = F.pad(self._log_probs(self._model.read(read, first).cond, self._samplers[0]), (0, 1), value=-torch.inf)
+            self._keep_hidden(first[:, None] + 1 + np.arange(complete))
             if self._ends is not None:
-                mark = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
-                certain = torch.zeros_like(z).masked_fill(~mark, -torch.inf)
-                z = torch.where(self._ends(read)[..., None], certain, z)
-            logits[:, :whole] = z
+                end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
+                end_only = torch.zeros_like(z).masked_fill(~end, -torch.inf)
+                z = torch.where(self._ends(read)[..., None], end_only, z)
+            logits[:, :complete] = z
         return logits[:, :, None]
 
-    def _remember(self, frames: NDArray[np.int64]) -> None:
-        """Keeps what the frames of these numbers, host int64 [B, n], start from."""
+    def _keep_hidden(self, numbers: NDArray[np.int64]) -> None:
+        """Stores the hidden states from which the frames of these numbers, host int64 [B, n], start."""
         hidden = self._model.hidden()
-        self._hidden = self._hidden.scatter(1, self._on(frames)[..., None].expand(hidden.shape), hidden)
+        self._hidden = self._hidden.scatter(1, self._on_device(numbers)[..., None].expand(hidden.shape), hidden)
 
-    def _go_on(self, frames: Tensor, here: Tensor) -> Tensor:
-        """The logits [B, n, D, 1 + V] of the codes of n frames, which are number `here` (int64 [B, n])."""
-        hidden = self._hidden.gather(1, here[..., None].expand(-1, -1, self._hidden.shape[2]))
+    def _code_logits(self, frames: Tensor, numbers: Tensor) -> Tensor:
+        """The logits [B, n, D, 1 + V] of the codes of n frames, whose numbers are int64 [B, n]."""
+        hidden = self._hidden.gather(1, numbers[..., None].expand(-1, -1, self._hidden.shape[2]))
         logits = self._model.rest(hidden.flatten(0, 1), frames.flatten(0, 1)).unflatten(0, frames.shape[:2])
-        z = self._finished(logits.flatten(1, 2), self._samplers[1]).unflatten(1, (frames.shape[1], -1))
+        z = self._log_probs(logits.flatten(1, 2), self._samplers[1]).unflatten(1, (frames.shape[1], -1))
         return F.pad(z, (0, 1), value=-torch.inf)
 
-    def _finished(self, logits: Tensor, sampler: TokenSampler) -> Tensor:
-        """Logarithms of the distribution, as settings differ between the first token of a frame and the others."""
+    def _log_probs(self, logits: Tensor, sampler: TokenSampler) -> Tensor:
+        """Log-probabilities; the loop has one set of sampling parameters, but first tokens and codes have their own."""
         return sampler(Logits(logits, None), np.zeros(logits.shape[:2], dtype=np.int64)).log()
 
-    def _on(self, index: NDArray[np.int64]) -> Tensor:
+    def _on_device(self, index: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(index).to(self.device)
 
 
-def decode_ahead(
-    model: FrameReader,
+def decode_frame_windows(
+    model: FrameWindowModel,
     recipe: Recipe,
-    frames: Frames,
+    spec: FrameSpec,
     seeds: Sequence[int],
     ahead: int,
-    draft: FrameReader | None = None,
+    draft: FrameWindowModel | None = None,
     on_step: OnStep | None = None,
     adaptive_windows: AdaptiveWindows | None = None,
 ) -> DecodedFrames:
-    """Decodes a batch of rows, as `mmspec.audio.depth.depth_decoding.decode_frames` does, `ahead` frames in a window.
+    """Decodes a batch of rows like `mmspec.audio.depth.depth_decoding.decode_frames`, with `ahead` frames in a window.
 
-    A target call is at most one of the backbone and one of the depth decoder.
+    A target call is at most one call of the backbone and one of the depth decoder.
 
     Args:
-        recipe: Its window is that of so many frames, whatever it says; the guess "above" is the same codebook one frame
-            ago.
-        draft: A smaller model with the same prompts, for the recipe `draft`.
+        model: The model with its prompts given.
+        recipe: How the tokens of all frames are decoded. A window has `ahead` frames, whatever the recipe's own window
+            is; with `window=auto`, at most that many. The token "above" is the same codebook of the last frame.
+        spec: The frames to generate.
+        seeds: One per row.
+        ahead: Frames in a window.
+        draft: A smaller model with the same prompts, for recipes that use one.
+        on_step: Called after every target call; the tokens of its `Step` are complete frames.
+        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`.
 
     Raises:
         ArgumentError: For a number of frames out of range, and for a recipe with trees.
     """
-    if not 1 <= ahead <= MOST:
-        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 to {MOST} frames")
+    if not 1 <= ahead <= MAX_AHEAD:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 to {MAX_AHEAD} frames")
     size, count, end = 1 + model.codes, len(seeds), model.vocab_size
     widest = 1 + ahead * size
     if "window" in recipe.knobs and not recipe.auto:
         recipe = recipe.with_knobs(window=widest)
     slack = max(widest, recipe.window)
-    layout = Layout(frames.length * size, width=size, eos=frozenset({end}), pad=end)
+    layout = Layout(spec.length * size, width=size, eos=frozenset({end}), pad=end)
     resources = DraftResources(
         adaptive_windows={} if adaptive_windows is None else adaptive_windows, largest_window=widest
     )
     if draft is not None:
-        small = draft
+        draft_model = draft
         resources = replace(
             resources,
-            draft_model=lambda: FrameStream(small, frames, count, slack),
+            draft_model=lambda: FrameTarget(draft_model, spec, count, slack),
             draft_sampling=[SamplingParams()] * count,
         )
 
-    def whole(step: Step) -> None:
+    def report_frames(step: Step) -> None:
         assert on_step is not None
         rows = [row[: len(row) // size * size].view(-1, size) for row in step.tokens]
         on_step(replace(step, tokens=rows))
 
-    target = FrameStream(model, frames, count, slack)
-    observe = None if on_step is None else whole
+    target = FrameTarget(model, spec, count, slack)
+    observe = None if on_step is None else report_frames
     decoded = run(target, recipe, layout, [SamplingParams()] * count, seeds, resources, observe)
-    made = decoded.tokens.unflatten(1, (-1, size))
-    there = made[..., :1] != end
-    longest = int(there.sum(1).max())
-    return DecodedFrames(torch.where(there, made, frames.pad)[:, :longest], decoded.stats)
+    frames = decoded.tokens.unflatten(1, (-1, size))
+    before_end = frames[..., :1] != end
+    longest = int(before_end.sum(1).max())
+    return DecodedFrames(torch.where(before_end, frames, spec.pad)[:, :longest], decoded.stats)

@@ -1,4 +1,4 @@
-"""Codecs whose codes are latents [B, D, F], behind the interface `mmspec.audio.codec.Codec`."""
+"""Codecs whose codes are latents [B, D, F], with the interface of `mmspec.audio.codec.Codec`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class SpokenAdapter:
             draft_model=partial(SpokenTarget, self.draft, features, length, slack=recipe.window),
             draft_sampling=samplings,
             codebook=self.codebook,
-            guesses=lambda: TextNGramDrafter(self.table, target, features),
+            continuation=lambda: TextNGramDrafter(self.table, target, features),
             adaptive_windows=self._paces,
         )
         return TargetJob(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)

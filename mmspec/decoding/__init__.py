@@ -1,1 +1,1 @@
-"""The decoding loop: when the target is called, and on what."""
+"""The decoding loop: target and drafter protocols, batch state, window policies, CUDA graphs and statistics."""

@@ -1,8 +1,8 @@
-"""How long to draft: a policy that chooses each window from what windows have cost and brought so far.
+"""A window policy that maximizes measured tokens per second (`window=auto`).
 
-It maximises expected tokens per second, as the stopping threshold of SpecDec++ (Huang et al. 2024) does for a known
-ratio of costs; here the costs are measured on the device at hand, and a single step is one of the choices: where
-drafting does not pay, what is left is plain decoding.
+The stopping threshold of SpecDec++ (Huang et al. 2024) maximizes the same for a known ratio of draft cost to target
+cost. Here both costs are measured on the device. A width of 1 is a step without drafts, so that where drafting does not
+pay, decoding becomes plain.
 """
 
 from __future__ import annotations
@@ -13,96 +13,107 @@ from weakref import WeakKeyDictionary
 
 from mmspec.knobs import LARGEST
 
-_START = 4
-_TRIES = 2  # calls before a window is judged
-_STALE = 48  # calls after which the windows beside the best one are tried again
-_SHARE = 0.02  # of the time of a run that trying may lose
-_STRETCH = 16  # steps in a row where nothing pays
+_FIRST_WIDTH = 4  # the first width that is measured
+_MIN_CALLS = 2  # measured calls before two widths are compared
+_MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
+_EXPLORATION_SHARE = 0.02  # share of a run's time that exploration may lose
+_STEPS = 16  # consecutive single steps while drafting does not pay
 
 
 class AdaptiveWindow:
-    """Chooses windows of 1, 2, 4, ... tokens, at most `largest`; 1 is a step without drafts.
+    """A policy that chooses among widths of 1, 2, 4, ... tokens, at most `largest`.
 
-    Better windows are sought beside the best one known. Trying them may lose 2 % of a run's time in all, so that a run
-    whose drafts never pay stays within 5 % of plain decoding. What was learned is kept for the next run.
+    Follows `mmspec.decoding.loop.WindowPolicy`. It explores the neighbors of the best width known so far. Exploration may
+    lose at most 2 % of a run's time in all, so that a run whose drafts never pay stays within 5 % of plain decoding.
+    Measurements are kept for later runs.
+
+    Args:
+        largest: The widest window.
+
+    Attributes:
+        widths: The widths to choose from, ascending.
     """
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.widths = [2**n for n in range(largest.bit_length())]
+        # By width: seconds per call and tokens per row and call, of the latest calls.
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))
         self._gained: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=32))
-        self._tried: dict[int, int] = {}
+        self._last_call: dict[int, int] = {}  # by width, the number of the latest call
         self._calls = 0
         self.begin(1)
 
     def begin(self, length: int) -> None:
-        """A run of so many tokens per row starts: what trying may lose is counted anew."""
+        """Starts a run of `length` tokens per row, with a new exploration budget."""
         self._length = length
-        self._lost = 0.0
+        self._lost = 0.0  # seconds lost to exploration in this run
 
     def rate(self, width: int) -> float:
-        """Tokens of a row per second at this window, by what is known; 0 where nothing is."""
+        """Measured tokens per row and second at a width; 0 if it was never measured."""
         seconds = self._seconds[width]
         return fmean(self._gained[width]) / median(seconds) if seconds else 0.0
 
     @property
     def best(self) -> int:
-        """The window of most tokens per second."""
+        """The width with the most tokens per second."""
         return max(self.widths, key=self.rate)
 
     def choose(self) -> int:
-        """The next window."""
-        if self._known(_START) < _TRIES:
-            return min(_START, self.widths[-1])
-        if not self._known(1):
+        """The next width."""
+        if self._samples(_FIRST_WIDTH) < _MIN_CALLS:
+            return min(_FIRST_WIDTH, self.widths[-1])
+        if not self._samples(1):
             return 1
         best = self.best
-        for width in self._beside(best):
-            young = self._known(width) and self._calls - self._tried[width] < _STALE
-            if not young and self._lost + self._loss(width) <= _SHARE * self._length / self.rate(best):
+        for width in self._neighbors(best):
+            recent = self._samples(width) and self._calls - self._last_call[width] < _MAX_AGE
+            budget = _EXPLORATION_SHARE * self._length / self.rate(best)
+            if not recent and self._lost + self._expected_loss(width) <= budget:
                 return width
-            if self._known(width) == 1 and self._tried[width] == self._calls:
-                return width  # one call alone says little
+            if self._samples(width) == 1 and self._last_call[width] == self._calls:
+                return width  # a single measurement is too noisy
         return best
 
     def steps(self) -> int:
-        """How many single steps come in a row: few while their cost is being learned."""
-        return _STRETCH if self._known(1) else 3
+        """Consecutive single steps at width 1; few until their cost has been measured."""
+        return _STEPS if self._samples(1) else 3
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
-        """`calls` calls of this window took `seconds` each and brought a row `gained` tokens each on average."""
-        known, best = self._known(1) and self._known(width), self.best
+        """Records `calls` calls of `seconds` each, in which a row gained `gained` tokens per call on average."""
+        measured, best = self._samples(1) and self._samples(width), self.best
         fastest = self.rate(best)
         self._calls += calls
-        self._tried[width] = self._calls
+        self._last_call[width] = self._calls
         self._seconds[width].append(seconds)
         self._gained[width].append(gained)
-        if fastest and (width != best or not known):
+        if fastest and (width != best or not measured):
             self._lost += max(0.0, seconds - gained / fastest) * calls
 
-    def _known(self, width: int) -> int:
+    def _samples(self, width: int) -> int:
+        """The number of measurements of a width."""
         return len(self._seconds[min(width, self.widths[-1])])
 
-    def _beside(self, best: int) -> list[int]:
-        """The neighbours of the best window; of the single step, the best window that drafts."""
+    def _neighbors(self, best: int) -> list[int]:
+        """The widths next to the best one; if that is 1, the best width with drafts."""
         if best == 1:
-            drafting = [w for w in self.widths[1:] if self._known(w)]
+            drafting = [w for w in self.widths[1:] if self._samples(w)]
             return [max(drafting, key=self.rate)] if drafting else []
-        place = self.widths.index(best)
-        return [w for w in (*self.widths[place + 1 : place + 2], self.widths[place - 1]) if w > 1]
+        index = self.widths.index(best)
+        return [w for w in (*self.widths[index + 1 : index + 2], self.widths[index - 1]) if w > 1]
 
-    def _loss(self, width: int) -> float:
-        """Seconds that one more try is likely to lose."""
-        if not self._known(width):
+    def _expected_loss(self, width: int) -> float:
+        """Seconds that one more call at a width is expected to lose; 0 if it was never measured."""
+        if not self._samples(width):
             return 0.0
         return max(0.0, median(self._seconds[width]) - fmean(self._gained[width]) / self.rate(self.best))
 
 
+# By recipe, batch size and whether guidance is on.
 AdaptiveWindows = dict[tuple[str, int, bool], AdaptiveWindow]
 
 _WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
 
 
 def adaptive_windows_of(model: object) -> AdaptiveWindows:
-    """What runs of this model have taught so far, by recipe, number of rows and whether guidance was on."""
+    """The window policies of a model's earlier runs, by recipe, batch size and whether guidance is on."""
     return _WINDOWS.setdefault(model, {})

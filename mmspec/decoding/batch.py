@@ -1,4 +1,4 @@
-"""The rows of a batch: what each has decoded so far, and which still run."""
+"""The state of a batch: the tokens and lengths of its rows, and which rows are still running."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mmspec.sampling.rng import CounterRNG
 
 @dataclass(frozen=True)
 class Step:
-    """What a callback sees after a target call.
+    """Progress after a target call, the argument of `on_step` callbacks.
 
     Attributes:
         nfe: Target calls so far.
         committed: Tokens of all rows so far.
-        total: Tokens of all rows in the end (less where rows end early).
-        tokens: A copy of the tokens each row has accepted so far, int64 [n_row] each.
+        total: Tokens of all rows if none ends early.
+        tokens: A copy of the tokens of each row so far, int64 [n_row] each.
     """
 
     nfe: int
@@ -32,13 +32,21 @@ class Step:
 
 
 class BatchState:
-    """The state of a batch whose rows advance at their own pace.
+    """The state of a batch whose rows advance independently.
+
+    B is the number of running rows; rows that have finished are dropped by `select_rows`.
+
+    Args:
+        seeds: One per row.
+        layout: The sequence to generate.
+        window: The widest window, in tokens.
+        device: Of the tokens.
 
     Attributes:
-        ids: Host int64 [B], which rows of the request still run.
-        layout: What they are to become.
-        length: Host int64 [B], how many tokens each of them has.
-        rng: Their random numbers.
+        ids: Host int64 [B], the indices of the running rows in the request.
+        layout: The sequence to generate, with the constraints of the running rows.
+        length: Host int64 [B], the number of tokens of each running row.
+        rng: The random numbers of the running rows.
     """
 
     def __init__(self, seeds: Sequence[int], layout: Layout, window: int, device: torch.device) -> None:
@@ -48,7 +56,7 @@ class BatchState:
         self.rng = CounterRNG(seeds, device)
         self.ids = np.arange(count)
         self._lengths = np.zeros(count, dtype=np.int64)
-        # A window may reach past the end; what it writes there is never read.
+        # A window may reach past the end; tokens written there are never read.
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
@@ -62,7 +70,7 @@ class BatchState:
         return self.length[:, None] + np.arange(width)
 
     def at(self, positions: NDArray[np.int64]) -> Tensor:
-        """The tokens at the given positions, [B, W, *cell]; before the start, -1."""
+        """The tokens at the given positions, [B, W, *cell]; -1 at negative positions."""
         index = torch.from_numpy(positions).to(self.device)
         found = self._tokens[self._index, index.clamp(min=0)]
         return found if (positions >= 0).all() else found.masked_fill(self._wide(index < 0), -1)
@@ -72,9 +80,16 @@ class BatchState:
         return self.at(self.length[:, None] + np.arange(-count, 0))
 
     def commit(self, tokens: Tensor, accepted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Appends the accepted tokens and the one after them; returns how many each row gained, host int64 [B].
+        """Appends the accepted tokens and the resampled or bonus token after them.
 
-        A row stops at its end or after its first end-of-sequence token, whatever else the window held.
+        A row stops at its full length or after its first end-of-sequence token; later tokens of the window are dropped.
+
+        Args:
+            tokens: [B, W, *cell], the window.
+            accepted: Host int64 [B], the number of accepted drafts of each row.
+
+        Returns:
+            The number of tokens that each row gained, host int64 [B].
         """
         width, start = tokens.shape[1], self.length
         self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
@@ -90,7 +105,7 @@ class BatchState:
         return gained
 
     def append(self, tokens: Tensor) -> list[int]:
-        """Appends one token, [B, 1, *cell]; returns which of the rows run on."""
+        """Appends one token per row, [B, 1, *cell]; returns the indices of the rows that are still running."""
         length = self.length
         n = int(length[0])
         if len(length) == len(self._tokens) and (length == n).all():
@@ -104,21 +119,21 @@ class BatchState:
         return self.running()
 
     def _ends(self, tokens: Tensor) -> NDArray[np.bool_] | None:
-        """Which tokens end their row, host bool [B, W]; None where none ever does."""
+        """Which tokens end their row, host bool [B, W]; None if no token does."""
         if self.layout.ends is not None:
             return self.layout.ends(tokens).cpu().numpy()
         return np.isin(tokens.cpu().numpy(), list(self.layout.eos)) if self.layout.eos else None
 
     def _wide(self, which: Tensor) -> Tensor:
-        """A mask of tokens, bool [B, W], with the axes of a cell to broadcast over."""
+        """A token mask bool [B, W] with trailing axes of size 1, to broadcast over the cell."""
         return which.reshape(*which.shape, *(1,) * len(self.layout.cell))
 
     def running(self) -> list[int]:
-        """Indices into the running rows of those that are not done."""
+        """The indices of the rows, among the B current ones, that are not finished."""
         return np.flatnonzero(~self._done).tolist()
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Lets only these rows run on."""
+        """Keeps these rows running, in this order, and drops all others; their tokens stay in `result`."""
         self.ids = self.ids[row_ids]
         self._index = self._index[row_ids]
         self.rng.select_rows(row_ids)
@@ -128,13 +143,13 @@ class BatchState:
             self.layout = replace(self.layout, forced=self.layout.forced.select_rows(row_ids))
 
     def step(self, nfe: int) -> Step:
-        """The state as a callback sees it."""
+        """The progress after `nfe` target calls, for callbacks."""
         so_far = [t[:n].clone() for t, n in zip(self._tokens, self._lengths, strict=True)]
         return Step(nfe, int(self._lengths.sum()), len(so_far) * self.layout.length, so_far)
 
     def result(self) -> Tensor:
-        """All tokens of the request, [B, N, *cell]; `pad` after the end of a row."""
+        """The tokens of all rows of the request, finished ones included, [rows, N, *cell]; `pad` after a row's end."""
         tokens = self._tokens[:, : self.layout.length]
         lengths = torch.from_numpy(self._lengths).to(self.device)
-        behind = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
-        return tokens.masked_fill(self._wide(behind), self.layout.pad)
+        past_end = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
+        return tokens.masked_fill(self._wide(past_end), self.layout.pad)

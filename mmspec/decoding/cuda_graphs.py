@@ -1,12 +1,12 @@
-"""A target whose windows are read by calls of fixed shapes, so that a CUDA graph can be replayed for each.
+"""CUDA graphs for the windows of a target: one graph per window width and cache length.
 
-A call of a model launches hundreds of kernels, and at one token each takes less time than its launch. Here a call of a
-given width reads a cache of a given length through buffers of its own: on a CUDA device it is recorded once and then
-replayed, and the host does nothing but copy tokens and slots in. The part of the cache that is read grows in steps of
-128 slots; what lies after a row's last slot is masked.
+A call of a model launches hundreds of kernels, and at one token per row each takes less time than its launch. Here the
+call of a given width and a given cache length has static input buffers. On a CUDA device it is captured once and then
+replayed, so that the host only copies tokens and slots. The part of the cache that is read grows in steps of 128 slots;
+slots after a row's last one are masked.
 
-Prompts, trees and first layers are read the ordinary way, on the same cache. So is everything where a call cannot be
-recorded, which one that waits for the device cannot. `MMSPEC_RECORD=off` turns recording off.
+Prompts, trees and early exits run eagerly on the same cache. So does every call of a model that cannot be captured, such
+as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns graphs off.
 """
 
 from __future__ import annotations
@@ -29,126 +29,146 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
 
-VARIABLE = "MMSPEC_RECORD"
+VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
-_WIDEST = 128  # tokens per row; wider calls keep a device busy as they are, and a recording holds on to their memory
+_MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and a graph would hold on to their memory
 
-# Tokens and slots int64 [R, W] and how many slots of the cache are read -> logits [R, W, V] and features [R, W, D].
+# (tokens int64 [R, W], slots int64 [R, W], number of cache slots to read) -> logits [R, W, V] and features [R, W, D].
 Read = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Capturable(SupportsTreeEarlyExit, FeatureTarget, Protocol):
-    """A target that keeps what it has read in slots, and can be read without a look at the values of its arguments."""
+    """A target with a KV cache by slot and a `read` that can be captured: it never reads tensor values on the host."""
 
     @property
     def rows(self) -> int:
-        """How many rows run."""
+        """The number of running rows, B."""
         ...
 
     @property
     def sides(self) -> int:
-        """2 with guidance, else 1."""
+        """Cache rows per row of the batch: 2 with guidance, else 1."""
         ...
 
     @property
     def capacity(self) -> int:
-        """Slots per row."""
+        """Cache slots per row."""
         ...
 
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slots of positions."""
+        """The cache slots of positions."""
         ...
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Logits [R, W, V] and features [R, W, D] of tokens int64 [R, W] of both sides.
+        """Reads a window; returns logits [R, W, V] and features [R, W, D].
 
         Args:
-            slots: int64 [R, W], where the tokens go.
-            end: How many slots are read; at least one past the last slot that anybody asks about.
+            tokens: int64 [R, W], the unconditional rows included.
+            slots: int64 [R, W], the cache slot of each token.
+            end: The number of cache slots to read; greater than every slot whose logits are used.
         """
         ...
 
 
 def wanted(device: torch.device) -> bool:
-    """Whether calls are to be recorded on a device: not under autocast, whose casts of weights end with it.
+    """Whether CUDA graphs are used on a device.
+
+    They are not used under autocast: its cache of cast weights is freed when it ends, and graphs would read freed memory.
 
     Raises:
-        ArgumentError: For a variable that says neither.
+        ArgumentError: If the environment variable has an unknown value.
     """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "off"):
-        raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset: recorded on CUDA devices")
+        raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset for graphs on CUDA devices")
     return device.type == "cuda" and not value and not torch.is_autocast_enabled(device.type)
 
 
 class GraphCache:
-    """Recorded calls, by width and length of cache. What one gives has to be copied before the next: they share memory.
+    """Captured calls, by window width and cache length.
 
-    `works`: False once a call could not be recorded.
+    The graphs share one memory pool, so the output of a call must be copied before the next call.
+
+    Attributes:
+        works: False after a call could not be captured.
     """
 
     def __init__(self) -> None:
         self.works = True
-        self._calls: dict[tuple[int, int], _Call] = {}
+        self._calls: dict[tuple[int, int], _CapturedCall] = {}
         self._pool: Any = None
 
     def width(self, count: int, most: int) -> int:
-        """The width of the call that reads so many tokens: of a recorded one up to twice as wide, and at most `most`.
+        """The width of the call that reads `count` tokens: that of a captured call if one is less than twice as wide.
 
-        The last windows of a sequence grow narrower; recording a call for each would take longer than it saves.
+        The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
+
+        Args:
+            count: Tokens per row.
+            most: The largest width that fits the cache.
         """
         return min((w for w, _ in self._calls if count <= w < 2 * count and w <= most), default=count)
 
-    def call(self, read: Read, batch_size: int, width: int, end: int, device: torch.device) -> _Call | None:
-        """The call of that shape; None where it cannot be recorded."""
+    def call(self, read: Read, batch_size: int, width: int, end: int, device: torch.device) -> _CapturedCall | None:
+        """The captured call of a shape, captured now if it is new; None if it cannot be captured."""
         found = self._calls.get((width, end))
         if found is None:
-            found = _Call(batch_size, width, end, device)
+            found = _CapturedCall(batch_size, width, end, device)
             if device.type == "cuda":
                 try:
                     self._pool = self._pool or torch.cuda.graph_pool_handle()
-                    found.record(read, self._pool, first=not self._calls)
-                except RuntimeError:  # what torch and CUDA raise when something must not be recorded
+                    found.capture(read, self._pool, first=not self._calls)
+                except RuntimeError:  # raised by torch and CUDA for operations that cannot be captured
                     self.works = False
                     return None
             self._calls[width, end] = found
         return found
 
 
-class _Call:
-    """One width, one length of cache: tokens and slots int64 [R, W] in, logits and features out."""
+class _CapturedCall:
+    """The call of one window width and one cache length, with its input buffers; on a CPU it runs eagerly.
+
+    Attributes:
+        tokens: int64 [R, W], an input buffer.
+        slots: int64 [R, W], an input buffer.
+    """
 
     def __init__(self, batch_size: int, width: int, end: int, device: torch.device) -> None:
-        with torch.inference_mode(False):  # they may outlive the mode they are made in
+        with torch.inference_mode(False):  # the buffers may be written outside of inference mode later
             self.tokens = torch.zeros(batch_size, width, dtype=torch.int64, device=device)
             self.slots = torch.arange(width, device=device).repeat(batch_size, 1) + (end - width)
         self._end = end
         self._out: tuple[Tensor, Tensor] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def record(self, read: Read, pool: Any, first: bool) -> None:
-        """Records a call.
+    def capture(self, read: Read, pool: Any, first: bool) -> None:
+        """Captures the call in a CUDA graph.
+
+        Args:
+            read: The call.
+            pool: The memory pool that all graphs share.
+            first: Whether no call of this model was captured before; it then runs twice to warm up.
 
         Raises:
-            RuntimeError: When the call cannot be recorded.
+            RuntimeError: If the call cannot be captured.
         """
         device = self.tokens.device
-        now, (side, recorder) = torch.cuda.current_stream(device), _streams(device)
-        # The stream is named although it is the current one: a recording that fails leaves its own after.
-        with torch.cuda.device(device), torch.cuda.stream(now):
-            side.wait_stream(now)
+        current, (warmup_stream, capture_stream) = torch.cuda.current_stream(device), _streams(device)
+        # The current stream is set explicitly, because a capture that fails would leave its own stream set.
+        with torch.cuda.device(device), torch.cuda.stream(current):
+            warmup_stream.wait_stream(current)
             try:
-                # What is set up on a first call must not be recorded.
-                with torch.cuda.stream(side):
+                # Initialization on the first call must not be captured.
+                with torch.cuda.stream(warmup_stream):
                     if first:
                         read(self.tokens, self.slots, self._end)
-                    with _no_waiting():
+                    with _no_synchronization():
                         read(self.tokens, self.slots, self._end)
             finally:
-                now.wait_stream(side)  # it writes where the ordinary way, taken instead, writes next
+                current.wait_stream(warmup_stream)  # an eager call would write to the same cache slots next
             graph = torch.cuda.CUDAGraph()
-            # torch's own stream to record on belongs to the first device that anything was recorded on.
-            with torch.cuda.graph(graph, pool=pool, stream=recorder, capture_error_mode="thread_local"):
+            # The default capture stream of torch belongs to the first device that anything was captured on.
+            with torch.cuda.graph(graph, pool=pool, stream=capture_stream, capture_error_mode="thread_local"):
                 self._out = read(self.tokens, self.slots, self._end)
             self._graph = graph
 
@@ -162,16 +182,16 @@ class _Call:
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Where calls of a device are tried, and recorded. Always the same: libraries keep a workspace for each stream."""
+    """The warm-up and the capture stream of a device. They are reused, as libraries keep a workspace per stream."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Inside it, what makes the host wait for the device raises: found here it does no harm, in a recording it does."""
+def _no_synchronization() -> Iterator[None]:
+    """A context in which synchronizing with the device raises an error; the same during a capture would corrupt it."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it may not find everything
+        warnings.simplefilter("ignore")  # torch warns that the mode does not detect every synchronization
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -180,22 +200,23 @@ def _no_waiting() -> Iterator[None]:
 
 
 class CUDAGraphTarget:
-    """A target whose windows are read by recorded calls; everything else is the target's own.
+    """A target whose windows are read by captured calls; prompts, trees and early exits run eagerly.
 
     Args:
-        target: With its prompts given, not read yet.
-        recording: Calls that an earlier target recorded, whose tensors this one has taken over; None begins anew.
+        target: The target, before its prefill.
+        graphs: The graphs of an earlier target whose tensors `target` has taken over; None for an empty cache.
     """
 
-    def __init__(self, target: Capturable, recording: GraphCache | None = None) -> None:
+    def __init__(self, target: Capturable, graphs: GraphCache | None = None) -> None:
         self.vocab_size = target.vocab_size
         self.device = target.device
         self.layers = target.layers
         self._target = target
-        self._graphs = recording or GraphCache()
-        self._live: list[int] | None = None  # rows that run on, where some do not and are still read along
-        self._index: Tensor | None = None  # where they are, on both sides
-        self._whole = True  # whether all rows are in the target still, so that recorded calls fit it
+        self._graphs = graphs or GraphCache()
+        # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.
+        self._live: list[int] | None = None  # the rows of the target that are running; None: all
+        self._index: Tensor | None = None  # int64, their rows in the cache, the unconditional ones included
+        self._all_rows = True  # whether the target still has all of its rows, as captured calls require
         self._features: Tensor | None = None
 
     def prefill(self) -> Logits:
@@ -205,33 +226,33 @@ class CUDAGraphTarget:
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
         if part is not None:
-            return self._ordinary().forward(tokens, at, part)
-        found = self._replayed(tokens, at)
-        if found is None:
-            logits = self._ordinary().forward(tokens, at)
+            return self._eager().forward(tokens, at, part)
+        replayed = self._replay(tokens, at)
+        if replayed is None:
+            logits = self._eager().forward(tokens, at)
             self._features = self._target.features()
             return logits
-        both, self._features = found
+        both, self._features = replayed
         return split_cfg(both, self._target.sides == 2)
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
     ) -> Logits:
-        logits = self._ordinary().forward_tree(tokens, at, tree, first, part)
+        logits = self._eager().forward_tree(tokens, at, tree, first, part)
         if part is None:
             self._features = self._target.features()
         return logits
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
-        self._ordinary().settle(at, path)
+        self._eager().settle(at, path)
 
     def select_rows(self, row_ids: list[int]) -> None:
         before = self._target.rows if self._live is None else len(self._live)
         if self._features is not None:
             index = cfg_rows(row_ids, before, self._target.sides == 2, self._features.device)
             self._features = self._features[index]
-        if not self._whole or not self._graphs.works:
-            self._whole = False
+        if not self._all_rows or not self._graphs.works:
+            self._all_rows = False
             self._target.select_rows(row_ids)
         else:
             self._live = row_ids if self._live is None else [self._live[row] for row in row_ids]
@@ -244,10 +265,10 @@ class CUDAGraphTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._target.head(features)
 
-    def _replayed(self, tokens: Tensor, at: NDArray[np.int64]) -> tuple[Tensor, Tensor] | None:
-        """Logits and features of the rows that run, copied; None where that takes the ordinary way."""
+    def _replay(self, tokens: Tensor, at: NDArray[np.int64]) -> tuple[Tensor, Tensor] | None:
+        """Copies of the logits and features of the running rows; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
-        if not self._whole or not self._graphs.works or count > _WIDEST:
+        if not self._all_rows or not self._graphs.works or count > _MAX_WIDTH:
             return None
         last = int(target.slot(at).max())
         width = self._graphs.width(count, target.capacity - last)
@@ -258,7 +279,7 @@ class CUDAGraphTarget:
             return None
         slots = torch.from_numpy(np.tile(target.slot(at[:, None] + np.arange(width)), (sides, 1)))
         if self.device.type == "cuda":
-            slots = slots.pin_memory()  # the host need not wait until it is copied
+            slots = slots.pin_memory()  # so that the copy is asynchronous
         tokens = F.pad(tokens, (0, width - count)).repeat(sides, 1)
         live = self._index
         if live is None:
@@ -266,15 +287,15 @@ class CUDAGraphTarget:
             call.slots.copy_(slots, non_blocking=True)
             logits, features = call(target.read)
             return logits[:, :count].clone(), features[:, :count].clone()
-        # Rows that have ended are read along: recording calls anew would cost more.
+        # Finished rows are read as well: capturing calls for fewer rows would cost more.
         call.tokens[live] = tokens
         call.slots[live] = slots.to(self.device, non_blocking=True)
         logits, features = call(target.read)
         return logits[live, :count], features[live, :count]
 
-    def _ordinary(self) -> Capturable:
-        """The target without the rows that have ended: where they leave, its cache moves and no recorded call fits."""
+    def _eager(self) -> Capturable:
+        """The target without its finished rows. Dropping them moves its cache, so that captured calls no longer fit."""
         if self._live is not None:
             self._target.select_rows(self._live)
-            self._live, self._index, self._whole = None, None, False
+            self._live, self._index, self._all_rows = None, None, False
         return self._target

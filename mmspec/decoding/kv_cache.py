@@ -1,4 +1,4 @@
-"""KV caches whose rows are rolled back, each on its own, by writing again from an earlier slot."""
+"""A KV cache indexed by slot, whose rows are rolled back independently by writing again from an earlier slot."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class WindowSlots:
             states: [R, heads, W, head_dim].
 
         Returns:
-            What the window attends to, a view [R, heads, end, head_dim]. Slots after a row's window hold what an
-            earlier, longer window wrote there; the attention mask hides them.
+            The keys or values that the window attends to, a view [R, heads, end, head_dim]. Slots after a row's window
+            still hold those of an earlier, longer window; the attention mask hides them.
         """
         store = store[: len(states)]
         if self.slots is None:
@@ -91,7 +91,7 @@ class KVCache:
         return self.keys[index], self.values[index]
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [R'])."""
+        """Keeps these rows (int64 [R']), in this order, and drops all others."""
         self.keys, self.values = self.keys.index_select(1, row_ids), self.values.index_select(1, row_ids)
 
     def move(self, source: Tensor, target: Tensor) -> None:

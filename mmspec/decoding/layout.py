@@ -1,4 +1,4 @@
-"""The sequence to generate."""
+"""The layout of the sequence to generate: length, line width, token type, constraints and end tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class Layout:
     Attributes:
         length: Positions per row, N.
         width: Positions per line of a 2-D token map in raster order; None for a stream.
-        constraint: Allowed tokens by position, in all rows alike or in each row its own.
-        eos: Tokens that end a row early; they are kept, and what lies after them is filled with `pad`.
-        cell: The shape of one token: a number as a rule; (K,) for a column of K codebooks.
-        dtype: The type of one token.
-        ends: Tells from tokens [B, W, *cell] which end their row, bool [B, W]; in place of `eos` where a token is not a
-            number.
-        forced: Of columns, the cells that are forced.
+        constraint: The tokens allowed at each position, the same for all rows or one set per row.
+        eos: Tokens that end a row early. They are kept, and the positions after them are filled with `pad`.
+        pad: Fills the positions after a row's end.
+        cell: The shape of one token: () for an id, (K,) for a column of K codebooks.
+        dtype: The dtype of the tokens.
+        ends: Maps tokens [B, W, *cell] to whether they end their row, bool [B, W]. Replaces `eos` if a token is not a
+            single id.
+        forced: The cells of columns that are forced.
     """
 
     length: int
@@ -44,7 +45,7 @@ class Layout:
 
     @property
     def kind(self) -> TokenKind:
-        """What one token is: a number, a column of codes, or a vector."""
+        """The kind of one token: an id ("tokens"), a column of codes ("columns"), or a vector ("latents")."""
         if self.dtype.is_floating_point:
             return "latents"
         return "columns" if self.cell else "tokens"

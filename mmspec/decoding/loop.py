@@ -1,4 +1,4 @@
-"""The decoding loop: every recipe and every kind of token runs through `decode`."""
+"""The draft-and-verify loop `decode`, which every recipe and every kind of token runs through."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ OnStep = Callable[[Step], None]
 
 
 class TracksBatch(Protocol):
-    """What every drafter does between proposals, whether it proposes chains or trees."""
+    """The methods that chain and tree drafters share."""
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Called after verification, before the batch advances."""
+        """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows, in their order, and drops all others."""
+        """Keeps these rows, in this order, and drops all others."""
         ...
 
 
 class Drafter(TracksBatch, Protocol):
-    """Proposes tokens, independently of the target and the rule."""
+    """Proposes a chain of draft tokens, independently of the target and the acceptance rule."""
 
     @property
     def calls(self) -> int:
@@ -42,14 +42,20 @@ class Drafter(TracksBatch, Protocol):
         ...
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        """Drafts the next `count` >= 1 tokens of each row.
+        """Drafts the next tokens of each row.
 
-        `draws` has `count + 1` positions; the streams DRAFT and INIT are the drafter's.
+        Args:
+            state: The batch.
+            count: Draft tokens per row, at least 1.
+            draws: The random numbers of the window, `count + 1` positions. A drafter uses the streams DRAFT and INIT.
+
+        Returns:
+            Tokens [B, count, *cell], each with the distribution q that it was sampled from.
         """
         ...
 
 
-NOTHING = Draft(torch.empty(0), torch.empty(0))
+NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
 
 
 class WindowPolicy(Protocol):
@@ -60,17 +66,17 @@ class WindowPolicy(Protocol):
         ...
 
     def steps(self) -> int:
-        """The number of single steps to take when the width is 1."""
+        """The number of single steps to take if the width is 1."""
         ...
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
         """Called after the target calls of a window.
 
         Args:
-            width: As chosen.
-            seconds: Wall-clock per target call.
+            width: The chosen width.
+            seconds: Wall-clock seconds per target call.
             gained: Tokens that a row gained per target call, on average.
-            calls: Target calls.
+            calls: The number of target calls.
         """
         ...
 
@@ -108,34 +114,35 @@ def decode(
     alone: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Drafts and verifies until every row is done.
+    """Drafts and verifies until every row is finished.
 
     The width of a window never depends on the drafts that it cuts off, so an exact rule stays exact under any policy.
-    Under a policy that measures time, a seed gives other tokens of the same distribution in another run.
+    A policy that measures time chooses other widths in another run. A seed then gives other tokens of the same
+    distribution.
 
     Args:
-        target: The model whose distribution is promised.
-        drafter: Proposes tokens; for `decode_tree` a `mmspec.decoding.tree_loop.TreeDrafter`.
+        target: The model whose distribution the output follows.
+        drafter: Proposes tokens; a `mmspec.decoding.tree_loop.TreeDrafter` if `window_step` is `decode_tree`.
         rule: The acceptance rule.
         sampler: Makes the target distribution, samples from it and verifies drafts against it.
         state: The batch; holds the result afterwards.
-        policy: The width of each window: tokens in one target call, the last accepted one included.
+        policy: Chooses the width of each window: tokens in one target call, the last accepted one included.
         meter: Counts calls, tokens and seconds.
         on_step: Called after every target call. An exception in it ends the loop.
-        window_step: One window; None takes `decode_window`.
+        window_step: Decodes one window; None for `decode_window`.
         alone: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
-        clock: Gives seconds.
+        clock: Returns the current time in seconds.
     """
     step: WindowStep = window_step or decode_window
-    going = decode_steps(target, sampler, state, alone, meter, on_step, drafter)
-    while going:
+    running = decode_steps(target, sampler, state, alone, meter, on_step, drafter)
+    while running:
         width = policy.choose()
         start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()
         if width == 1:
-            left = int((state.layout.length - state.length).max())
-            going = decode_steps(target, sampler, state, min(policy.steps(), left), meter, on_step, drafter)
+            remaining = int((state.layout.length - state.length).max())
+            running = decode_steps(target, sampler, state, min(policy.steps(), remaining), meter, on_step, drafter)
         else:
-            going = step(target, drafter, rule, sampler, state, width, meter, on_step)
+            running = step(target, drafter, rule, sampler, state, width, meter, on_step)
         calls = meter.nfe - calls
         gained = (meter.tokens.sum() - tokens) / (meter.calls.sum() - row_calls)
         policy.record(width, (clock() - start) / calls, float(gained), calls)
@@ -151,7 +158,21 @@ def decode_window(
     meter: Meter,
     on_step: OnStep | None,
 ) -> bool:
-    """One window of a chain of drafts. Every row has a token already. Returns whether any row is still running."""
+    """Drafts a chain and verifies it in one target call. Every row must have a token already.
+
+    Args:
+        target: The model.
+        drafter: Proposes the chain.
+        rule: The acceptance rule.
+        sampler: Makes the target distribution and verifies the drafts against it.
+        state: The batch.
+        width: Tokens in the target call, the last accepted one included.
+        meter: Counts calls, tokens and seconds.
+        on_step: Called after the target call.
+
+    Returns:
+        Whether any row is still running.
+    """
     # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
     width = min(width, int((state.layout.length - state.length).max()) + 1)
     positions = state.positions(width)
@@ -189,7 +210,19 @@ def decode_steps(
 ) -> bool:
     """Samples up to `count` tokens of each row, one per target call; the first call of a run is the prefill.
 
-    Plain decoding is this function with the whole length as `count`. Returns whether any row is still running.
+    Plain decoding is this function with the whole length as `count`.
+
+    Args:
+        target: The model.
+        sampler: Makes the target distribution and samples from it.
+        state: The batch.
+        count: Tokens per row.
+        meter: Counts calls, tokens and seconds.
+        on_step: Called after every target call.
+        drafter: Observes every step; None in plain decoding.
+
+    Returns:
+        Whether any row is still running.
     """
     positions = state.positions(count)
     draws = state.rng.window(positions, meter.nfe + np.arange(count))
@@ -198,11 +231,11 @@ def decode_steps(
         meter.clock.lap("other")
         logits = target.forward(tokens, state.length - 1) if meter.nfe else target.prefill()
         meter.clock.lap("target")
-        p, here = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
-        tokens = sampler.sample(p, here)
+        p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
+        tokens = sampler.sample(p, slot_draws)
         meter.clock.lap("rule")
         if drafter is not None:
-            drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, here)
+            drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
             meter.clock.lap("drafter")
         meter.count_plain(p, tokens, state.ids)
         running = state.append(tokens)
@@ -220,7 +253,7 @@ def decode_steps(
 def drop_finished(
     running: list[int], state: BatchState, target: Target, drafter: TracksBatch | None, sampler: Sampler
 ) -> None:
-    """Drops finished rows everywhere."""
+    """Keeps the rows `running` in batch, target, drafter and sampler, and drops all others."""
     state.select_rows(running)
     target.select_rows(running)
     sampler.select_rows(torch.tensor(running, device=target.device))

@@ -1,4 +1,4 @@
-"""What a model provides for its drafters, and what a recipe's builder gets."""
+"""The resources that a model provides for drafters, and the context that a recipe's builder receives."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftResources:
-    """What a model provides for its drafters; a recipe that needs a missing one is refused.
+    """The resources that a model provides for drafters. A recipe that needs a missing one raises `ArgumentError`.
 
     Attributes:
-        table: N-gram table, for the recipe `table` and for the tokens that Jacobi recipes start from.
-        draft_model: Makes a smaller model with the same prompts, wrapped as a target.
-        draft_sampling: Sampling parameters of that model, one per row. If empty, early exits draft at the rows' own
-            temperature, top-k and top-p.
-        codebook: The vectors of the tokens, for rules that compare tokens.
+        table: An n-gram table, for the recipe `table` and for token initialization in Jacobi recipes.
+        draft_model: Creates a smaller model with the same prompts, wrapped as a target.
+        draft_sampling: Sampling parameters of the draft model, one per row. If empty, early exits draft at the rows'
+            own temperature, top-k and top-p.
+        codebook: Returns the embedding vectors of the tokens, for rules that compare tokens.
         heads: Networks on the target's features, by the name of the recipe that drafts with them.
-        adaptive_windows: Window controllers of earlier runs, for `window=auto`; see
+        adaptive_windows: The window policies of earlier runs, for `window=auto`; see
             `mmspec.decoding.adaptive_window.adaptive_windows_of`.
-        guided_draft_model: Makes the draft model with guidance, if it supports guidance.
-        guesses: Makes the model's own continuation drafter, used wherever the table would be.
-        codebooks: The vectors of each codebook, for columns.
-        largest_window: The widest window that `window=auto` may choose; None leaves that to the recipe.
-        latent_models: For tokens that are vectors: makes a model that drafts, by the name of the recipe (`draft`,
-            `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for a model as it is.
+        guided_draft_model: Creates the draft model with guidance, if it supports guidance.
+        continuation: Creates the model's own continuation drafter, which replaces the n-gram table wherever a recipe
+            would use it.
+        codebooks: Returns the embedding vectors of each codebook, for columns.
+        largest_window: The widest window that `window=auto` may choose; None for the recipe's default.
+        latent_models: For tokens that are vectors: creates a draft model, by the name of the recipe (`draft`,
+            `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for the unchanged model.
     """
 
     table: Table | None = None
@@ -49,7 +50,7 @@ class DraftResources:
     heads: Mapping[str, Head] = field(default_factory=dict)
     adaptive_windows: AdaptiveWindows = field(default_factory=dict)
     guided_draft_model: Callable[[], Target] | None = None
-    guesses: Callable[[], ContinuationDrafter] | None = None
+    continuation: Callable[[], ContinuationDrafter] | None = None
     codebooks: Callable[[], Sequence[Codebook]] | None = None
     largest_window: int | None = None
     latent_models: Mapping[str, Callable[[int], LatentModel]] = field(default_factory=dict)
@@ -57,18 +58,19 @@ class DraftResources:
 
 @dataclass(frozen=True)
 class DraftingContext:
-    """What a recipe's builder makes its drafter from.
+    """The argument of a recipe's builder.
 
-    A builder is a function of a context that returns a `mmspec.decoding.loop.Drafter`, or, for a recipe that drafts
-    trees, a `mmspec.decoding.tree_loop.TreeDrafter`. It raises `ArgumentError` if the model lacks what it needs.
+    A builder is a function that takes a context and returns a `mmspec.decoding.loop.Drafter`, or, for a recipe that
+    drafts trees, a `mmspec.decoding.tree_loop.TreeDrafter`. It raises `ArgumentError` if the model lacks a resource that
+    the drafter needs.
 
     Attributes:
-        recipe: With its knobs set.
+        recipe: The recipe with its knobs set.
         layout: The sequence to generate.
         target: The model with its prompts, one per row.
         samplings: Sampling parameters, one per row; empty for tokens that are vectors.
-        resources: What the model provides.
-        sampler: The target's sampler; tokens that are vectors are drafted with its noise.
+        resources: The resources of the model.
+        sampler: The target's sampler; drafts of tokens that are vectors share its noise.
         batch_size: Number of rows, B.
     """
 

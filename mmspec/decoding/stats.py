@@ -1,4 +1,4 @@
-"""What a decoding run cost, and how that is measured."""
+"""Statistics of a decoding run: `Stats`, and the `Meter` that collects them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from torch import Tensor
 from mmspec.sampling.tree_rejection import Outcome
 
 PARTS = ("target", "drafter", "rule", "other")
-LEAST = (
-    2.0**-40
-)  # what a token counts as when the distribution gives it less, as relaxed rules may emit what top-k has cut off
+# A lower bound on the probabilities in `nll`: a relaxed rule may emit a token that top-k has excluded.
+_MIN_PROB = 2.0**-40
 
 
 @dataclass(frozen=True)
 class RowStats:
-    """One row's share of a run; see `Stats`. `calls`: target calls it took part in."""
+    """The statistics of one row; see `Stats`. `calls` is the number of target calls that the row took part in."""
 
     tokens: int
     calls: int
@@ -37,23 +36,25 @@ class Stats:
     """The cost of one run.
 
     Attributes:
-        nfe: Target calls, the prefill included; a call serves every row still running.
-        tokens: Emitted tokens, all rows together.
-        tokens_per_call: Emitted tokens over the calls their row took part in; plain decoding has 1.00 at any batch.
-        acceptance: For each slot of the window, accepted over tested drafts; None where none was tested.
-        draft_calls: Calls of a drafter's own model.
-        seconds: Wall-clock of the decoding.
-        seconds_by_part: In the target, in the drafter, in distribution and acceptance rule, and in the rest. Reading
-            the prompt's text and making pixels or sound of the tokens is not in it.
-        tv_bound: Of a relaxed rule, an estimate of how far the distribution of a token lies at most from the target's,
-            in total variation: |relaxed - exact| acceptance probability of the drafts tested, per token. 0 for an exact
-            rule.
-        peak_memory: Bytes, of the device (CUDA) or of the process so far (CPU).
-        entropy: Bits per token of the target distribution along the emitted tokens; None unless asked for.
-        nll: Bits per token, minus the logarithm of what that distribution gives the emitted tokens (at most 40 for
-            one), measured with `entropy`, whose mean it has where the distribution is kept. None for tokens that are no
-            ids.
-        rows: The same of each row.
+        nfe: Target calls, the prefill included; a call serves every row that is still running.
+        tokens: Emitted tokens of all rows.
+        tokens_per_call: Emitted tokens over the target calls that their row took part in; 1.00 for plain decoding at
+            any batch size.
+        acceptance: For each slot of the window, accepted over tested drafts; None if none was tested.
+        draft_calls: Calls of the drafter's own model.
+        seconds: Wall-clock time of decoding.
+        seconds_by_part: Seconds in the target, in the drafter, in sampler and acceptance rule ("rule"), and in the rest.
+            Encoding the text of the prompt and decoding the tokens to pixels or audio are not included.
+        peak_memory: Bytes: of the CUDA device, or of the process so far on a CPU.
+        tv_bound: For a relaxed rule, an estimate of an upper bound of the total variation between the distribution of an
+            emitted token and the target distribution: |relaxed - exact| acceptance probability of the tested drafts,
+            per token. 0 for an exact rule.
+        entropy: Mean entropy of the target distribution along the emitted tokens, in bits per token; None unless
+            measured.
+        nll: Mean negative log-probability of the emitted tokens under the target distribution, in bits per token (at
+            most 40 for one token). Measured with `entropy`; its expectation is the entropy if the rule is exact. None
+            for tokens that are not ids.
+        rows: The same statistics of each row.
     """
 
     nfe: int
@@ -82,7 +83,7 @@ class Stats:
 
 
 class Clock:
-    """Splits wall-clock time between parts. On CUDA it records events, so that nothing waits until the end."""
+    """Splits wall-clock time into `PARTS`. On CUDA it records events, so that the host does not synchronize."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -119,7 +120,13 @@ class Clock:
 
 @dataclass
 class Meter:
-    """Counts while the loop runs."""
+    """Collects the statistics of a run.
+
+    Args:
+        device: Of the target.
+        rows: Rows of the request.
+        measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
+    """
 
     device: torch.device
     rows: int
@@ -137,7 +144,13 @@ class Meter:
         self.clock = Clock(self.device)
 
     def count(self, verdict: Outcome, gained: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-        """One target call, by which the rows `ids` of the request gained so many tokens."""
+        """Records one target call with drafts.
+
+        Args:
+            verdict: The result of the verification.
+            gained: Host int64 [B], the tokens that each row gained.
+            ids: Host int64 [B], the indices of the rows in the request.
+        """
         p, accepted = verdict.p, verdict.accepted
         self.nfe += 1
         self.calls[ids] += 1
@@ -156,7 +169,13 @@ class Meter:
             self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
 
     def count_plain(self, p: Tensor, tokens: Tensor, ids: NDArray[np.int64]) -> None:
-        """One target call that gave each of the rows `ids` one token, [B, 1, *cell], under distributions `p` [B, 1, ...]."""
+        """Records one target call without drafts.
+
+        Args:
+            p: The target distribution, [B, 1, ...].
+            tokens: The token that each row gained, [B, 1, *cell].
+            ids: Host int64 [B], the indices of the rows in the request.
+        """
         self.nfe += 1
         self.calls[ids] += 1
         self.tokens[ids] += 1
@@ -164,19 +183,26 @@ class Meter:
             self._measure(p, tokens, np.ones((len(ids), 1), dtype=bool), ids)
 
     def _measure(self, p: Tensor, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
-        """Adds up entropy and surprise of the tokens [B, W, *cell] that were emitted, under distributions `p` [B, W, ...]."""
+        """Adds entropy and negative log-probability of the emitted tokens.
+
+        Args:
+            p: The target distribution, [B, W, ...].
+            tokens: [B, W, *cell].
+            emitted: Host bool [B, W], which of the tokens were emitted.
+            ids: Host int64 [B], the indices of the rows in the request.
+        """
         counts = torch.from_numpy(emitted).to(p.device)
         bits = torch.special.entr(p).flatten(2).sum(-1) / np.log(2)
         self.bits[ids] += (bits * counts).sum(1).double().cpu().numpy()
         if tokens.is_floating_point() or p.dim() != tokens.dim() + 1:
             self.has_ids = False
             return
-        given = p.gather(-1, tokens.clamp(0, p.shape[-1] - 1).unsqueeze(-1)).clamp(min=LEAST)
-        surprise = -given.log2().flatten(2).sum(-1)
+        probs = p.gather(-1, tokens.clamp(0, p.shape[-1] - 1).unsqueeze(-1)).clamp(min=_MIN_PROB)
+        surprise = -probs.log2().flatten(2).sum(-1)
         self.surprise[ids] += (surprise * counts).sum(1).double().cpu().numpy()
 
     def stats(self, draft_calls: int) -> Stats:
-        """The finished account."""
+        """The statistics of the run so far, with `draft_calls` calls of the drafter's own model."""
         parts = self.clock.seconds()
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)

@@ -1,4 +1,4 @@
-"""What the loop needs of a model. A model is wrapped to this shape; the loop never asks which model it is."""
+"""The protocols of a target: windows, trees, features and early exits. Adapters wrap each model in a target."""
 
 from __future__ import annotations
 
@@ -17,44 +17,48 @@ from mmspec.sampling.tree import Tree
 
 
 class Target(Protocol):
-    """A model with a prompt already given, decoding a batch of rows that advance at their own pace.
+    """A model with its prompts, for a batch of rows that advance independently.
 
-    A call says where each row's window starts; whatever the target remembers of that position and later ones is
-    thereby rolled back. With guidance, the unconditional rows are the target's own affair: they see the same tokens.
+    Every call gives the position at which each row's window starts, and thereby rolls the KV cache back to it. With
+    guidance, the target adds the unconditional rows itself; they read the same tokens.
+
+    Attributes:
+        vocab_size: V.
+        device: Of tokens and logits.
     """
 
     vocab_size: int
     device: torch.device
 
     def prefill(self) -> Logits:
-        """Reads the prompts; returns the logits of position 0, [B, 1, V]."""
+        """Reads the prompts and returns the logits of position 0, [B, 1, V]."""
         ...
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        """Reads a window and returns the logits of the position after each of its tokens.
+        """Reads a window and returns the logits of the position after each of its tokens, [B, W, V].
 
         Args:
             tokens: int64 [B, W].
-            at: Host int64 [B]; `tokens[b, i]` has position `at[b] + i`. The last windows of a row reach past the end of
-                the sequence; logits there are ignored but must be numbers.
+            at: Host int64 [B]; `tokens[b, i]` has position `at[b] + i`. The last windows of a row may reach past the end
+                of the sequence; logits there are ignored but must not be NaN.
         """
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these; they keep their order."""
+        """Keeps these rows, in this order, and drops all others."""
         ...
 
 
 @runtime_checkable
 class FeatureTarget(Target, Protocol):
-    """A target that shows its features, for drafters that start from them.
+    """A target that returns its features, for drafters and rules that read them.
 
-    Features are hidden states as the head reads them, after the final norm: [R, W, D], of all B rows, and with
-    guidance of their unconditional sides after them.
+    Features are the hidden states after the final norm, the input of the LM head: [R, W, D]. R is B, or 2 B with
+    guidance, the unconditional rows after the conditional ones.
     """
 
     def features(self) -> Tensor:
-        """Those of the last call's window, one for each of its tokens, or entries of a tree; of a prompt, its slots."""
+        """The features of the last call: one for each token of its window, entry of its tree, or slot of its prompt."""
         ...
 
     def head(self, features: Tensor) -> Tensor:
@@ -64,42 +68,42 @@ class FeatureTarget(Target, Protocol):
 
 @runtime_checkable
 class TreeTarget(Target, Protocol):
-    """A target that reads trees.
+    """A target that reads trees with tree attention.
 
-    It keeps what it remembers of the entries of a window apart, one after the other from the root's position on;
-    `settle` then puts the path that was accepted where the committed tokens belong.
+    Entry 0 of a tree is its root, the last committed token. The keys and values of the entries are kept in consecutive
+    slots from the root's position on; `settle` moves those of the accepted path to the positions of its tokens.
     """
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
-        """Reads entries `first` to `first + W - 1` of a window and returns the logits of what follows each of them.
+        """Reads entries `first` to `first + W - 1` of a tree and returns the logits after each of them, [B, W, V].
 
-        An entry follows the committed tokens before the root, and the entries it hangs from. Those before `first` were
-        read by earlier calls; a root that `forward` has read counts as read.
+        An entry attends to the committed tokens up to the root, to its ancestors and to itself. Entries before `first`
+        must have been read by earlier calls; a root that `forward` has read counts as read.
 
         Args:
             tokens: int64 [B, W].
-            at: Host int64 [B], the root's position. Positions after the end count as in `forward`.
-            tree: At least the entries up to the last one read.
+            at: Host int64 [B], the root's position. Positions past the end are treated as in `forward`.
+            tree: Contains at least the entries up to the last one read.
         """
         ...
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
-        """Rolls back to one path: its i-th entry becomes the token at position `at + 1 + i`.
+        """Keeps one path of the last tree: its i-th entry becomes the token at position `at + 1 + i`.
 
         Args:
-            at: As the window was read.
-            path: Host int64 [B, D]; entry i + 1 at i leaves that position as it is.
+            at: Host int64 [B], the root's position.
+            path: Host int64 [B, D], entries by depth; the value i + 1 at index i leaves that position unchanged.
         """
         ...
 
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """What of a target reads a window.
+    """The part of a target that an early exit runs.
 
     Attributes:
-        layers: How many of its layers, from the first.
-        guided: Whether its unconditional rows read as well; of no account where it has none.
+        layers: The number of layers, from the first one.
+        guided: Whether the unconditional rows run as well; ignored if the target has none.
     """
 
     layers: int
@@ -108,38 +112,47 @@ class EarlyExit:
 
 @runtime_checkable
 class SupportsEarlyExit(Target, Protocol):
-    """A target whose first layers can be asked alone. `layers` counts all of them."""
+    """A target whose first layers can run alone.
+
+    Attributes:
+        layers: The number of all layers.
+    """
 
     layers: int
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
-        """As `mmspec.decoding.target.Target` has it; with a `part`, by that alone.
+        """See `mmspec.decoding.target.Target.forward`; if `part` is given, only that part runs.
 
-        Its layers write their keys and values where those of a whole call go, and leave those of later layers alone: a
-        whole call reads all tokens from the first one on that only a part has read.
+        Early layers write their keys and values to the slots that a full call uses, and do not touch those of later
+        layers. The next full call therefore starts no later than the first token that only a part has read.
         """
         ...
 
 
 @runtime_checkable
 class SupportsTreeEarlyExit(SupportsEarlyExit, TreeTarget, Protocol):
-    """One that reads trees as well."""
+    """A target whose first layers can read trees alone."""
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
     ) -> Logits:
-        """As `mmspec.decoding.target.TreeTarget` has it; with a `part`, by that alone."""
+        """See `mmspec.decoding.target.TreeTarget.forward_tree`; if `part` is given, only that part runs."""
         ...
 
 
 def bind_features(rule: Accept, target: object, batch_size: int) -> Accept:
-    """The rule for the call that a target has just answered for so many rows; one that does not look stays as it is.
+    """Gives an acceptance rule that reads features those of the target's last call; returns other rules unchanged.
+
+    Args:
+        rule: The acceptance rule.
+        target: The target.
+        batch_size: B, the number of conditional rows.
 
     Raises:
-        ArgumentError: When the target shows no features.
+        ArgumentError: If the rule reads features and the target has none.
     """
     if not isinstance(rule, FeatureRule):
         return rule
     if not isinstance(target, FeatureTarget):
-        raise ArgumentError(f"the acceptance rule looks at features, and {type(target).__name__} shows none")
+        raise ArgumentError(f"the acceptance rule reads features, which {type(target).__name__} does not provide")
     return replace(rule, features=target.features()[:batch_size])

@@ -1,4 +1,4 @@
-"""The window step for drafts that branch; `mmspec.decoding.loop.decode` runs it."""
+"""The window step of tree drafts, `decode_tree`; a `window_step` of `mmspec.decoding.loop.decode`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mmspec.sampling.sampler import Sampler
 from mmspec.sampling.tree import TreeDraft
 from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
-# Verifies a tree: (p, draft, rule, uniform numbers of the nodes, uniform numbers of the depths) -> verdict.
+# Verifies a tree: (p, draft, rule, uniform numbers by node, uniform numbers by depth) -> verdict.
 TreeVerification = Callable[[Tensor, TreeDraft, Accept, Tensor, Tensor], TreeVerdict]
 
 
 class TreeDrafter(Protocol):
-    """Proposes trees, independently of the target and the rule."""
+    """Proposes trees of draft tokens, independently of the target and the acceptance rule."""
 
     @property
     def calls(self) -> int:
@@ -32,7 +32,7 @@ class TreeDrafter(Protocol):
 
     @property
     def verify(self) -> TreeVerification:
-        """How the trees are verified: the test must match the way in which siblings are sampled."""
+        """Verifies the trees; the test must match the way in which siblings are sampled."""
         ...
 
     def propose(self, state: BatchState, iteration: int) -> TreeDraft:
@@ -43,11 +43,11 @@ class TreeDrafter(Protocol):
         ...
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        """Called after verification, before the batch advances; also after a single step, with its numbers."""
+        """Called after verification, before the batch advances; `draws` is given after a single step only."""
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows, in this order, and drops all others."""
         ...
 
 
@@ -61,19 +61,22 @@ def decode_tree(
     meter: Meter,
     on_step: OnStep | None,
 ) -> bool:
-    """One tree of drafts, verified in one target call. Returns whether any row is still running.
+    """Drafts a tree and verifies it in one target call. Every row must have a token already.
 
     Entries past the end of a row are read and ignored: if trees were cut there, a row would depend on the others.
 
     Args:
         target: A `TreeTarget`.
-        drafter: Proposes trees.
+        drafter: Proposes the tree.
         rule: The acceptance rule.
         sampler: Makes the target distribution.
-        state: The batch; every row has a token already.
-        width: Ignored; the drafter gives the size of its trees.
+        state: The batch.
+        width: Ignored; the drafter determines the size of its trees.
         meter: Counts calls, tokens and seconds.
         on_step: Called after the target call.
+
+    Returns:
+        Whether any row is still running.
     """
     assert isinstance(target, TreeTarget)
     meter.clock.lap("other")

@@ -99,7 +99,7 @@ def build(context: DraftingContext) -> Jacobi:
         chain = ChainDrafter(build_runner(context, start), context.target.device)
         return Jacobi(chain, coupling, context.target.vocab_size)
     if start == "auto":
-        has_table = (resources.table or resources.guesses) is not None
+        has_table = (resources.table or resources.continuation) is not None
         start = "table" if has_table else "up" if context.layout.width else "left"
     return Jacobi(_continuation(context, start), coupling, context.target.vocab_size)
 
@@ -116,6 +116,6 @@ def build_recycle(context: DraftingContext) -> Jacobi:
 
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     """A drafter of new positions that needs no model."""
-    if name == "table" and context.resources.guesses is not None:
-        return context.resources.guesses()
+    if name == "table" and context.resources.continuation is not None:
+        return context.resources.continuation()
     return InitDrafter(token_init(context, name))

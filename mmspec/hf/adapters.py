@@ -67,5 +67,5 @@ def adapter_of(model: Any) -> GenerateAdapter:
     name = type(model).__name__
     raise ArgumentError(
         f"mmspec has no adapter for {name}{did_you_mean(name, known)}; it has them for {', '.join(known)}; "
-        'for a class of yours, see "Adding a model" in the README (docs/adding-a-model.md)'
+        "docs/adding-a-model.md explains how to add one"
     )

@@ -23,7 +23,7 @@ from mmspec.testing.exactness import noise_floor
 TEXT = torch.tensor([[1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 18, 18]])
 CODES = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 20]])
 SEMANTIC, COARSE = BarkSemanticGenerationConfig(**tiny.SEMANTIC), BarkCoarseGenerationConfig(**tiny.COARSE)
-RECIPES = ["sjd:window=5,start=left", "recycle:window=3"]
+RECIPES = ["sjd:window=5,start=left", "recycle:window=3", "layer-skip:layers=1,window=3"]
 
 
 def semantic(model: Any, text: Tensor = TEXT, **more: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """CosyVoice and Chatterbox from folders in their published form, with small models.
 
-Chatterbox: parameter names and shapes, the prompt's embeddings and the codes of greedy decoding are those of the package
-chatterbox-tts 0.1.7 with the same state. CosyVoice: the reference loop is written with transformers' own Qwen2.
+Chatterbox: parameter names and shapes, the prompt's embeddings and the codes of greedy decoding are those of the
+package chatterbox-tts 0.1.7 with the same state. CosyVoice: the reference loop is written with transformers' Qwen2.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmspec
 import mmspec.audio.depth.depth_decoding
-from mmspec.audio.depth.depth_decoding import Frames, decode_frames
+from mmspec.audio.depth.depth_decoding import FrameSpec, decode_frames
 from mmspec.audio.models.csm.decoding import CsmDepth, CsmFrames
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
@@ -70,9 +70,9 @@ def test_target_calls_of_a_draft_of_known_quality() -> None:
     model = tiny.csm(codebooks=9)
     embeds = model.embed_text_tokens(PROMPTS[1:]).detach()
     prompted = [kind(model, embeds, PROMPTS[1:] > 0, 4) for kind in (CsmFrames, Corrupted, CsmFrames)]
-    wanted = Frames(4, None, 0, SamplingParams(0), SamplingParams(0))
-    made = decode_frames(prompted[0], parse("draft:window=4"), wanted, [0], prompted[1])
-    own = decode_frames(prompted[2], parse("plain"), wanted, [0])
+    spec = FrameSpec(4, None, 0, SamplingParams(0), SamplingParams(0))
+    made = decode_frames(prompted[0], parse("draft:window=4"), spec, [0], prompted[1])
+    own = decode_frames(prompted[2], parse("plain"), spec, [0])
     assert torch.equal(made.frames, own.frames)
     assert made.stats.nfe == 4 * (1 + tiny.calls_with_corrupted(8, 4)) < own.stats.nfe == 4 * 9
 
@@ -92,9 +92,9 @@ def sample(model: Any, frames: int, recipe: str, batch_size: int) -> Tensor:
         embeds = model.embed_text_tokens(PROMPTS[1:]).expand(batch_size, -1, -1)
         return CsmFrames(model, embeds, torch.ones(batch_size, 4, dtype=torch.bool), frames)
 
-    wanted = Frames(frames, lambda f: (f[:, :-1] == 0).all(-1), 1, FIRST, REST)
+    spec = FrameSpec(frames, lambda f: (f[:, :-1] == 0).all(-1), 1, FIRST, REST)
     draft = prompted(tiny.csm(7, codebooks=3, codes=2, layers=1)) if recipe.startswith("draft") else None
-    made = decode_frames(prompted(model), parse(recipe), wanted, range(batch_size), draft).frames
+    made = decode_frames(prompted(model), parse(recipe), spec, range(batch_size), draft).frames
     made = torch.nn.functional.pad(made, (0, 0, 0, frames - made.shape[1]), value=1)
     number = (made.flatten(1) * 2 ** torch.arange(3 * frames - 1, -1, -1)).sum(1)
     return torch.bincount(number, minlength=2 ** (3 * frames)).double() / batch_size
@@ -120,7 +120,7 @@ def test_samples_follow_the_target_distribution(recipe: str) -> None:
 
 def test_frames_that_share_random_numbers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
-    monkeypatch.setattr(mmspec.audio.depth.depth_decoding, "mixed", lambda seed, frame: seed)
+    monkeypatch.setattr(mmspec.audio.depth.depth_decoding, "frame_seed", lambda seed, frame: seed)
     with torch.inference_mode():
         joint = joint_probs(model, 2)
     floor, spread = noise_floor(joint, rows)

@@ -10,8 +10,8 @@ import torch
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
 
 import mmspec
-from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames, decode_frames
-from mmspec.audio.depth.frame_windows import decode_ahead
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec, decode_frames
+from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
 from mmspec.recipes import parse
@@ -37,8 +37,8 @@ def frames_of(model: Any, batch_size: int, length: int, slack: int = 0) -> CsmFr
 def test_csm_follows_the_target_distribution_under_changing_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmspec.engine.AdaptiveWindow", Turns)
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.1), 6_000
-    wanted = Frames(2, lambda frames: (frames[:, :-1] == 0).all(-1), 1, FIRST, REST)
-    made = decode_frames(frames_of(model, rows, 2), parse("scd:window=auto,start=up"), wanted, range(rows)).frames
+    spec = FrameSpec(2, lambda frames: (frames[:, :-1] == 0).all(-1), 1, FIRST, REST)
+    made = decode_frames(frames_of(model, rows, 2), parse("scd:window=auto,start=up"), spec, range(rows)).frames
     made = torch.nn.functional.pad(made, (0, 0, 0, 2 - made.shape[1]), value=1)
     number = (made.flatten(1) * 2 ** torch.arange(5, -1, -1)).sum(1)
     with torch.inference_mode():
@@ -50,13 +50,15 @@ def test_csm_follows_the_target_distribution_under_changing_widths(monkeypatch: 
 
 def test_all_frames_share_one_controller() -> None:
     model, windows = tiny.csm(codebooks=9), dict[tuple[str, int, bool], AdaptiveWindow]()
-    wanted = Frames(6, None, 0, SamplingParams(0), SamplingParams(0))
-    auto = decode_frames(frames_of(model, 1, 6), parse("scd:window=auto"), wanted, [0], adaptive_windows=windows)
-    plain = decode_frames(frames_of(model, 1, 6), parse("plain"), wanted, [0])
+    spec = FrameSpec(6, None, 0, SamplingParams(0), SamplingParams(0))
+    auto = decode_frames(frames_of(model, 1, 6), parse("scd:window=auto"), spec, [0], adaptive_windows=windows)
+    plain = decode_frames(frames_of(model, 1, 6), parse("plain"), spec, [0])
     assert torch.equal(auto.frames, plain.frames)
     (controller,) = windows.values()
     assert controller.rate(1) > 0 and controller.rate(4) > 0, "both widths were tried, over several frames"
-    ahead = decode_ahead(frames_of(model, 1, 6, 3), parse("scd:window=auto"), wanted, [0], 3, adaptive_windows=windows)
+    ahead = decode_frame_windows(
+        frames_of(model, 1, 6, 3), parse("scd:window=auto"), spec, [0], 3, adaptive_windows=windows
+    )
     assert torch.equal(ahead.frames, plain.frames)
     assert len(windows) == 2 and max(max(each.widths) for each in windows.values()) <= 32
 
@@ -92,12 +94,12 @@ def test_generate_keeps_the_controller_with_the_model(family: str) -> None:
 )
 def test_a_draft_model_serves_every_recipe_that_can_use_one(recipe: str, uses: bool) -> None:
     model, small = tiny.csm(codebooks=6), tiny.csm(7, codebooks=6, layers=1)
-    wanted = Frames(3, None, 0, SamplingParams(0), SamplingParams(0))
+    spec = FrameSpec(3, None, 0, SamplingParams(0), SamplingParams(0))
 
     def decoded(draft: Any) -> DecodedFrames:
         drafter = None if draft is None else frames_of(draft, 2, 3)
-        return decode_frames(frames_of(model, 2, 3), parse(recipe), wanted, [0, 1], drafter)
+        return decode_frames(frames_of(model, 2, 3), parse(recipe), spec, [0, 1], drafter)
 
     made = decoded(small)
     assert (made.stats.draft_calls > 0) == uses
-    assert torch.equal(made.frames, decode_frames(frames_of(model, 2, 3), parse("plain"), wanted, [0, 1]).frames)
+    assert torch.equal(made.frames, decode_frames(frames_of(model, 2, 3), parse("plain"), spec, [0, 1]).frames)

@@ -12,8 +12,8 @@ from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
 from torch import Tensor
 
 import mmspec
-from mmspec.audio.depth.depth_decoding import Frames
-from mmspec.audio.depth.frame_windows import FrameStream, decode_ahead
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
@@ -43,10 +43,10 @@ def test_greedy_matches_the_models_own_generate(recipe: str) -> None:
 def test_windows_match_single_tokens() -> None:
     """Windows that begin anywhere in a frame and reach over two frames into the next."""
     model = tiny.csm(codebooks=4)
-    wanted = Frames(5, None, 0, SamplingParams(), SamplingParams())
+    spec = FrameSpec(5, None, 0, SamplingParams(), SamplingParams())
 
-    def make(batch_size: int, window: int) -> FrameStream:
-        return FrameStream(prompted(model, batch_size, 5, 4), wanted, batch_size, window)
+    def make(batch_size: int, window: int) -> FrameTarget:
+        return FrameTarget(prompted(model, batch_size, 5, 4), spec, batch_size, window)
 
     for window in (3, 9):
         assert check_windows(make, 20, window) < 1e-4
@@ -59,9 +59,9 @@ def test_target_calls_of_a_perfect_draft() -> None:
         model.backbone_model.register_forward_hook(lambda *_: calls.update(backbone=calls["backbone"] + 1)),
         model.depth_decoder.model.norm.register_forward_hook(lambda *_: calls.update(depth=calls["depth"] + 1)),
     ]
-    wanted = Frames(7, None, 0, SamplingParams(1.0), SamplingParams(1.0))
+    spec = FrameSpec(7, None, 0, SamplingParams(1.0), SamplingParams(1.0))
     draft = prompted(tiny.csm(), 1, 7, 2)  # the same weights, without the hooks
-    made = decode_ahead(prompted(model, 1, 7, 2), parse("draft"), wanted, [3], 2, draft)
+    made = decode_frame_windows(prompted(model, 1, 7, 2), parse("draft"), spec, [3], 2, draft)
     for hook in hooks:
         hook.remove()
     assert made.frames.shape == (1, 7, 4) and made.stats.acceptance == [1.0] * 8
@@ -69,10 +69,10 @@ def test_target_calls_of_a_perfect_draft() -> None:
 
 
 def sample(model: Any, recipe: str, batch_size: int) -> Tensor:
-    wanted = Frames(2, lambda f: (f[..., :-1] == 0).all(-1), 1, FIRST, REST)
+    spec = FrameSpec(2, lambda f: (f[..., :-1] == 0).all(-1), 1, FIRST, REST)
     small = tiny.csm(7, codebooks=3, codes=2, layers=1)
     draft = prompted(small, batch_size, 2, 2) if recipe == "draft" else None
-    out = decode_ahead(prompted(model, batch_size, 2, 2), parse(recipe), wanted, range(batch_size), 2, draft)
+    out = decode_frame_windows(prompted(model, batch_size, 2, 2), parse(recipe), spec, range(batch_size), 2, draft)
     assert out.stats.tokens_per_call > 1
     made = torch.nn.functional.pad(out.frames, (0, 0, 0, 2 - out.frames.shape[1]), value=1)
     return torch.bincount((made.flatten(1) * 2 ** torch.arange(5, -1, -1)).sum(1), minlength=64).double() / batch_size
@@ -94,13 +94,13 @@ def test_samples_follow_the_target_distribution(recipe: str) -> None:
 def test_states_of_rejected_frames_that_are_kept_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken variant in which the depth decoder starts from the hidden state of a rejected frame."""
 
-    def kept(self: FrameStream, frames: Any) -> None:
-        hidden, index = self._model.hidden(), self._on(frames)[..., None]
+    def kept(self: FrameTarget, frames: Any) -> None:
+        hidden, index = self._model.hidden(), self._on_device(frames)[..., None]
         before = self._hidden.gather(1, index.expand(hidden.shape))
         first = torch.where((before == 0).all(-1, keepdim=True), hidden, before)
         self._hidden = self._hidden.scatter(1, index.expand(hidden.shape), first)
 
-    monkeypatch.setattr(FrameStream, "_remember", kept)
+    monkeypatch.setattr(FrameTarget, "_keep_hidden", kept)
     model, rows = tiny.csm(2, codebooks=3, codes=2, spread=0.25), 6_000
     with torch.inference_mode():
         joint = joint_probs(model, 2)
@@ -122,5 +122,5 @@ def test_pipeline_with_windows_of_several_frames() -> None:
     for wrong in (-1, 17, "2"):
         with pytest.raises(ArgumentError, match=f"ahead={wrong!r} is not allowed"):
             mmspec.load(tiny.csm(), processor=tiny.tokenizer(), config={"ahead": wrong})
-    with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameStream is read whole"):
+    with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameTarget is read whole"):
         ahead("two", recipe="layer-skip:layers=1")

@@ -1,6 +1,6 @@
-"""Targets read through buffers of fixed shapes: the same logits, features and tokens as read the ordinary way.
+"""Targets with captured calls: the same logits, features and tokens as in eager mode.
 
-On a CPU the calls are made as they stand; `pytest -m gpu` runs the same tests with graphs that are replayed.
+On a CPU the calls run eagerly through the same buffers; `pytest -m gpu` runs the same tests with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.decoding import cuda_graphs as with_cuda_graphs
+from mmspec.decoding import cuda_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -26,13 +26,13 @@ RECIPES = ["plain", "scd:window=5", "draft:window=3", "tree:layers=1,branch=2/1"
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where targets are recorded: on a CPU too, in what follows."""
-    monkeypatch.setattr(with_cuda_graphs, "_STEP", 8)
+    """The device of the targets; captured calls are used on the CPU as well."""
+    monkeypatch.setattr(cuda_graphs, "_STEP", 8)
     return torch.device(request.param)
 
 
 def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
-    """Windows of several widths, rows that part, rows that end, and a cache that is read in several lengths."""
+    """Compares windows of several widths and cache lengths, with rows that diverge and rows that finish."""
     first, device = plain.prefill(), plain.device
     assert torch.allclose(ours.prefill().cond, first.cond, atol=1e-5)
     tokens = torch.randint(vocab_size, (3, 40), generator=torch.Generator().manual_seed(1)).to(device)
@@ -49,13 +49,13 @@ def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
 
     for at, width in (([0, 0, 0], 1), ([1, 1, 1], 4), ([4, 2, 3], 3), ([5, 5, 4], 4), ([9, 5, 7], 2)):
         check([0, 1, 2], at, width)
-    assert {width for width, _ in calls} == {1, 4, 2}  # the 3 went with the 4
+    assert {width for width, _ in calls} == {1, 4, 2}  # the window of 3 used the call of 4
     for rows, kept, at in (([0, 2], [0, 2], [9, 8]), ([1], [2], [10])):
         plain.select_rows(rows)
         ours.select_rows(rows)
         assert torch.allclose(ours.features(), plain.features(), atol=1e-4)
         check(kept, at, 4)
-    assert all(torch.equal(*pair) for pair in earlier)  # no call writes into what an earlier one gave
+    assert all(torch.equal(*pair) for pair in earlier)  # no call overwrites the output of an earlier one
 
 
 def llamagen(device: torch.device, layers: int = 2) -> Any:
@@ -73,14 +73,14 @@ def llamagen_target(gpt: Any, device: torch.device, batch_size: int = 3, guided:
     )
 
 
-def test_llamagen_reads_as_it_does_otherwise(device: torch.device) -> None:
+def test_llamagen_agrees_with_eager_mode(device: torch.device) -> None:
     gpt = llamagen(device)
     with torch.inference_mode():
         agree(llamagen_target(gpt, device), CUDAGraphTarget(llamagen_target(gpt, device)), 50)
 
 
 def llama_target(device: torch.device) -> Any:
-    """A Llama of transformers with prompts of three lengths and an unconditional side."""
+    """A Llama of transformers with prompts of three lengths and unconditional rows."""
     transformers = pytest.importorskip("transformers")
     from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
     from mmspec.hf.plan import position_ids_of
@@ -99,13 +99,13 @@ def llama_target(device: torch.device) -> Any:
     return CausalTarget(Backbone(model.model, embed, model.lm_head, 50, device), cond, uncond, 16, 8)
 
 
-def test_models_of_transformers_read_as_they_do_otherwise(device: torch.device) -> None:
+def test_models_of_transformers_agree_with_eager_mode(device: torch.device) -> None:
     with torch.inference_mode():
         agree(llama_target(device), CUDAGraphTarget(llama_target(device)), 50)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_give_the_tokens_they_give_otherwise(recipe: str, device: torch.device) -> None:
+def test_recipes_give_the_tokens_of_eager_mode(recipe: str, device: torch.device) -> None:
     gpt, small = llamagen(device), llamagen(device, 1)
     samplings = [SamplingParams(temperature=0, guidance_scale=2.0)] * 3
     found = []
@@ -116,7 +116,7 @@ def test_recipes_give_the_tokens_they_give_otherwise(recipe: str, device: torch.
     assert torch.equal(found[0].tokens, found[1].tokens) and found[0].stats.nfe == found[1].stats.nfe
 
 
-def test_generate_gives_the_tokens_it_gives_otherwise(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_gives_the_tokens_of_eager_mode(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     generate = pytest.importorskip("transformers").GenerationMixin.generate
     import tiny_models
 
@@ -125,7 +125,7 @@ def test_generate_gives_the_tokens_it_gives_otherwise(device: torch.device, monk
 
     made: list[CUDAGraphTarget] = []
 
-    def told(one: Any) -> CUDAGraphTarget:
+    def capture(one: Any) -> CUDAGraphTarget:
         made.append(CUDAGraphTarget(one))
         return made[-1]
 
@@ -136,14 +136,14 @@ def test_generate_gives_the_tokens_it_gives_otherwise(device: torch.device, monk
     monkeypatch.setattr(target, "wanted", lambda device: False)
     wanted = generate(model, **call)
     monkeypatch.setattr(target, "wanted", lambda device: True)
-    monkeypatch.setattr(target, "CUDAGraphTarget", told)
+    monkeypatch.setattr(target, "CUDAGraphTarget", capture)
     assert torch.equal(generate(model, **call), wanted)
     assert made and made[0]._graphs._calls
 
 
-def test_pictures_take_over_what_earlier_ones_recorded(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt = llamagen(device)
-    from mmspec.vision.llamagen import graph_cache as recordings
+    from mmspec.vision.llamagen import graph_cache
     from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
     pipe = LlamaGenPipeline(gpt)
@@ -154,26 +154,26 @@ def test_pictures_take_over_what_earlier_ones_recorded(device: torch.device, mon
         gc.collect()
         return pipe(class_labels=label, recipe=recipe, seed=0, **settings).tokens
 
-    monkeypatch.setattr(recordings, "wanted", lambda device: False)
+    monkeypatch.setattr(graph_cache, "wanted", lambda device: False)
     wanted = [tokens(label) for label in (1, 2)]
-    assert not torch.equal(*wanted) and gpt not in recordings._KEPT
-    monkeypatch.setattr(recordings, "wanted", lambda device: True)
+    assert not torch.equal(*wanted) and gpt not in graph_cache._KEPT
+    monkeypatch.setattr(graph_cache, "wanted", lambda device: True)
     found = [tokens(label) for label in (1, 2)]
-    (kept,) = recordings._KEPT[gpt]
+    (kept,) = graph_cache._KEPT[gpt]
     count = len(kept.graphs._calls)
     assert count and torch.equal(tokens(1), wanted[0]) and len(kept.graphs._calls) == count
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
-    gpt.norm.weight.data = gpt.norm.weight.data.clone()  # moved: graphs would read where it was
+    gpt.norm.weight.data = gpt.norm.weight.data.clone()  # moved: graphs would read the old address
     tokens(1)
-    assert [old is kept for old in recordings._KEPT[gpt]] == [False]
+    assert [old is kept for old in graph_cache._KEPT[gpt]] == [False]
 
 
 def test_the_variable_that_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    monkeypatch.delenv("MMSPEC_RECORD", raising=False)
-    assert with_cuda_graphs.wanted(cuda) and not with_cuda_graphs.wanted(cpu)
-    monkeypatch.setenv("MMSPEC_RECORD", "off")
-    assert not with_cuda_graphs.wanted(cuda)
-    monkeypatch.setenv("MMSPEC_RECORD", "no")
-    with pytest.raises(ArgumentError, match="MMSPEC_RECORD='no' is not allowed; it must be off, or unset"):
-        with_cuda_graphs.wanted(cpu)
+    monkeypatch.delenv("MMSPEC_CUDA_GRAPHS", raising=False)
+    assert cuda_graphs.wanted(cuda) and not cuda_graphs.wanted(cpu)
+    monkeypatch.setenv("MMSPEC_CUDA_GRAPHS", "off")
+    assert not cuda_graphs.wanted(cuda)
+    monkeypatch.setenv("MMSPEC_CUDA_GRAPHS", "no")
+    with pytest.raises(ArgumentError, match="MMSPEC_CUDA_GRAPHS='no' is not allowed; it must be off, or unset"):
+        cuda_graphs.wanted(cpu)

@@ -1,4 +1,4 @@
-"""Processors as functions of the prefix: every recipe keeps the distribution they make, and one with a state does not."""
+"""Processed targets: every recipe keeps the distribution that the processors define, and a stateful processor does not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sampling_of(name: str) -> SamplingParams:
 def distance(
     recipe: str, name: str, samples: int, kind: type[ProcessedTarget] = ProcessedTarget
 ) -> tuple[float, float]:
-    """Total variation of what a recipe gives from the distribution one token at a time, and what exact samples may show."""
+    """The total variation of a recipe's samples from the token-by-token distribution, and its limit for exact samples."""
     rules, sampling, wanted = RULES[name], sampling_of(name), parse(recipe)
     layout = ENDING if name == "several" else LAYOUT
     joint = joint_probs(toy(rules), layout, sampling)
@@ -79,31 +79,31 @@ def distance(
         ("tree-table:branch=2/2", "aware"),
     ],
 )
-def test_recipes_keep_the_law(recipe: str, name: str) -> None:
+def test_recipes_keep_the_distribution(recipe: str, name: str) -> None:
     found, limit = distance(recipe, name, 5_000 if "several" in name else 12_000)
     assert found < limit
 
 
-class Remembering(ProcessedTarget):
-    """A processor with a state of its own: it knows what was committed, and nothing of the drafts before a slot."""
+class Stateful(ProcessedTarget):
+    """A broken twin whose processors see the committed tokens, but not the drafts before a slot."""
 
-    def _apply(self, logits: Logits, prefix: Tensor, certain: int) -> Logits:
-        return super()._apply(logits, prefix[:, :1].expand_as(prefix), certain)
+    def _apply(self, logits: Logits, prefix: Tensor, committed: int) -> Logits:
+        return super()._apply(logits, prefix[:, :1].expand_as(prefix), committed)
 
 
 @pytest.mark.parametrize("name", ["repetition", "aware"])
-def test_a_state_is_wrong_at_drafted_positions(name: str) -> None:
-    found, limit = distance("scd:window=4,start=random", name, 20_000, Remembering)
+def test_a_stateful_processor_is_wrong_at_drafted_positions(name: str) -> None:
+    found, limit = distance("scd:window=4,start=random", name, 20_000, Stateful)
     assert found > 1.5 * limit
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_windows_are_single_tokens(name: str) -> None:
+def test_windows_agree_with_single_tokens(name: str) -> None:
     assert check_windows(toy(RULES[name]), N) < 1e-4
 
 
-def test_trees_are_windows() -> None:
-    """Every path of a tree, read in two calls, has the distributions of a window with its tokens."""
+def test_trees_agree_with_windows() -> None:
+    """Every path of a tree that is read in two calls has the distributions of a window with its tokens."""
     rules, rows = RULES["repetition"], 2
     at: NDArray[np.int64] = np.array([1, 0])
     parents = np.array([[0, 0, 1, 2, 3], [0, 1, 1, 0, 4]])
@@ -127,15 +127,15 @@ def test_trees_are_windows() -> None:
         window = tokens[row, path].expand(rows, -1)
         expected = start().forward(window, at).cond[row, -1]
         torch.testing.assert_close(got[row, entry], expected)
-    taken: NDArray[np.int64] = np.array([[2, 4], [1, 3]])  # accepted in each row; then one more token
-    target.settle(at, taken)
+    accepted: NDArray[np.int64] = np.array([[2, 4], [1, 3]])  # in each row; one more token follows
+    target.settle(at, accepted)
     after = target.forward(torch.tensor([[1], [1]]), at + 3).cond
     for row in range(rows):
-        chain = torch.cat([tokens[row, [0, *taken[row]]], torch.tensor([1])]).expand(rows, -1)
+        chain = torch.cat([tokens[row, [0, *accepted[row]]], torch.tensor([1])]).expand(rows, -1)
         torch.testing.assert_close(after[row, 0], start().forward(chain, at).cond[row, -1])
 
 
-def test_rules_are_what_they_are_named_after() -> None:
+def test_processors_agree_with_those_of_transformers() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 7, generator=generator)
     prefix = torch.randint(7, (4, 5), generator=generator)
@@ -147,9 +147,9 @@ def test_rules_are_what_they_are_named_after() -> None:
     torch.testing.assert_close(guided.softmax(-1), guidance(2.0)(logits, logits.flip(0)).softmax(-1))
 
 
-def test_drawing_again_is_a_law() -> None:
-    """`RepetitionAware` against the procedure it stands for, drawn 200,000 times."""
-    draws = 200_000
+def test_repetition_aware_is_the_distribution_of_its_procedure() -> None:
+    """`RepetitionAware` against 200,000 samples of the two-step procedure that it replaces."""
+    count = 200_000
     rule = RepetitionAware(top_p=0.7, top_k=3, window=3, limit=2)
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(6, generator=generator)
@@ -159,10 +159,10 @@ def test_drawing_again_is_a_law() -> None:
     order = z.argsort(descending=True)
     before = raw[order].cumsum(0) - raw[order]
     kept = order[(before < 0.7) & (torch.arange(6) < 3)]
-    first = kept[raw[kept].multinomial(draws, replacement=True, generator=generator)]
-    again = raw.multinomial(draws, replacement=True, generator=generator)
-    drawn = torch.where(first == best, again, first)
-    found = torch.bincount(drawn, minlength=6) / draws
-    sampler = rule(prefix, z[None])[0].exp()
-    assert float((found - sampler).abs().max()) < 6 * 0.5 / draws**0.5
-    assert abs(float(sampler.sum()) - 1) < 1e-6
+    first = kept[raw[kept].multinomial(count, replacement=True, generator=generator)]
+    again = raw.multinomial(count, replacement=True, generator=generator)
+    sampled = torch.where(first == best, again, first)
+    found = torch.bincount(sampled, minlength=6) / count
+    probs = rule(prefix, z[None])[0].exp()
+    assert float((found - probs).abs().max()) < 6 * 0.5 / count**0.5
+    assert abs(float(probs.sum()) - 1) < 1e-6

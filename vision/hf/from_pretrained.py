@@ -60,7 +60,7 @@ def from_folder(
         raise ArgumentError(
             f"model {str(folder)!r} is a {name}, for which mmspec has no adapter; "
             f"it has them for {', '.join(GENERATE_ADAPTERS)}; "
-            'for a class of yours, see "Adding a model" in the README (docs/adding-a-model.md)'
+            "docs/adding-a-model.md explains how to add one"
         )
     model = load_model(folder, device, dtype, name, unused=(UNUSED,))
     if processor is None and any((processor_folder / file).exists() for file in PROCESSOR_FILES):

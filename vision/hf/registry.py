@@ -40,7 +40,7 @@ def image_adapter_of(model: Any, components: Components) -> ImageAdapter:
     if make is None:
         raise ArgumentError(
             f"{type(model).__name__} has an adapter for model.generate(custom_generate=mmspec.generate), but none for "
-            'prompts and images; see "Adding a model" in the README'
+            "prompts and images; docs/adding-a-model.md explains how to add one"
         )
     adapter: ImageAdapter = make(model, components)
     return adapter

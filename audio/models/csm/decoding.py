@@ -1,6 +1,7 @@
-"""CSM: frames of Mimi codes.
+"""CSM: frames of Mimi codes from a backbone and a depth decoder.
 
-`CsmForConditionalGeneration.generate(..., custom_generate=mmspec.generate)` decodes the depth of frames by any recipe.
+`CsmForConditionalGeneration.generate(..., custom_generate=mmspec.generate)` decodes the depth of frames by any recipe
+without trees.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from transformers import MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
-from mmspec.audio.depth.depth_decoding import DecodedFrames, Frames, decode_frames
-from mmspec.audio.depth.frame_windows import decode_ahead
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec, decode_frames
+from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.loop import OnStep
@@ -34,14 +35,16 @@ from mmspec.sampling.seeds import row_seeds
 
 
 class CsmFrames:
-    """A model with its prompts given: a `mmspec.audio.depth.depth_decoding.FrameModel`, and a `mmspec.audio.depth.frame_windows.FrameReader`.
+    """A CSM with its prompts given.
+
+    It is a `mmspec.audio.depth.depth_decoding.FrameModel` and a `mmspec.audio.depth.frame_windows.FrameWindowModel`.
 
     Args:
         model: A `CsmForConditionalGeneration`.
-        embeds: [B, T, D], text and sound of the prompt.
-        mask: bool [B, T], False on padding at the left.
-        length: Frames to be made.
-        slack: How many a window may reach past the end.
+        embeds: [B, T, D], text and audio of the prompts, padded on the left.
+        mask: bool [B, T], False on padding.
+        length: Frames to generate.
+        slack: How many frames a window may reach past the end.
     """
 
     def __init__(self, model: Any, embeds: Tensor, mask: Tensor, length: int, slack: int = 0) -> None:
@@ -80,14 +83,15 @@ class CsmFrames:
 
 
 class CsmDepth:
-    """The codes of one frame after the first, as a target.
+    """The depth decoder as a target of the codes of one frame after the first.
 
-    Slot 0 of its cache holds the backbone's hidden state, slot 1 the first code, slot 2 that of position `start`.
+    Slot 0 of its KV cache holds the backbone's hidden state, slot 1 the first code, slot 2 the code of position
+    `start`.
 
     Args:
         decoder: A `CsmDepthDecoderForCausalLM`.
-        hidden: [B, D], of the backbone.
-        first: int64 [B, 1].
+        hidden: [B, D], the hidden state of the backbone.
+        first: int64 [B, 1], the first code.
         start: The position of the second code.
         window: How far a window may reach past the end.
     """
@@ -107,14 +111,14 @@ class CsmDepth:
         return self._read(embeds, np.tile([0, 1], (len(embeds), 1)), last=1)
 
     def whole(self, frame: Tensor) -> Tensor:
-        """Logits [B, codebooks - 1, V] of the codes of a whole frame, int64 [B, codebooks], in one call."""
+        """The logits [B, codebooks - 1, V] of all codes of a frame int64 [B, codebooks] but the first, in one call."""
         slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
         embeds = torch.cat([self._hidden[:, None], self._embed(frame[:, :-1], slots[:, 1:])], dim=1)
         return self._read(embeds, slots, last=self._codebooks - 1).cond
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         slots = at[:, None] - self._start + 2 + np.arange(tokens.shape[1])
-        # Whoever reads again what lies before `start` has the frame before in mind; here that is the first code.
+        # A draft window may begin before `start`, with tokens of the previous frame; slot 1 keeps the first code.
         given = torch.from_numpy(slots <= 1).to(self.device)
         return self._read(self._embed(torch.where(given, self._first, tokens), slots), slots)
 
@@ -127,90 +131,98 @@ class CsmDepth:
         return self._decoder.model.embed_tokens(tokens + book * self.vocab_size)
 
     def _read(self, embeds: Tensor, slots: NDArray[np.int64], last: int = 0) -> Logits:
-        """Logits [B, W, V] after the `last` of a window (0: all), whose tokens have slots host int64 [B, W].
+        """The logits [B, last, V] after the last tokens of a window.
 
         transformers' own forward gives all rows the same positions, and drops the logits of a window's first token.
+
+        Args:
+            embeds: [B, W, D].
+            slots: Host int64 [B, W], the slots of the tokens, which are their positions too.
+            last: How many tokens, from the end; 0 is all.
         """
-        model, places = self._decoder.model, torch.from_numpy(slots).to(self.device)
+        model, positions = self._decoder.model, torch.from_numpy(slots).to(self.device)
         end = int(slots.max()) + 1
-        self._cache.at_slots(places, end)
+        self._cache.at_slots(positions, end)
         hidden = model.inputs_embeds_projector(embeds)
-        mask = additive_mask(torch.arange(end, device=self.device) <= places[..., None], hidden.dtype)
-        turn = model.rotary_emb(hidden, position_ids=places)
+        mask = additive_mask(torch.arange(end, device=self.device) <= positions[..., None], hidden.dtype)
+        rotary = model.rotary_emb(hidden, position_ids=positions)
         for layer in model.layers:
             hidden = layer(
                 hidden,
                 attention_mask=mask,
-                position_ids=places,
+                position_ids=positions,
                 past_key_values=self._cache,
                 use_cache=True,
-                position_embeddings=turn,
+                position_embeddings=rotary,
             )
         return Logits(self._head(model.norm(hidden)[:, -last:], slots[:, -last:]), None)
 
     def _head(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """Each slot has a head of its own."""
-        weight, which = self._decoder.codebooks_head.weight, (slots - 1).clip(0, self._codebooks - 2)
+        """The logits [B, W, V] of hidden states at the given slots; every codebook has its own head."""
+        weight, heads = self._decoder.codebooks_head.weight, (slots - 1).clip(0, self._codebooks - 2)
         logits = hidden.new_empty(*hidden.shape[:2], self.vocab_size)
-        for head in np.unique(which):
-            here = torch.from_numpy(which == head).to(self.device)
-            logits[here] = hidden[here] @ weight[head]
+        for head in np.unique(heads):
+            index = torch.from_numpy(heads == head).to(self.device)
+            logits[index] = hidden[index] @ weight[head]
         return logits
 
 
 def generate(call: GenerateRequest, ahead: int = 0) -> Any:
-    """`mmspec.generate` for CSM: frames int64 [B, T, codebooks], as its own generate gives them.
+    """`mmspec.generate` for CSM: frames int64 [B, T, codebooks], as its own `generate` returns them.
 
-    The depth decoder draws as its own generation config says (`depth_decoder_do_sample` and the like). A row ends with
-    the frame whose codes, but for the last, are all `codebook_eos_token_id`: transformers leaves the last one out, and
-    so do we. What follows the end is padding; without an `eos_token_id` transformers goes on making codes there. What a
-    call cost, `on_step` tells. `ahead`: frames in a window, see `mmspec.audio.depth.frame_windows`; 0 stays inside a frame.
+    The depth decoder samples by its own generation config (`depth_decoder_do_sample` and similar arguments). A row ends
+    with the first frame whose codes are all `codebook_eos_token_id`; the last code is ignored, as in transformers. The
+    frames after it are padding; without an `eos_token_id`, transformers continues to generate codes there. Statistics
+    are reported to `on_step` only.
+
+    Args:
+        call: The call.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
 
     Raises:
-        ArgumentError: When an argument has a value that is not allowed.
-        PromptError: When a prompt cannot be read by the model.
-        ModelError: When a model or a checkpoint is not what it claims to be.
+        ArgumentError: For an argument that is not supported, or whose value is not allowed.
+        ModelError: For a draft model that generates other frames.
     """
     model, input_ids, inputs = call.model, call.input_ids, call.inputs
     refuse_modes(call.config, inputs)
-    found, rules = read_processors(call.processors)
-    if rules:
+    found, others = read_processors(call.processors)
+    if others:
         raise ArgumentError("repetition_penalty and its like are not supported for CSM, whose prompt has no codes")
     if input_ids.ndim != 2:
         raise ArgumentError(
-            f"input_ids has shape {list(input_ids.shape)}; give ids of text [B, T], sound as input_values"
+            f"input_ids has shape {list(input_ids.shape)}; pass ids of text [B, T], and audio as input_values"
         )
     length, _ = read_length([c for c in call.criteria if isinstance(c, MaxLengthCriteria)], input_ids.shape[1])
     pad = int(model.config.codebook_pad_token_id)
     first = read_sampling(found, bool(call.config.do_sample))
-    wanted = Frames(length, frame_ends(model), pad, first, depth_sampling(model))
-    smaller = None
+    spec = FrameSpec(length, frame_ends(model), pad, first, depth_sampling(model))
+    draft = None
     if call.draft_model is not None:
         check_draft(call.draft_model, model)
     if call.draft_model is not None and call.recipe.needs_draft_model:
-        smaller = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
+        draft = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
     windows = adaptive_windows_of(model)
-    made = decode_csm(prompted, call.recipe, wanted, seeds, ahead, smaller, call.on_step, windows)
+    decoded = decode_csm(prompted, call.recipe, spec, seeds, ahead, draft, call.on_step, windows)
     if call.config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=made.frames)  # CSM takes no other fields
-    return made.frames
+        return GenerateDecoderOnlyOutput(sequences=decoded.frames)  # `CsmGenerateOutput` has no field for statistics
+    return decoded.frames
 
 
 def decode_csm(
     model: CsmFrames,
     recipe: Recipe,
-    frames: Frames,
+    spec: FrameSpec,
     seeds: Sequence[int],
     ahead: int,
     draft: CsmFrames | None,
     on_step: OnStep | None,
     adaptive_windows: AdaptiveWindows,
 ) -> DecodedFrames:
-    """`mmspec.audio.depth.frame_windows.decode_ahead`, or where `ahead` is 0 `mmspec.audio.depth.depth_decoding.decode_frames`."""
+    """Calls `decode_frame_windows`, or `decode_frames` if `ahead` is 0."""
     if ahead:
-        return decode_ahead(model, recipe, frames, seeds, ahead, draft, on_step, adaptive_windows)
-    return decode_frames(model, recipe, frames, seeds, draft, on_step, adaptive_windows)
+        return decode_frame_windows(model, recipe, spec, seeds, ahead, draft, on_step, adaptive_windows)
+    return decode_frames(model, recipe, spec, seeds, draft, on_step, adaptive_windows)
 
 
 def generate_ahead(
@@ -232,9 +244,8 @@ def generate_ahead(
     Pass it to `model.generate` as `custom_generate`.
 
     Raises:
-        ArgumentError: When an argument has a value that is not allowed.
-        PromptError: When a prompt cannot be read by the model.
-        ModelError: When a model or a checkpoint is not what it claims to be.
+        ArgumentError: For an argument that is not supported, or whose value is not allowed.
+        ModelError: For a draft model that generates other frames.
     """
     if ahead < 1:
         raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 frame or more")
@@ -243,12 +254,12 @@ def generate_ahead(
 
 
 def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:
-    """Tells which frames int64 [..., codebooks] end a row, bool [...]."""
+    """A function of frames int64 [..., codebooks] to bool [...]: True for frames that end their row."""
     return lambda frames: (frames[..., :-1] == model.config.codebook_eos_token_id).all(-1)
 
 
 def frames_of(model: Any, input_ids: Tensor, length: int, inputs: Mapping[str, Any], ahead: int) -> CsmFrames:
-    """A model with the prompts of a call of generate."""
+    """A model, which is the target's or the draft model, with the prompts of a `generate` call."""
     with torch.inference_mode():
         merged = model._merge_input_ids_with_input_values(
             input_ids, inputs.get("input_values"), inputs.get("input_values_cutoffs")
@@ -259,10 +270,10 @@ def frames_of(model: Any, input_ids: Tensor, length: int, inputs: Mapping[str, A
 
 
 def check_draft(draft_model: Any, model: Any) -> Any:
-    """The draft model.
+    """The draft model, after a check that it generates the same frames as the model.
 
     Raises:
-        ModelError: When it makes other frames.
+        ModelError: If its class, codebooks or vocabularies differ.
     """
     if type(draft_model) is not type(model):
         raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
@@ -274,7 +285,7 @@ def check_draft(draft_model: Any, model: Any) -> Any:
 
 
 def depth_sampling(model: Any) -> SamplingParams:
-    """How the depth decoder's own generate would draw."""
+    """The sampling parameters of the depth decoder's generation config."""
     decoder = model.depth_decoder
     config, _ = decoder._prepare_generation_config(None)
     processors = decoder._get_logits_processor(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.depth.depth_decoding import Frames
-from mmspec.audio.depth.frame_windows import MOST
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
@@ -131,12 +131,12 @@ class CsmJob:
             raise ArgumentError("measure_entropy is not possible for CSM, whose tokens come from two models")
         rest = depth_sampling(adapter.model) if first == adapter.sampling else first
         pad = int(adapter.model.config.codebook_eos_token_id)
-        frames = Frames(adapter.frames, frame_ends(adapter.model), pad, first, rest)
-        draft = adapter.draft_model if recipe.needs_draft_model else None
-        model, smaller = self._prompted(adapter.model), None if draft is None else self._prompted(draft)
+        spec = FrameSpec(adapter.frames, frame_ends(adapter.model), pad, first, rest)
+        draft_model = adapter.draft_model if recipe.needs_draft_model else None
+        model, draft = self._prompted(adapter.model), None if draft_model is None else self._prompted(draft_model)
         windows = adaptive_windows_of(adapter.model)
-        made = decode_csm(model, recipe, frames, seeds, adapter.ahead, smaller, on_step, windows)
-        return Decoded(made.frames, made.stats)
+        decoded = decode_csm(model, recipe, spec, seeds, adapter.ahead, draft, on_step, windows)
+        return Decoded(decoded.frames, decoded.stats)
 
     def _prompted(self, model: Any) -> CsmFrames:
         config, embeds = model.config, model.embed_text_tokens(self.ids)
@@ -164,6 +164,6 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         )
     if not isinstance(frames, int) or frames < 1:
         raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
-    if not isinstance(ahead, int) or not 0 <= ahead <= MOST:
-        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be an integer, 0 to {MOST}")
+    if not isinstance(ahead, int) or not 0 <= ahead <= MAX_AHEAD:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be an integer, 0 to {MAX_AHEAD}")
     return CsmAdapter(model, processor, codec or codec_of(model.codec_model), draft_model, frames, ahead)

@@ -1,6 +1,7 @@
-"""Moshi: a text stream, and after every text token a frame of Mimi codes from a depth decoder.
+"""Moshi: a stream of text tokens, each followed by a frame of Mimi codes from a depth decoder.
 
-`MoshiForConditionalGeneration.generate(..., custom_generate=mmspec.generate)` decodes the depth by any recipe.
+`MoshiForConditionalGeneration.generate(..., custom_generate=mmspec.generate)` decodes the depth by any recipe without
+trees.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
-from mmspec.audio.depth.depth_decoding import Frames, decode_frames
+from mmspec.audio.depth.depth_decoding import FrameSpec, decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError
@@ -28,24 +29,33 @@ from mmspec.sampling.seeds import row_seeds
 
 
 class MoshiFrames:
-    """A model with its prompts given: a `mmspec.audio.depth.depth_decoding.FrameModel`. A frame is a text token and its codes.
+    """A Moshi with its prompts given: a `mmspec.audio.depth.depth_decoding.FrameModel`.
+
+    A frame is a text token and its codes.
 
     Args:
         model: A `MoshiForConditionalGeneration`.
-        embeds: [B, T, D], text and both voices of the prompt.
-        mask: bool [B, T], False on padding at the left.
-        pattern: int64 [B, codebooks, columns], what the codes that are fed back are held to, -1 where they are free.
-        heard: int64 [B, codebooks, columns], the same of the user's codes.
-        silence: int64 [B, codebooks, 1], what the user then says.
-        length: Frames to be made.
+        embeds: [B, T, D], text and both audio streams of the prompts, padded on the left.
+        mask: bool [B, T], False on padding.
+        pattern: int64 [B, codebooks, columns], the given codes of Moshi's stream; -1 where the generated ones are used.
+        user_pattern: int64 [B, codebooks, columns], the same for the user's stream.
+        silence: int64 [B, codebooks, 1], the codes of the user's stream where none are given.
+        length: Frames to generate.
     """
 
     def __init__(
-        self, model: Any, embeds: Tensor, mask: Tensor, pattern: Tensor, heard: Tensor, silence: Tensor, length: int
+        self,
+        model: Any,
+        embeds: Tensor,
+        mask: Tensor,
+        pattern: Tensor,
+        user_pattern: Tensor,
+        silence: Tensor,
+        length: int,
     ) -> None:
         self.codes = int(model.num_codebooks)
         self.device = embeds.device
-        self._model, self._pattern, self._heard, self._silence = model, pattern, heard, silence
+        self._model, self._pattern, self._user_pattern, self._silence = model, pattern, user_pattern, silence
         self._column = embeds.shape[1]
         self._length = np.zeros(len(embeds), dtype=np.int64)
         decoder = model.decoder
@@ -56,10 +66,10 @@ class MoshiFrames:
         return self._target.prefill()
 
     def step(self, frame: Tensor) -> Logits:
-        pattern, heard = self._pattern[..., self._column], self._heard[..., self._column]
-        said = torch.where(pattern == -1, frame[:, 1:], pattern)
-        user = torch.where(heard == -1, self._silence[..., 0], heard)
-        logits = self._target.forward(torch.cat([frame[:, :1], said, user], dim=1)[:, None], self._length)
+        pattern, user_pattern = self._pattern[..., self._column], self._user_pattern[..., self._column]
+        codes = torch.where(pattern == -1, frame[:, 1:], pattern)
+        user_codes = torch.where(user_pattern == -1, self._silence[..., 0], user_pattern)
+        logits = self._target.forward(torch.cat([frame[:, :1], codes, user_codes], dim=1)[:, None], self._length)
         self._length, self._column = self._length + 1, self._column + 1
         return logits
 
@@ -73,24 +83,25 @@ class MoshiFrames:
     def select_rows(self, row_ids: list[int]) -> None:
         self._target.select_rows(row_ids)
         self._length = self._length[row_ids]
-        self._pattern, self._heard, self._silence = self._pattern[row_ids], self._heard[row_ids], self._silence[row_ids]
+        self._pattern, self._user_pattern = self._pattern[row_ids], self._user_pattern[row_ids]
+        self._silence = self._silence[row_ids]
 
     def _embed(self, columns: Tensor) -> Tensor:
-        """Text, codes and the user's codes, int64 [B, W, 1 + 2 * codebooks]."""
+        """The embeddings [B, W, D] of columns int64 [B, W, 1 + 2 * codebooks]: text, codes, and the user's codes."""
         text, *codes = columns.unbind(-1)
-        heard: Tensor = self._model.decoder.model.embed_tokens(text)
-        return heard + sum(embed(book) for embed, book in zip(self._model.embed_tokens, codes, strict=True))
+        embeds: Tensor = self._model.decoder.model.embed_tokens(text)
+        return embeds + sum(embed(book) for embed, book in zip(self._model.embed_tokens, codes, strict=True))
 
 
 class MoshiDepth:
-    """The codes of one frame as a target.
+    """The depth decoder as a target of the codes of one frame.
 
-    Every codebook has weights of its own, which rows at different places could not share: a call reads the whole frame,
-    whose few tokens hide the codes after them.
+    Every codebook has its own weights, so that rows at different positions could not share a call. A call therefore
+    reads the whole frame, which has few tokens; the causal mask hides the codes after a position.
 
     Args:
         decoder: A `MoshiDepthDecoder`.
-        hidden: [B, D], of the backbone.
+        hidden: [B, D], the hidden state of the backbone.
         first: int64 [B, 1], the text token.
         start: The position of the first code.
         window: How far a window may reach past the end.
@@ -107,19 +118,19 @@ class MoshiDepth:
         return Logits(self._read()[:, :1], None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        # Place 0 takes what lies before the frame, if anybody reads it again.
-        places = torch.from_numpy((at[:, None] - self._start + 1 + np.arange(tokens.shape[1])).clip(0)).to(self.device)
-        self._codes.scatter_(1, places, tokens)
-        logits, behind = self._read(), places.clamp(max=self._codebooks - 1)
-        return Logits(logits.gather(1, behind[..., None].expand(-1, -1, self.vocab_size)), None)
+        # Tokens of the previous frame, with which a window may begin, go to the unused slot 0.
+        slots = torch.from_numpy((at[:, None] - self._start + 1 + np.arange(tokens.shape[1])).clip(0)).to(self.device)
+        self._codes.scatter_(1, slots, tokens)
+        logits, following = self._read(), slots.clamp(max=self._codebooks - 1)
+        return Logits(logits.gather(1, following[..., None].expand(-1, -1, self.vocab_size)), None)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._hidden, self._first, self._codes = self._hidden[row_ids], self._first[row_ids], self._codes[row_ids]
 
     def _read(self) -> Tensor:
-        """Logits [B, codebooks, V] of the whole frame.
+        """The logits [B, codebooks, V] of the whole frame.
 
-        transformers' own forward has no mask when none is given, and then a chunk of codes sees those after it.
+        transformers' own forward attends without a causal mask if none is given.
         """
         decoder, index = self._decoder, torch.arange(self._codebooks, device=self.device)
         books = [embed(self._codes[:, j + 1]) for j, embed in enumerate(decoder.embed_tokens)]
@@ -134,24 +145,26 @@ class MoshiDepth:
 
 
 def generate(call: GenerateRequest) -> Any:
-    """`mmspec.generate` for Moshi: text ids, as its own generate expects them of a loop, which then adds the sound.
+    """`mmspec.generate` for Moshi: text ids, as its own `generate` expects them of a decoding loop.
 
-    Moshi's generate decodes the last frame's codes itself. The depth decoder draws as `depth_decoder_do_sample` and the
-    like say.
+    Moshi's `generate` decodes the codes of the last frame itself, and then the audio. The depth decoder samples by
+    `depth_decoder_do_sample` and similar arguments.
 
     Raises:
-        ArgumentError: Also for an `eos_token_id`, with which transformers goes on making frames as well.
+        ArgumentError: For an argument that is not supported. `eos_token_id` is not: transformers ignores it for frames.
     """
     model, inputs = call.model, call.inputs
     refuse_modes(call.config, inputs, embeds=True)
-    found, rules = read_processors(call.processors)
-    if rules:
+    found, others = read_processors(call.processors)
+    if others:
         raise ArgumentError("repetition_penalty and its like are not supported for Moshi")
     if call.draft_model is not None:
-        raise ArgumentError("draft_model is not possible for Moshi, whose prompt is vectors of the model itself")
+        raise ArgumentError(
+            "draft_model is not possible for Moshi, whose prompt consists of the model's own embeddings"
+        )
     length, eos = read_length(call.criteria, call.input_ids.shape[1])
     if eos:
-        raise ArgumentError("eos_token_id is not possible for Moshi; it speaks for max_new_tokens frames")
+        raise ArgumentError("eos_token_id is not possible for Moshi; it generates max_new_tokens frames")
     embeds, mask = inputs["inputs_embeds"], inputs.get("attention_mask")
     prompted = MoshiFrames(
         model,
@@ -163,21 +176,21 @@ def generate(call: GenerateRequest) -> Any:
         length,
     )
     first = read_sampling(found, bool(call.config.do_sample))
-    wanted = Frames(length, None, 0, first, depth_sampling(model, inputs["kwargs_depth_decoder"]))
+    spec = FrameSpec(length, None, 0, first, depth_sampling(model, inputs["kwargs_depth_decoder"]))
     seeds, windows = row_seeds(call.seed, len(embeds)), adaptive_windows_of(model)
-    made = decode_frames(prompted, call.recipe, wanted, seeds, None, call.on_step, windows).frames
-    codes = torch.cat([model.generated_audio_codes, made[:, :-1, 1:].transpose(1, 2)], dim=2)
+    frames = decode_frames(prompted, call.recipe, spec, seeds, None, call.on_step, windows).frames
+    codes = torch.cat([model.generated_audio_codes, frames[:, :-1, 1:].transpose(1, 2)], dim=2)
     model.generated_audio_codes = model.apply_delay_pattern_mask(codes, inputs["moshi_delay_pattern_mask"])
     model.last_hidden_state = prompted.hidden()[:, None]
-    ids = torch.cat([call.input_ids, made[..., 0]], dim=1)
+    ids = torch.cat([call.input_ids, frames[..., 0]], dim=1)
     return GenerateDecoderOnlyOutput(sequences=ids) if call.config.return_dict_in_generate else ids
 
 
 def depth_sampling(model: Any, settings: dict[str, Any]) -> SamplingParams:
-    """How the depth decoder's own generate would draw with these settings."""
+    """The sampling parameters of the depth decoder's generation config with these settings."""
     decoder = model.depth_decoder
     config, _ = decoder._prepare_generation_config(None, **settings)
-    config.min_length = config.min_new_tokens = 0  # all frames have one length
+    config.min_length = config.min_new_tokens = 0  # all frames have the same length
     processors = decoder._get_logits_processor(
         generation_config=config, input_ids_seq_length=1, logits_processor=LogitsProcessorList(), device=model.device
     )
