@@ -132,7 +132,7 @@ def _verify_columns(
     tries, done = 0, 0
     while done == 0:
         covered = tl.full((), 1.0, tl.float64)
-        wrong = 0
+        invalid = 0
         for k in range(0, cells):
             if tl.load(free + at * cells + k) != 0:
                 slot = at * cells + k
@@ -151,7 +151,7 @@ def _verify_columns(
                         token = tl.where((token < 0) & (found < BLOCK), start + found, token)
                         below += mass(p, BLOCK, GROUP)
                 column = tl.where(ids == k, token, column)
-                wrong += (token < 0).to(tl.int32)
+                invalid += (token < 0).to(tl.int32)
                 if (i < m) & (token >= 0):
                     p_y = probabilities(source, slot, token + one, GUIDED, MASKED, UNIT)
                     q_y = probabilities(q_source, (row * m + i) * cells + k, token + one, Q_GUIDED, Q_MASKED, Q_UNIT)
@@ -159,7 +159,7 @@ def _verify_columns(
         tries += 1
         zero, _, _, _ = words(seed, position, iteration, zeros, zeros + tries)
         u = (zero >> 8).to(tl.float32) * 5.9604644775390625e-08
-        done = ((i == m) | (wrong > 0) | (u < 1 - covered) | (tries >= max_samples)).to(tl.int32)
+        done = ((i == m) | (invalid > 0) | (u < 1 - covered) | (tries >= max_samples)).to(tl.int32)
     is_free = tl.load(free + at * cells + ids, mask=ids < cells, other=0) != 0
     tl.store(resampled + row * cells + ids, tl.where(is_free, column, 0).to(tl.int64), mask=ids < cells)
 

@@ -102,8 +102,8 @@ def fused_sample_reference(
     """`fused_sample_op` in torch: by sorting, in float64, and with every probability written out."""
     batch, width, vocab = cond.shape
     kinds = torch.zeros_like(scale, dtype=torch.int32) if kind is None else kind
-    warm = torch.where(temperature == 0, 1.0, temperature)[:, None, None].expand(batch, width, 1)
-    z = mix(cond, uncond, allowed, scale[..., None], warm, kinds)
+    divisor = torch.where(temperature == 0, 1.0, temperature)[:, None, None].expand(batch, width, 1)
+    z = mix(cond, uncond, allowed, scale[..., None], divisor, kinds)
     z = torch.where(z == 0, 0.0, z)  # no negative zeros
     best = z.nan_to_num(-torch.inf, torch.inf, -torch.inf).argmax(-1, keepdim=True)
     peak = z.gather(-1, best)
@@ -138,7 +138,7 @@ def fused_sample_reference(
         p = torch.where(point >= 0, (columns == point).double(), w / total)
         chance = torch.where(drafts < 0, 0.0, p.gather(-1, drafts.clamp(min=0)[..., None])[..., 0]).float()
     return (
-        torch.cat([scale[..., None], warm, floor, peak, torch.where(bad, torch.nan, total).float()], dim=-1),
+        torch.cat([scale[..., None], divisor, floor, peak, torch.where(bad, torch.nan, total).float()], dim=-1),
         torch.cat([line, kinds[..., None], last, point, best], dim=-1).int(),
         tokens,
         chance.masked_fill(bad[..., 0], torch.nan),
@@ -190,15 +190,15 @@ def _fused_sample(
     held = logits(source, line, kind, scale, temperature, lanes, GUIDED, MASKED, UNIT)
 
     # The most likely token. A maximum would drop NaN, so NaN is counted.
-    peak, best, wrong = float("-inf"), 0, 0
+    peak, best, nan_count = float("-inf"), 0, 0
     for start in range(0, vocab, BLOCK):
         z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-        wrong += tl.sum((z != z).to(tl.int32), 0)
+        nan_count += tl.sum((z != z).to(tl.int32), 0)
         z = tl.where(z == z, z, float("-inf"))
         top = tl.max(z, 0)
         best = tl.where(top > peak, start + tl.argmax(z, 0), best)
         peak = tl.maximum(peak, top)
-    bad = (wrong > 0) | (peak == float("inf")) | (peak == float("-inf"))
+    bad = (nan_count > 0) | (peak == float("inf")) | (peak == float("-inf"))
 
     # Top-k: the largest key that k tokens reach. Three pivots per step, counted in one sum of 20-bit fields.
     k = tl.zeros((), tl.int64)

@@ -60,7 +60,7 @@ def _resample(
         p = probabilities(source, slot, lanes, GUIDED, MASKED, UNIT)
         q = probabilities(q_source, slot, lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
         held = tl.where(q == q, tl.maximum(p - q, 0.0), p)
-        kept = p
+        p_held = p
         # Stage 0 samples from the residual; if it is empty, stage 1 samples from p.
         stage = 0
         while stage < 2:
@@ -85,7 +85,7 @@ def _resample(
                     below += mass(left, BLOCK, GROUP)
                 stage = 2
             stage += 1
-            held = kept
+            held = p_held
     tl.store(tokens + slot, token.to(tl.int64))
 
 

@@ -7,7 +7,7 @@ evaluation's. The base classes cover the usual cases:
 - `MeanMetric`: a score per sample, averaged.
 - `FeatureMetric`: any statistic of the features of an extractor.
 - `DistanceMetric`: a distance between the features of two sets.
-- `PairedMetric`: a distance of each sample from a reference sample of its own, averaged.
+- `PairedMetric`: the distance of each sample from its reference sample, averaged.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Metric(ABC):
         kind: "image" or "audio"; None for both.
         extractor: The extractor that it reads, by its name in `mmspec.metrics.extractors.registry`; "" for none, or
             for a network of the metric's own (see `load_extractor`).
-        statistic: For a metric measured while a model generates, the field of `mmspec.metrics.evaluation.journal.
-            SampleRecord` that it averages, such as "nll"; "" for a metric of files.
+        statistic: For a metric measured while a model generates, the field that it reads, such as "nll", of
+            `mmspec.metrics.evaluation.journal.SampleRecord`; "" for a metric of files.
         needs_reference: Whether it compares samples with a reference.
         needs_prompts: Whether `extract` reads the prompts.
         higher_is_better: None for what is neither good nor bad; reports then draw no curve and color no difference.
@@ -257,7 +257,7 @@ class DistanceMetric(FeatureMetric):
 
 
 class PairedMetric(Metric):
-    """The mean distance of each sample from a reference sample of its own; the rows may differ in size."""
+    """The mean distance of each sample from its reference sample; their rows may differ in size."""
 
     needs_reference = True
     higher_is_better = False
@@ -285,7 +285,7 @@ def pair_references(metric: str, reference: Rows, count: int) -> Rows:
     """
     if len(reference) not in (1, count):
         raise ArgumentError(
-            f"metric {metric!r} compares each sample with a reference of its own: the reference must hold one sample, "
+            f"metric {metric!r} compares each sample with its reference sample: the reference must hold one sample, "
             f"or {count} in the order of the samples; it holds {len(reference)}"
         )
     return [reference[0]] * count if len(reference) == 1 else reference

@@ -25,10 +25,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.metrics.metric import Metric
+
+if TYPE_CHECKING:
+    from mmspec.metrics.metric import Metric
 
 GROUP = "mmspec.metrics"
 EXTRACTOR = "@EXTRACTOR"
@@ -76,8 +78,8 @@ def find_metric(name: str) -> Metric:
     known = metrics()
     if name in known and not name.endswith(EXTRACTOR):
         return _checked(name, known[name], _resolve(known[name]))
-    family, at, extractor = name.partition("@")
-    where = known.get(family + EXTRACTOR) if at else None
+    family, _, extractor = name.partition("@")
+    where = known.get(family + EXTRACTOR) if extractor else None
     if where is None:
         raise unknown_name("metric", name, known)
     return _checked(name, where, _resolve(where)(extractor))
@@ -89,6 +91,8 @@ def _resolve(where: str) -> Any:
 
 
 def _checked(name: str, where: str, found: Any) -> Metric:
+    from mmspec.metrics.metric import Metric
+
     if not isinstance(found, Metric):
         raise ArgumentError(f"metric {name!r}: '{where}' must be a mmspec.metrics.metric.Metric, not {found!r}")
     if found.name != name:

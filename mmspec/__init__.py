@@ -1,9 +1,9 @@
-"""mmspec: draft-and-verify decoding for autoregressive image and audio generators."""
+"""mmspec: speculative decoding for autoregressive image and audio generators."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# A wheel carries vision, audio, kernels and metrics inside this package; a checkout keeps them beside it.
+# A wheel contains vision, audio, kernels and metrics inside this package; a checkout has them next to it.
 _here = Path(__file__).parent
 if not (_here / "vision").is_dir():
     __path__.append(str(_here.parent))

@@ -1,4 +1,4 @@
-"""From a recipe to tokens: assembles target, drafter, rule and sampler, and runs the decoding loop."""
+"""`run`: assembles drafter, acceptance rule, sampler and window policy of a recipe, and runs the decoding loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ NO_RESOURCES = DraftResources()
 
 @dataclass(frozen=True)
 class Decoded:
-    """Tokens int64 [B, N] and their cost."""
+    """The result of a run.
+
+    Attributes:
+        tokens: [B, N, *cell].
+        stats: The statistics of the run.
+    """
 
     tokens: Tensor
     stats: Stats
@@ -47,17 +52,17 @@ def run(
     on_step: OnStep | None = None,
     measure_entropy: bool = False,
 ) -> Decoded:
-    """Decodes a batch of rows of tokens or of columns.
+    """Decodes a batch of sequences of tokens or columns.
 
     Args:
         target: The model with its prompts, one per row.
         recipe: How to decode.
         layout: The sequence to generate.
         samplings: Sampling parameters, one per row.
-        seeds: One per row. A row's tokens depend on its own seed and prompt alone, not on the batch.
-        resources: What the model provides for drafters.
+        seeds: One per row. A row's tokens depend on its own seed and prompt, not on the other rows.
+        resources: The resources of the model for drafters.
         on_step: Called after every target call; an exception in it ends the run.
-        measure_entropy: Also measure the entropy of the target distribution along the way.
+        measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
 
     Raises:
         ArgumentError: If the recipe needs a resource that the model does not provide.
@@ -83,10 +88,10 @@ def run_rows(
     on_step: OnStep | None,
     alone: int = 1,
 ) -> int:
-    """Builds the recipe's drafter and decodes until every row of `state` is done.
+    """Builds the recipe's drafter and decodes until every row of `state` is finished.
 
-    Every kind of token takes this way: `run` for tokens and columns, `mmspec.continuous.run` for vectors, and
-    `mmspec.audio.depth.depth_decoding` for the codes of each frame.
+    `run` calls it for tokens and columns, `mmspec.continuous.run` for vectors, and `mmspec.audio.depth.depth_decoding`
+    for the codes of each frame.
 
     Args:
         target: The model with its prompts.
@@ -95,8 +100,8 @@ def run_rows(
         sampler: The target's sampler.
         state: The batch; holds the result afterwards.
         samplings: Sampling parameters, one per row; empty for vectors.
-        resources: What the model provides for drafters.
-        policy: The width of each window.
+        resources: The resources of the model for drafters.
+        policy: Chooses the width of each window.
         meter: Counts calls, tokens and seconds.
         on_step: Called after every target call.
         alone: Tokens of each row that the target samples without drafts at the beginning.
@@ -119,17 +124,17 @@ def run_rows(
 
 
 def build_drafter(context: DraftingContext) -> Any:
-    """The drafter of a recipe, made by the builder that the recipe names for this kind of token.
+    """Builds the drafter of a recipe with the recipe's builder for the layout's kind of token.
 
     Raises:
-        ArgumentError: If the recipe has no builder for it, or the target does not read trees.
+        ArgumentError: If the recipe does not support this kind of token, or the target does not read trees.
     """
     recipe, layout, target = context.recipe, context.layout, context.target
     builder = recipe.info.builders.get(layout.kind)
     if builder is None:
-        made = {"tokens": "tokens", "columns": "columns of codes", "latents": "vectors"}[layout.kind]
+        kind = {"tokens": "tokens", "columns": "columns of codes", "latents": "vectors"}[layout.kind]
         raise ArgumentError(
-            f"recipe '{recipe}' is not possible here: this model generates {made}, for which there are "
+            f"recipe '{recipe}' is not possible here: this model generates {kind}; the recipes for those are "
             f"{', '.join(name for name, info in ways_to_draft().items() if info.supports(layout.kind))}"
         )
     if recipe.info.tree and not isinstance(target, TreeTarget):
@@ -138,15 +143,15 @@ def build_drafter(context: DraftingContext) -> Any:
 
 
 def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
-    """The acceptance rule of a recipe, with its knobs set.
+    """Builds the acceptance rule of a recipe, with its knobs set.
 
     Raises:
-        ArgumentError: If the rule is for vectors.
+        ArgumentError: If the rule is for tokens that are vectors.
     """
     if recipe.rule.continuous:
         raise ArgumentError(
-            f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for tokens that are vectors, "
-            "and this model's are numbers; see 'mmspec ls rules'"
+            f"recipe {recipe.name!r} uses the rule {recipe.rule_name!r}, which is for tokens that are vectors; the "
+            "tokens of this model are ids; see 'mmspec ls rules'"
         )
     if recipe.rule.takes_codebook and resources.codebooks is not None:
         return PerCodebook([recipe.rule.build(recipe.knobs, codebook) for codebook in resources.codebooks()])
@@ -159,13 +164,13 @@ def window_policy(
 ) -> WindowPolicy:
     """The window policy of a recipe.
 
-    With `window=auto`, runs with the same recipe, batch size and guidance share one controller.
+    With `window=auto`, runs with the same recipe, batch size and guidance share one `AdaptiveWindow`.
 
     Args:
         recipe: How to decode.
         samplings: Sampling parameters, one per row; empty for vectors.
         batch_size: Number of rows.
-        resources: Holds the controllers.
+        resources: Holds the policies of earlier runs.
         length: Tokens per row in this run.
     """
     if not recipe.auto:
@@ -176,6 +181,6 @@ def window_policy(
         largest = min(largest, head.count + 1)
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
-    controller = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
-    controller.begin(length)
-    return controller
+    policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
+    policy.begin(length)
+    return policy

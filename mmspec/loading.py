@@ -1,4 +1,4 @@
-"""`mmspec.load`: from a name, a folder, a Hub id or a loaded model to a pipeline."""
+"""`mmspec.load`: returns a pipeline for a model name, a folder, a Hub id or a loaded model."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from mmspec.errors import ArgumentError, ModelError, unknown_name
 from mmspec.registry import Info, plugins, resolve
 
 MODELS = {
-    "shapes": Info("64x64 images of coloured shapes; ships with mmspec", "mmspec.vision.shapes.model:load"),
+    "shapes": Info("64x64 images of colored shapes; ships with mmspec", "mmspec.vision.shapes.model:load"),
     "shapes-latent": Info(
-        "the same, generated as vectors by a flow head; ships with mmspec", "mmspec.vision.shapes.latent.model:load"
+        "the same images, generated as vectors by a flow head; ships with mmspec",
+        "mmspec.vision.shapes.latent.model:load",
     ),
     "spoken": Info("speech from a small vocabulary, two voices; ships with mmspec", "mmspec.audio.spoken.model:load"),
 }
 
 
 def models() -> dict[str, Info]:
-    """Models that `mmspec.load` takes by name."""
+    """The models that `mmspec.load` accepts by name."""
     return MODELS | plugins("mmspec.models")
 
 
 def check_device(device: Any) -> None:
-    """Checks that a device is there.
+    """Checks that a device can be used.
 
     Raises:
-        ArgumentError: For a device that is not there.
+        ArgumentError: If it cannot be used.
     """
     import torch
 
@@ -49,30 +50,30 @@ def load(
     device: str | None = None,
     dtype: Any = None,
 ) -> Any:
-    """A pipeline by name, from the Hub, from local files, or around a model that is loaded already.
+    """Returns a pipeline for a named model, a Hub repository, local files or a loaded model.
 
     Args:
-        model: A name (`mmspec ls models`); a folder that `save_pretrained` wrote, of a pipeline, or of a model of
-            transformers and its processor; an original checkpoint, or a folder with one; a Hub id (`owner/repository`,
-            or `owner/repository/file` for one file of it); a model of transformers itself.
-        processor: For a model of transformers, its processor, or a folder or Hub id with it; None takes the one beside
+        model: A name (see `mmspec ls models`); a folder written by `save_pretrained`, of a pipeline or of a
+            transformers model with its processor; an original checkpoint, or a folder with one; a Hub id
+            (`owner/repository`, or `owner/repository/file` for one file); a loaded transformers model.
+        processor: The processor of a transformers model, or a folder or Hub id with it; None for the one stored with
             the model.
-        tokenizer: The file or Hub id of what makes pixels of tokens, where the model comes without: for an original
-            checkpoint its tokenizer, for Chameleon its VQGAN; without one a call gives tokens only. For a flat speech
-            model its codec.
-        config: What the files cannot tell: for an original checkpoint, under the original argument names; for Chameleon
-            the `layout`, "anole" or "lumina"; for a flat speech model its `style`, "llasa" or "orpheus"; for CosyVoice
-            and Chatterbox a `codec` and a `voice`; for all that speak a `draft_model` of the family, a folder, Hub id
-            or "pair".
+        tokenizer: The file or Hub id of the image tokenizer, if the model comes without: the tokenizer of an original
+            checkpoint, or the VQGAN of Chameleon. Without it a call returns tokens only. For a flat speech model, its
+            codec.
+        config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
+            Chameleon: `layout`, "anole" or "lumina". For a flat speech model: `style`, "llasa" or "orpheus". For
+            CosyVoice and Chatterbox: `codec` and `voice`. For all speech models: `draft_model`, a folder or Hub id with
+            a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
-        device: Where to put what is loaded; None is the CPU. A model that is loaded already stays where it is.
-        dtype: A `torch.dtype`; None is float32.
+        device: The device to load to; None for the CPU. Not allowed with a loaded model.
+        dtype: A `torch.dtype`; None for float32. Not allowed with a loaded model.
 
     Raises:
-        UnknownNameError: For a model nobody knows.
-        ModelError: For files that are not what they claim to be.
-        ArgumentError: For a device that is not there, a class of model that has no adapter, or an option the model does
-            not have.
+        UnknownNameError: If the model is unknown.
+        ModelError: If files are missing, damaged or of another model.
+        ArgumentError: If the device cannot be used, the model class has no adapter, or the model does not have an
+            option.
     """
     import torch
 
@@ -86,7 +87,7 @@ def load(
 
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
-                raise ArgumentError(f"{name} was given with a model that is loaded already; move the model")
+                raise ArgumentError(f"{name} was given with a loaded model; move or convert the model instead")
         if audio.is_speech_model(type(model).__name__):
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
@@ -124,20 +125,26 @@ def load(
     refuse_processor(processor, model)
     for name, value in (("tokenizer", tokenizer), ("config", config)):
         if value is not None:
-            raise ArgumentError(f"{name} was given, but {model!r} is complete; it goes with original checkpoints only")
+            raise ArgumentError(f"{name} was given, but {model!r} does not take it; it is for original checkpoints")
     if model in known:
-        make: Callable[..., Any] = resolve(known[model].where)
-        return make(device=device, dtype=dtype)
+        load_named: Callable[..., Any] = resolve(known[model].where)
+        return load_named(device=device, dtype=dtype)
     if not (path / "model_index.json").is_file():
         raise ModelError(f"model {model!r} is neither a saved pipeline (model_index.json) nor an original checkpoint")
     return saved_pipeline(path, model, device, dtype)
 
 
 def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
-    """A pipeline that its own `save_pretrained` wrote to the folder `path`, which the user called `model`.
+    """Loads a pipeline that `save_pretrained` has written.
+
+    Args:
+        path: The folder.
+        model: The name of the model in error messages.
+        device: The device to load to.
+        dtype: A `torch.dtype`.
 
     Raises:
-        ModelError: When it is none of ours, or cannot be loaded.
+        ModelError: If the folder has no pipeline of mmspec, or the pipeline cannot be loaded.
     """
     from safetensors import SafetensorError
 
@@ -155,32 +162,34 @@ def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"model {model!r} is no pipeline that mmspec can load: {type(error).__name__}: {reason}"
+            f"model {model!r} is not a pipeline that mmspec can load: {type(error).__name__}: {reason}"
         ) from None
 
 
 def add_drafter(pipe: Any, drafter: str | Path) -> None:
-    """Gives a pipeline a trained drafter, from a folder or the Hub.
+    """Adds a trained drafter to a pipeline, from a folder or the Hub.
 
     Raises:
-        ArgumentError: When there is none, or the pipeline takes none.
-        ModelError: When it does not fit.
+        ArgumentError: If the drafter does not exist, or the pipeline does not take drafters.
+        ModelError: If the drafter does not fit the model.
     """
     path: Path | None = Path(drafter)
     if not Path(drafter).is_dir():
         path = hub.fetch(str(drafter))
     if path is None:
-        raise ArgumentError(f"drafter={str(drafter)!r} is no folder; name one that `mmspec train-drafter` wrote")
+        raise ArgumentError(
+            f"drafter={str(drafter)!r} is not a folder or Hub id; name a folder that `mmspec train-drafter` wrote"
+        )
     if not hasattr(pipe, "add_drafter"):
-        raise ArgumentError(f"drafter={str(drafter)!r} was given, but a {type(pipe).__name__} takes none")
+        raise ArgumentError(f"drafter={str(drafter)!r} was given, but a {type(pipe).__name__} does not take drafters")
     pipe.add_drafter(path)
 
 
 def local_file(tokenizer: str | None) -> Path | None:
-    """A tokenizer's path, fetched from the Hub where it is none.
+    """The local path of a tokenizer, downloaded from the Hub if it is not a path.
 
     Raises:
-        ArgumentError: When it is neither.
+        ArgumentError: If it is neither a path nor a Hub id.
     """
     if tokenizer is None:
         return None
@@ -194,7 +203,7 @@ def refuse_processor(processor: Any, model: str) -> None:
     """Checks that no processor is given.
 
     Raises:
-        ArgumentError: When a processor is given with what is no model of transformers.
+        ArgumentError: If a processor is given with a model that is not one of transformers.
     """
     if processor is not None:
-        raise ArgumentError(f"processor was given, but {model!r} is no model of transformers; leave it out")
+        raise ArgumentError(f"processor was given, but {model!r} is not a transformers model; leave it out")

@@ -1,8 +1,8 @@
-"""Recipes: named combinations of drafter, acceptance rule and carry, with their knobs.
+"""Recipes: named combinations of a drafter and an acceptance rule, with their knobs.
 
-A recipe is written the same way everywhere: `scd`, `scd:window=32`, `scd:window=32,coupling=gumbel`. The name is a way
-of drafting, a rule, or both: `table+lantern:window=8,delta=0.2`; a rule alone goes with `scd`. This module imports
-nothing heavy, so that a command line can check a recipe before it loads a model.
+A recipe has the same text form everywhere: `scd`, `scd:window=32`, `scd:window=32,coupling=gumbel`. The name is a way
+of drafting, a rule, or both, as in `table+lantern:window=8,delta=0.2`; a rule alone drafts as `scd` does. This module
+does not import torch, so that a command can check a recipe before it loads a model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class RecipeInfo:
 
     Attributes:
         summary: One line.
-        builders: What makes the drafter, "module:function", by the kind of token: "tokens", "columns" (one token per
-            codebook), "latents" (vectors). The function takes a `mmspec.decoding.resources.DraftingContext`. Without
-            any builder there are no drafts: plain decoding.
-        knobs: Its settings.
-        tree: Whether its drafts branch; the builder then returns a `mmspec.decoding.tree_loop.TreeDrafter`.
-        runner: The network that a chain or a tree is sampled from: "model", "eagle" or "medusa".
+        builders: The function that builds the drafter, "module:function", by the kind of token: "tokens", "columns"
+            (one token per codebook), "latents" (vectors). It takes a `mmspec.decoding.resources.DraftingContext`. A
+            recipe without builders is plain decoding.
+        knobs: The knobs, by name.
+        tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
+        runner: The network that drafts are sampled from: "model", "eagle" or "medusa".
         table: Whether it drafts from the model's n-gram table.
     """
 
@@ -42,23 +42,24 @@ class RecipeInfo:
 
     @property
     def drafts(self) -> bool:
+        """Whether it drafts at all; plain decoding does not."""
         return bool(self.builders)
 
     @property
     def continuous(self) -> bool:
-        """Whether it is for vectors alone; its rule is `smoothed` unless another is named."""
+        """Whether it is for tokens that are vectors only; its default rule is then `smoothed`."""
         return list(self.builders) == ["latents"]
 
     def supports(self, kind: str) -> bool:
-        """Whether it decodes this kind of token."""
+        """Whether it decodes a kind of token; see `mmspec.decoding.layout.TokenKind`."""
         return not self.builders or kind in self.builders
 
 
 def _window(default: int) -> Knob:
     return Knob(
         default,
-        "tokens in one target call, the last accepted one included; auto: whatever is quickest, so that a seed gives "
-        "other tokens of the same distribution in another run",
+        "tokens in one target call, the last accepted one included; auto: the fastest, by measurement (a seed then "
+        "gives other tokens of the same distribution in another run)",
         low=2,
         high=1024,
         choices=("auto",),
@@ -66,25 +67,28 @@ def _window(default: int) -> Knob:
 
 
 def _nodes(default: int) -> Knob:
-    return Knob(default, "tokens in one target call, the last accepted one included", low=2, high=1024)
+    return Knob(default, "nodes in one target call, the last accepted token included", low=2, high=1024)
 
 
 def _branch(default: str) -> Branching:
-    return Branching(default, "children of an entry at each depth", high=1023)
+    return Branching(default, "children of a node at each depth", high=1023)
 
 
 _START = Knob(
     "auto",
-    "drafts for new positions; auto: the model's table where it has one, else the token above, else the one before; "
-    "recycle: a table made while decoding; model, eagle, medusa: what the recipes draft, eagle and medusa draft with",
+    "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
+    "above, else the token before; recycle: an n-gram table built while decoding; model, eagle, medusa: the network of "
+    "the recipes draft, eagle, medusa",
     choices=("auto", "random", "left", "up", "table", "recycle", *RUNNERS),
 )
 
-_GUIDANCE = Knob(1.0, "guidance of the drafts; 1 is none, and half the work", low=0.0, high=1e4)
+_GUIDANCE = Knob(1.0, "guidance scale of the drafts; 1 turns guidance off and halves the work", low=0.0, high=1e4)
 _MODEL = {
-    "layers": Knob(0, "draft with so many of the target's own first layers; 0: with the draft model", low=0, high=1000),
+    "layers": Knob(0, "number of the target's first layers to draft with; 0: the draft model", low=0, high=1000),
     "guidance": _GUIDANCE,
 }
+_DEPTH = "length of the longest path of drafts"
+_TOP = "children of a node, and nodes that get children at each depth"
 
 _MODEL_BUILDERS = {
     "tokens": "mmspec.drafters.draft_model:build",
@@ -100,25 +104,25 @@ _JACOBI_BUILDERS = {
 
 RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
     {
-        "plain": RecipeInfo("one token per target call; the baseline"),
-        "draft": RecipeInfo("a smaller model drafts", _MODEL_BUILDERS, {"window": _window(5), **_MODEL}),
+        "plain": RecipeInfo("one token per target call, without drafts; the baseline"),
+        "draft": RecipeInfo("a smaller draft model", _MODEL_BUILDERS, {"window": _window(5), **_MODEL}),
         "layer-skip": RecipeInfo(
-            "the target's own first layers draft, on its own cache",
+            "early exit: the target's first layers draft on its own KV cache",
             _MODEL_BUILDERS,
             {
                 "window": _window(5),
-                "layers": Knob(2, "how many of the target's first layers", low=1, high=1000),
+                "layers": Knob(2, "number of the target's first layers to draft with", low=1, high=1000),
                 "guidance": _GUIDANCE,
             },
         ),
         "table": RecipeInfo(
-            "an n-gram table drafts from the left and the upper neighbour",
+            "an n-gram table over the left and the upper neighbor",
             {"tokens": "mmspec.drafters.jacobi:build_ngram"},
             {"window": _window(9)},
             table=True,
         ),
         "recycle": RecipeInfo(
-            "such a table, made from the target's own distributions while decoding, drafts",
+            "token recycling: an n-gram table built online from the target's own distributions",
             {
                 "tokens": "mmspec.drafters.jacobi:build_recycle",
                 "columns": "mmspec.drafters.columns.jacobi:build_recycle",
@@ -126,104 +130,104 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"window": _window(9)},
         ),
         "eagle": RecipeInfo(
-            "an EAGLE head drafts from the target's own features",
+            "an EAGLE head on the target's features",
             {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(5)},
             runner="eagle",
         ),
         "medusa": RecipeInfo(
-            "Medusa heads draft, each one place further on, from the target's last feature",
+            "Medusa heads on the target's last feature, each one position further ahead",
             {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(5)},
             runner="medusa",
         ),
         "sjd": RecipeInfo(
-            "speculative Jacobi decoding: leftovers of the window are resampled",
+            "speculative Jacobi decoding: the rejected part of the previous window, resampled",
             _JACOBI_BUILDERS,
             {"window": _window(16), "start": _START, **_MODEL},
         ),
         "scd": RecipeInfo(
-            "speculative coupled decoding: leftovers of the window are coupled to what they were",
+            "speculative coupled decoding: the rejected part of the previous window, coupled to its old tokens",
             _JACOBI_BUILDERS,
             {
                 "window": _window(16),
                 "start": _START,
-                "coupling": Knob("maximal", "how leftovers follow the new distribution", choices=("maximal", "gumbel")),
+                "coupling": Knob("maximal", "coupling of the old and the new tokens", choices=("maximal", "gumbel")),
                 **_MODEL,
             },
         ),
         "few-steps": RecipeInfo(
-            "the target drafts with fewer steps of its diffusion head; for tokens that are vectors",
+            "the target with fewer steps of its diffusion head; for tokens that are vectors",
             {"latents": "mmspec.continuous.draft_model:build_few_steps"},
-            {"window": _window(5), "steps": Knob(4, "steps of the head when it drafts", low=1, high=1000)},
+            {"window": _window(5), "steps": Knob(4, "steps of the diffusion head for drafts", low=1, high=1000)},
         ),
         "tree": RecipeInfo(
-            "a smaller model drafts a tree; siblings are drawn without replacement",
+            "a tree from a smaller model, siblings sampled without replacement",
             {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
             {"branch": _branch("3/2/1"), **_MODEL},
             tree=True,
         ),
         "tree-chains": RecipeInfo(
-            "a smaller model drafts several times, each draft independent of the others",
+            "several independent drafts from a smaller model, verified as a tree",
             {"tokens": "mmspec.drafters.tree.specinfer:build_independent"},
             {"branch": _branch("4/1/1/1"), **_MODEL},
             tree=True,
         ),
         "spectr": RecipeInfo(
-            "such drafts, tested as SpecTr does: all that agree with what was accepted go on",
+            "several independent drafts from a smaller model, verified by SpecTr's K-SEQ test",
             {"tokens": "mmspec.drafters.tree.specinfer:build_k_seq"},
             {
-                "drafts": Knob(4, "how many", low=1, high=64),
-                "length": Knob(4, "tokens of each", low=1, high=64),
+                "drafts": Knob(4, "number of drafts", low=1, high=64),
+                "length": Knob(4, "tokens of each draft", low=1, high=64),
                 **_MODEL,
             },
             tree=True,
         ),
         "tree-table": RecipeInfo(
-            "an n-gram table drafts a tree; its several guesses are siblings",
+            "a tree from an n-gram table, whose candidates are siblings",
             {"tokens": "mmspec.drafters.tree.ngram_tree:build"},
             {"branch": _branch("3/2/1")},
             tree=True,
             table=True,
         ),
         "tree-dynamic": RecipeInfo(
-            "a smaller model drafts the tree of largest joint probability, of another shape at each call",
+            "a dynamic tree: the nodes of a smaller model with the largest joint probability (EAGLE-2)",
             {"tokens": "mmspec.drafters.tree.eagle2:build"},
             {
                 "window": _nodes(16),
-                "depth": Knob(5, "longest path of drafts", low=1, high=64),
-                "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
+                "depth": Knob(5, _DEPTH, low=1, high=64),
+                "top": Knob(4, _TOP, low=1, high=64),
                 **_MODEL,
             },
             tree=True,
         ),
         "tree-sampled": RecipeInfo(
-            "a smaller model draws the tree node by node, each where it is worth most (DySpec)",
+            "a dynamic tree sampled node by node from a smaller model, by expected value (DySpec)",
             {"tokens": "mmspec.drafters.tree.dyspec:build"},
-            {"window": _nodes(16), "depth": Knob(8, "longest path of drafts", low=1, high=64), **_MODEL},
+            {"window": _nodes(16), "depth": Knob(8, _DEPTH, low=1, high=64), **_MODEL},
             tree=True,
         ),
         "tree-eagle": RecipeInfo(
-            "an EAGLE head drafts a tree; siblings are drawn without replacement",
+            "a tree from an EAGLE head, siblings sampled without replacement",
             {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
             {"branch": _branch("3/2/1")},
             tree=True,
             runner="eagle",
         ),
         "tree-medusa": RecipeInfo(
-            "Medusa heads draft a tree; siblings are drawn without replacement",
+            "a tree from Medusa heads, siblings sampled without replacement",
             {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
             {"branch": _branch("3/2/1")},
             tree=True,
             runner="medusa",
         ),
         "eagle-2": RecipeInfo(
-            "an EAGLE head drafts the tree of largest joint probability, of another shape at each call",
+            "a dynamic tree: the nodes of an EAGLE head with the largest joint probability",
             {"tokens": "mmspec.drafters.tree.eagle2:build"},
             {
                 "window": _nodes(16),
-                "depth": Knob(5, "longest path of drafts", low=1, high=64),
-                "top": Knob(4, "children of an entry, and entries with children at each depth", low=1, high=64),
+                "depth": Knob(5, _DEPTH, low=1, high=64),
+                "top": Knob(4, _TOP, low=1, high=64),
             },
             tree=True,
             runner="eagle",
@@ -232,15 +236,15 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 )
 
 
-DEFAULT = "scd"
+DEFAULT = "scd"  # the way of drafting of a recipe that names a rule only
 
 
 @cache
 def ways_to_draft() -> dict[str, RecipeInfo]:
-    """The recipes by name: those of mmspec, and those of plug-ins.
+    """The recipes of mmspec and of plug-ins, by name.
 
-    A plug-in's entry point in the group `mmspec.recipes` names a `RecipeInfo`. One in the group `mmspec.drafters` names
-    a builder, and is a recipe of that name with the knob `window`.
+    An entry point in the group `mmspec.recipes` names a `RecipeInfo`. One in the group `mmspec.drafters` names a
+    builder and becomes a recipe of the same name with the knob `window`.
     """
     drafters = {
         name: RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)})
@@ -252,18 +256,22 @@ def ways_to_draft() -> dict[str, RecipeInfo]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with its knobs set; `str()` gives the text that `parse` reads.
+    """A recipe with its knobs set; `str()` returns the text that `parse` reads.
+
+    Attributes:
+        name: A way of drafting, a rule, or "drafting+rule".
+        knobs: The value of every knob; those that are not given get their defaults.
 
     Raises:
-        UnknownNameError: For a name nobody knows.
-        ArgumentError: For a knob that does not exist or a value out of range.
+        UnknownNameError: If the name is unknown.
+        ArgumentError: If a knob does not exist or its value is not allowed.
     """
 
     name: str
     knobs: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A rule for vectors also says how tokens are drawn: with what noise after the head.
+        # A rule for vectors also applies to plain decoding, because it sets the noise that tokens are sampled with.
         if not self.info.drafts and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
         known = {**self.info.knobs, **self.rule.knobs}
@@ -279,7 +287,7 @@ class Recipe:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """The names of the way of drafting and of the rule."""
+        """The names of the way of drafting and of the acceptance rule."""
         drafting, plus, rule = self.name.partition("+")
         known = ways_to_draft()
         if plus and drafting in known and rule in rules():
@@ -304,12 +312,12 @@ class Recipe:
 
     @property
     def exact(self) -> bool:
-        """Whether the outcome follows the target distribution."""
+        """Whether the output follows the target distribution."""
         return self.rule.exact
 
     @property
     def window(self) -> int:
-        """Tokens in one target call; where the window is `auto`, at most so many."""
+        """Tokens in one target call; with `window=auto` the maximum."""
         if "branch" in self.knobs:
             return 1 + nodes(branches(str(self.knobs["branch"])))
         if "drafts" in self.knobs:
@@ -323,7 +331,7 @@ class Recipe:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Whether it drafts with a smaller model: not with the target's first layers, nor with a head or a table."""
+        """Whether it drafts with a smaller model, not with the target's first layers, a head or an n-gram table."""
         uses = "layers" in self.knobs and self.info.runner == "model" and self.knobs.get("start", "model") == "model"
         return uses and not int(self.knobs["layers"])
 
@@ -334,7 +342,7 @@ class Recipe:
 
     @property
     def depth(self) -> int:
-        """Tokens that it drafts ahead, at most."""
+        """The largest number of tokens that it drafts ahead."""
         if "branch" in self.knobs:
             return len(branches(str(self.knobs["branch"])))
         if "drafts" in self.knobs:
@@ -358,11 +366,18 @@ class Recipe:
 
 
 def parse(recipe: str | Recipe) -> Recipe:
-    """Reads `"name"` or `"name:knob=value,knob=value"`; a `Recipe` is returned as it is."""
+    """Parses `"name"` or `"name:knob=value,knob=value"`; returns a `Recipe` unchanged.
+
+    Raises:
+        UnknownNameError: If the name is unknown.
+        ArgumentError: If the text cannot be parsed, or a knob does not exist or has a value that is not allowed.
+    """
     if isinstance(recipe, Recipe):
         return recipe
     if not isinstance(recipe, str):
-        raise ArgumentError(f"recipe={recipe!r} is not allowed; it must be a text such as 'scd:window=32', or a Recipe")
+        raise ArgumentError(
+            f"recipe={recipe!r} is not allowed; it must be a string such as 'scd:window=32', or a Recipe"
+        )
     name, colon, settings = recipe.strip().partition(":")
     knobs: dict[str, Value] = {}
     for setting in filter(None, settings.split(",")) if colon else ():

@@ -1,8 +1,8 @@
-"""Entry points: what installed packages add to mmspec.
+"""Entry points: models, adapters, drafters, recipes, rules and metrics of other installed packages.
 
-| group             | name of an entry point  | names                                                        |
+| group             | entry-point name        | object                                                       |
 | ----------------- | ----------------------- | ------------------------------------------------------------ |
-| `mmspec.models`   | what `mmspec.load` gets | a function (device, dtype) that returns a pipeline           |
+| `mmspec.models`   | a model's name          | a function (device, dtype) that returns a pipeline           |
 | `mmspec.adapters` | a transformers class    | a `mmspec.hf.adapters.GenerateAdapter`, a module or object   |
 | `mmspec.drafters` | a recipe                | a builder, see `mmspec.decoding.resources.DraftingContext`   |
 | `mmspec.recipes`  | a recipe                | a `mmspec.recipes.RecipeInfo`                                |
@@ -25,11 +25,11 @@ from mmspec.rules import RULES, Rule
 
 @dataclass(frozen=True)
 class Info:
-    """A named part.
+    """A named component.
 
     Attributes:
         summary: One line.
-        where: "module:attribute", or "module".
+        where: Where it is defined, "module:attribute" or "module".
     """
 
     summary: str
@@ -44,12 +44,12 @@ def plugins(group: str) -> dict[str, Info]:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """The acceptance rules by name: those of mmspec, and those of plug-ins."""
+    """The acceptance rules of mmspec and of plug-ins, by name."""
     return {**RULES, **{name: resolve(info.where) for name, info in plugins("mmspec.rules").items()}}
 
 
 def resolve(where: str) -> Any:
-    """Imports what "module:attribute" names: the attribute, or the module itself if there is none."""
+    """Imports "module:attribute" and returns the attribute, or the module if no attribute is given."""
     module, _, attribute = where.partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found

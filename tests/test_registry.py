@@ -36,7 +36,7 @@ def test_bad_loads(arguments: dict[str, Any], error: type[MMSpecError], message:
 @pytest.mark.parametrize("index", ["{}", "garbage", '{"_class_name": "StableDiffusionPipeline"}'])
 def test_folders_without_a_pipeline(tmp_path: Path, index: str) -> None:
     (tmp_path / "model_index.json").write_text(index)
-    with pytest.raises(ModelError, match="is no pipeline that mmspec can load"):
+    with pytest.raises(ModelError, match="is not a pipeline that mmspec can load"):
         mmspec.load(str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Train a small CLIP on shapes scenes, so that CLIP score can be told without a download.
+"""Trains a small CLIP on shapes scenes, so that CLIP score can be computed without a download.
 
 Command: python examples/quality_vs_speed/train_clip.py --out examples/quality_vs_speed/clip --steps 800
 """
@@ -26,7 +26,7 @@ LONGEST = 32  # tokens of a prompt
 
 
 def tokenizer() -> CLIPTokenizer:
-    """CLIP's tokenizer with the words of the domain for a vocabulary, each joined from its letters, left to right."""
+    """CLIP's tokenizer with the words of the domain as its vocabulary, each merged from its letters, left to right."""
     pieces = ["<|startoftext|>", "<|endoftext|>", *sorted({letter for word in WORDS for letter in word})]
     pieces += [f"{letter}</w>" for letter in pieces[2:]]
     merges: list[tuple[str, str]] = []
@@ -41,7 +41,7 @@ def tokenizer() -> CLIPTokenizer:
 
 
 def batch(rng: random.Random, size: int, look: Look) -> tuple[torch.Tensor, list[str]]:
-    """Scenes as CLIP sees them, float32 [B, 3, 64, 64], and prompts that describe them more or less fully."""
+    """Scenes preprocessed for CLIP, float32 [B, 3, 64, 64], and prompts that describe them more or less completely."""
     scenes = [sample_scene(rng, look=look) for _ in range(size)]
     pixels = (render_batch(scenes) + 1) / 2
     mean, deviation = (torch.tensor(v)[:, None, None] for v in (processor().image_mean, processor().image_std))
@@ -49,11 +49,13 @@ def batch(rng: random.Random, size: int, look: Look) -> tuple[torch.Tensor, list
 
 
 def processor() -> CLIPImageProcessorPil:
+    """CLIP's image processor at the size of the scenes."""
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     return CLIPImageProcessorPil(size={"shortest_edge": IMAGE_SIZE}, crop_size=side)
 
 
 def train(out: Path, steps: int, size: int, look: Look) -> None:
+    """Trains by the symmetric contrastive loss in batches of `size`, and saves every 50 steps and at the end."""
     torch.manual_seed(0)
     rng, words = random.Random(0), tokenizer()
     width = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4}
@@ -66,8 +68,8 @@ def train(out: Path, steps: int, size: int, look: Look) -> None:
         projection_dim=64,
     )  # fmt: skip
     model = CLIPModel(config)
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-3, steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, steps, pct_start=0.1)
     start = time.monotonic()
     for step in range(steps):
         pixels, prompts = batch(rng, size, look)
@@ -76,16 +78,15 @@ def train(out: Path, steps: int, size: int, look: Look) -> None:
             logits = model(**tokens, pixel_values=pixels).logits_per_image.float()
         own = torch.arange(size)
         loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if (step + 1) % 50 == 0:
-            right = float((logits.argmax(1) == own).float().mean())
-            line = (
-                f"step {step + 1} loss {loss.item():.3f} right of {size} {right:.2f} {time.monotonic() - start:.0f} s"
-            )
+            matched = float((logits.argmax(1) == own).float().mean())
+            seconds = time.monotonic() - start
+            line = f"step {step + 1} loss {loss.item():.3f} matched of {size} {matched:.2f} {seconds:.0f} s"
             print(line, file=sys.stderr, flush=True)
             save(model, words, out)
     save(model, words, out)
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=96)
-    parser.add_argument("--look", choices=sorted(LOOKS), default="rough", help="how scenes are drawn")
+    parser.add_argument("--look", choices=sorted(LOOKS), default="rough", help="style of the scenes")
     args = parser.parse_args()
     train(args.out, args.steps, args.batch, LOOKS[args.look])
 

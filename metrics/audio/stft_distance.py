@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
-from mmspec.metrics.audio.spectrum import as_waveform, magnitudes, waves_of
+from mmspec.metrics.audio.spectrum import RATE, as_waveform, magnitudes, waves_of
 from mmspec.metrics.features import Features
 from mmspec.metrics.metric import PairedMetric, Rows, SampleBatch
 
@@ -46,6 +46,11 @@ class StftDistance(PairedMetric):
         return list(waves_of(samples, self.name, LEAST))
 
     def distance(self, generated: Features, reference: Features) -> float:
+        if len(generated) != len(reference):
+            raise ArgumentError(
+                f"metric {self.name!r} compares recordings of equal length; at {RATE} Hz one has {len(generated)} "
+                f"samples, its reference has {len(reference)}"
+            )
         return stft_distance(generated, reference)
 
 

@@ -41,9 +41,9 @@ class FeaturePipeline:
                 self._extractors[key] = metric.load_extractor(weights, device)
 
     def identity(self, metric: Metric) -> str:
-        """Name and fingerprint of the metric's extractor, "" if it has none."""
-        extractor = self._extractors.get(_key(metric))
-        return identity(extractor) if extractor is not None else ""
+        """Name and fingerprint of the metric's extractor, "" if it has none or the extractor has no fingerprint."""
+        extractor: Any = self._extractors.get(_key(metric))
+        return identity(extractor) if hasattr(extractor, "fingerprint") else ""
 
     def extract(
         self, paths: Sequence[Path], prompts: Sequence[str] | None, metrics: Sequence[Metric] | None = None

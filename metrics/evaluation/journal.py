@@ -98,7 +98,9 @@ class Journal:
                     values: dict[str, Any] = json.loads(line)
                     sample = SampleRecord(**values)
                 except (ValueError, TypeError) as error:
-                    raise ArgumentError(f"'{path}' line {number} is no sample: {error}; delete the line") from error
+                    raise ArgumentError(
+                        f"'{path}' line {number} is not a sample record: {error}; delete the line"
+                    ) from error
                 if (self.folder / sample.file).is_file():
                     found[sample.key] = sample
         return found

@@ -54,7 +54,7 @@ def media_of(output: Any, count: int) -> list[Medium]:
     if isinstance(found, Mapping):
         found = [found]
     if not isinstance(found, (list, tuple)) or len(found) != count:
-        raise ArgumentError(f"the model gives {type(found).__name__} for {count} prompts, not images or recordings")
+        raise ArgumentError(f"the model returned {type(found).__name__} for {count} prompts, not images or recordings")
     return [_medium(one) for one in found]
 
 
@@ -64,7 +64,7 @@ def _medium(one: Any) -> Medium:
     if isinstance(one, Mapping) and {"audio", "sampling_rate"} <= set(one):
         wave = np.asarray(one["audio"], dtype=np.float32)
         return AudioClip(wave[None] if wave.ndim == 1 else wave, int(one["sampling_rate"]))
-    raise ArgumentError(f"the model gives {type(one).__name__}, no image and no recording; it has no tokenizer")
+    raise ArgumentError(f"the model returned {type(one).__name__}, neither image nor recording; it has no tokenizer")
 
 
 def suffix_of(medium: Medium) -> str:
@@ -97,7 +97,7 @@ def read_image(path: Path) -> Images:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
-        raise ArgumentError(f"'{path}' is no image that can be read ({_reason(error)})") from error
+        raise ArgumentError(f"'{path}' is not a readable image ({_reason(error)})") from error
 
 
 def read_audio(path: Path) -> Waveform:
@@ -111,11 +111,9 @@ def read_audio(path: Path) -> Waveform:
     try:
         wave, rate = soundfile.read(path, dtype="float64", always_2d=True)
     except (OSError, RuntimeError, ValueError) as error:  # soundfile raises its own RuntimeErrors
-        raise ArgumentError(f"'{path}' is no recording that can be read ({_reason(error)})") from error
+        raise ArgumentError(f"'{path}' is not a readable recording ({_reason(error)})") from error
     if not len(wave) or not np.isfinite(wave).all():
-        raise ArgumentError(
-            f"'{path}' is no recording that can be read (it is empty, or has values that are not finite)"
-        )
+        raise ArgumentError(f"'{path}' is not a readable recording (it is empty, or has values that are not finite)")
     return Waveform(np.asarray(wave.mean(1)), rate)
 
 
@@ -143,7 +141,7 @@ def list_media(folder: Path, argument: str) -> list[Path]:
         ArgumentError: If there are none, or there are both.
     """
     if not folder.is_dir():
-        raise ArgumentError(f"{argument}: '{folder}' is no folder")
+        raise ArgumentError(f"{argument}: '{folder}' is not a folder")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (*IMAGE_SUFFIXES, *AUDIO_SUFFIXES))
     if not paths:
         raise ArgumentError(

@@ -30,7 +30,7 @@ def read_seeds(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", piece)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < first + MOST:
-            raise ArgumentError(f"--seeds: {piece!r} must be a whole number or a range such as 0..9, upwards")
+            raise ArgumentError(f"--seeds: {piece!r} must be a whole number or an ascending range such as 0..9")
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 

@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 Recipes = Annotated[str, typer.Option(help="Separated by commas; a piece like a=b is a knob of the preceding recipe.")]
 Batch = Annotated[str, typer.Option(help="Rows per call, separated by commas.")]
 Prompts = Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first prompts.", show_default="all")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Number of prompts to use, from the first.", show_default="all")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed passes over the prompts.")]
 Threads = Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Time single calls of a model of size --config.")]

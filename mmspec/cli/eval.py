@@ -70,7 +70,9 @@ def evaluate(
             "packages.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first prompts.", show_default="all")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of prompts to use, from the first.", show_default="all")
+    ] = None,
     reference: Annotated[
         _Text,
         typer.Option(

@@ -42,6 +42,7 @@ def _entries(kind: str) -> list[dict[str, Any]]:
     """Name and summary of each; of recipes and rules also whether they are exact, and their knobs."""
     from mmspec.hf.adapters import GENERATE_ADAPTERS
     from mmspec.loading import models
+    from mmspec.metrics.registry import METRICS
     from mmspec.recipes import ways_to_draft
     from mmspec.registry import plugins, rules
 
@@ -55,10 +56,11 @@ def _entries(kind: str) -> list[dict[str, Any]]:
             {"name": name, "exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
             for name, rule in rules().items()
         ]
-    own: dict[str, str] = {}
+    named: dict[str, str] = {name: info.summary for name, info in plugins(f"mmspec.{kind}").items()}
     if kind == "models":
-        own = {name: info.summary for name, info in models().items()}
+        named = {name: info.summary for name, info in models().items()}
     elif kind == "adapters":
-        own = dict(GENERATE_ADAPTERS)
-    named = own | {name: info.summary for name, info in plugins(f"mmspec.{kind}").items()}
+        named = {**GENERATE_ADAPTERS, **named}
+    elif kind == "metrics":
+        named = {**METRICS, **named}
     return [{"name": name, "summary": summary} for name, summary in named.items()]

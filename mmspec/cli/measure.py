@@ -92,7 +92,7 @@ def _save(folder: Path, names: list[str], weights: dict[str, str], device: str, 
             f"--save-reference keeps the features of one extractor; --metrics {','.join(names)} has not one"
         )
     if not folder.is_dir():
-        raise ArgumentError(f"DIR: '{folder}' is no folder")
+        raise ArgumentError(f"DIR: '{folder}' is not a folder")
     reference = reference_from(folder, FeaturePipeline(metrics, weights, device), metrics[0])
     if not isinstance(reference, Reference):
         raise ArgumentError(f"--save-reference: metric {metrics[0].name!r} compares single samples, not statistics")

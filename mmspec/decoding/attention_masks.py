@@ -29,9 +29,9 @@ def tree_mask(root: Tensor, sees: Tensor, end: int) -> Tensor:
 def additive_mask(mask: Tensor, dtype: torch.dtype, hidden: float | None = None) -> Tensor:
     """Values to add to attention scores, [R, 1, W, end], for a bool mask [R, W, end].
 
-    A visible slot gets 0 and a hidden one `hidden`, by default the lowest finite value of `dtype`. The eager attention of
-    transformers adds the mask whatever its dtype, so a bool mask would not work there. The values are finite because the
-    softmax of a row without a visible slot would otherwise be NaN.
+    A visible slot gets 0 and a hidden one `hidden`, by default the lowest finite value of `dtype`. The eager attention
+    of transformers adds the mask whatever its dtype, so a bool mask would not work there. The values are finite because
+    the softmax of a row without a visible slot would otherwise be NaN.
     """
     value = torch.finfo(dtype).min if hidden is None else hidden
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, value)[:, None]

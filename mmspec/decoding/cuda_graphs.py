@@ -5,8 +5,8 @@ call of a given width and a given cache length has static input buffers. On a CU
 replayed, so that the host only copies tokens and slots. The part of the cache that is read grows in steps of 128 slots;
 slots after a row's last one are masked.
 
-Prompts, trees and early exits run eagerly on the same cache. So does every call of a model that cannot be captured, such
-as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns graphs off.
+Prompts, trees and early exits run eagerly on the same cache. So does every call of a model that cannot be captured,
+such as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns graphs off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Capturable(SupportsTreeEarlyExit, FeatureTarget, Protocol):
         ...
 
     @property
-    def sides(self) -> int:
+    def cfg_factor(self) -> int:
         """Cache rows per row of the batch: 2 with guidance, else 1."""
         ...
 
@@ -70,10 +70,11 @@ class Capturable(SupportsTreeEarlyExit, FeatureTarget, Protocol):
         ...
 
 
-def wanted(device: torch.device) -> bool:
+def use_cuda_graphs(device: torch.device) -> bool:
     """Whether CUDA graphs are used on a device.
 
-    They are not used under autocast: its cache of cast weights is freed when it ends, and graphs would read freed memory.
+    They are not used under autocast: its cache of cast weights is freed when it ends, and graphs would read freed
+    memory.
 
     Raises:
         ArgumentError: If the environment variable has an unknown value.
@@ -233,7 +234,7 @@ class CUDAGraphTarget:
             self._features = self._target.features()
             return logits
         both, self._features = replayed
-        return split_cfg(both, self._target.sides == 2)
+        return split_cfg(both, self._target.cfg_factor == 2)
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
@@ -249,14 +250,14 @@ class CUDAGraphTarget:
     def select_rows(self, row_ids: list[int]) -> None:
         before = self._target.rows if self._live is None else len(self._live)
         if self._features is not None:
-            index = cfg_rows(row_ids, before, self._target.sides == 2, self._features.device)
+            index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self._features.device)
             self._features = self._features[index]
         if not self._all_rows or not self._graphs.works:
             self._all_rows = False
             self._target.select_rows(row_ids)
         else:
             self._live = row_ids if self._live is None else [self._live[row] for row in row_ids]
-            self._index = cfg_rows(self._live, self._target.rows, self._target.sides == 2, self.device)
+            self._index = cfg_rows(self._live, self._target.rows, self._target.cfg_factor == 2, self.device)
 
     def features(self) -> Tensor:
         assert self._features is not None, "nothing has been read yet"
@@ -273,14 +274,14 @@ class CUDAGraphTarget:
         last = int(target.slot(at).max())
         width = self._graphs.width(count, target.capacity - last)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
-        sides, rows = target.sides, target.rows
-        call = self._graphs.call(target.read, rows * sides, width, end, self.device)
+        factor, rows = target.cfg_factor, target.rows
+        call = self._graphs.call(target.read, rows * factor, width, end, self.device)
         if call is None:
             return None
-        slots = torch.from_numpy(np.tile(target.slot(at[:, None] + np.arange(width)), (sides, 1)))
+        slots = torch.from_numpy(np.tile(target.slot(at[:, None] + np.arange(width)), (factor, 1)))
         if self.device.type == "cuda":
             slots = slots.pin_memory()  # so that the copy is asynchronous
-        tokens = F.pad(tokens, (0, width - count)).repeat(sides, 1)
+        tokens = F.pad(tokens, (0, width - count)).repeat(factor, 1)
         live = self._index
         if live is None:
             call.tokens.copy_(tokens)

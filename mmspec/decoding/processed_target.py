@@ -20,8 +20,8 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.tree import Tree
 
-# (prefix, logits) -> logits. `prefix` int64 [n, L] holds the tokens before each slot, the latest one last, -1 where there
-# is none; `logits` is float32 [n, V]. Called before temperature, top-k, top-p and the constraint of
+# (prefix, logits) -> logits. `prefix` int64 [n, L] holds the tokens before each slot, the latest one last, -1 where
+# there is none; `logits` is float32 [n, V]. Called before temperature, top-k, top-p and the constraint of
 # `mmspec.sampling.sampler`. A padding token x is given as -2 - x: it occupies a position but does not count as a token.
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 

@@ -61,8 +61,8 @@ class DraftingContext:
     """The argument of a recipe's builder.
 
     A builder is a function that takes a context and returns a `mmspec.decoding.loop.Drafter`, or, for a recipe that
-    drafts trees, a `mmspec.decoding.tree_loop.TreeDrafter`. It raises `ArgumentError` if the model lacks a resource that
-    the drafter needs.
+    drafts trees, a `mmspec.decoding.tree_loop.TreeDrafter`. It raises `ArgumentError` if the model lacks a resource
+    that the drafter needs.
 
     Attributes:
         recipe: The recipe with its knobs set.

@@ -43,11 +43,11 @@ class Stats:
         acceptance: For each slot of the window, accepted over tested drafts; None if none was tested.
         draft_calls: Calls of the drafter's own model.
         seconds: Wall-clock time of decoding.
-        seconds_by_part: Seconds in the target, in the drafter, in sampler and acceptance rule ("rule"), and in the rest.
-            Encoding the text of the prompt and decoding the tokens to pixels or audio are not included.
+        seconds_by_part: Seconds in the target, in the drafter, in sampler and acceptance rule ("rule"), and in the
+            rest. Encoding the text of the prompt and decoding the tokens to pixels or audio are not included.
         peak_memory: Bytes: of the CUDA device, or of the process so far on a CPU.
-        tv_bound: For a relaxed rule, an estimate of an upper bound of the total variation between the distribution of an
-            emitted token and the target distribution: |relaxed - exact| acceptance probability of the tested drafts,
+        tv_bound: For a relaxed rule, an estimate of an upper bound of the total variation between the distribution of
+            an emitted token and the target distribution: |relaxed - exact| acceptance probability of the tested drafts,
             per token. 0 for an exact rule.
         entropy: Mean entropy of the target distribution along the emitted tokens, in bits per token; None unless
             measured.

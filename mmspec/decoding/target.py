@@ -39,8 +39,8 @@ class Target(Protocol):
 
         Args:
             tokens: int64 [B, W].
-            at: Host int64 [B]; `tokens[b, i]` has position `at[b] + i`. The last windows of a row may reach past the end
-                of the sequence; logits there are ignored but must not be NaN.
+            at: Host int64 [B]; `tokens[b, i]` has position `at[b] + i`. The last windows of a row may reach past the
+                end of the sequence; logits there are ignored but must not be NaN.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""Drafters: things that propose tokens cheaply."""
+"""Drafters: they propose tokens that the target verifies."""

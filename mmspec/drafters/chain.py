@@ -1,4 +1,4 @@
-"""Drafts without branches, drawn token by token from the distributions of a reader."""
+"""A chain of drafts, sampled token by token from a draft model, an EAGLE head or Medusa heads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mmspec.sampling.tree import Tree
 
 
 class ChainDrafter:
-    """Draws a chain; q is the distribution each token was drawn from. It also goes on after drafts of others that stay.
+    """Samples a chain of drafts. Also a `mmspec.drafters.jacobi.ContinuationDrafter`, which continues reused drafts.
 
     Args:
-        runner: Gives the distributions; it reads drafts that stay in one call, what is drawn one by one.
+        runner: Provides the draft distributions. Drafts that are reused in every row are read in one call.
         device: Of the tokens.
     """
 
@@ -41,16 +41,16 @@ class ChainDrafter:
         self._runner.select_rows(row_ids)
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        return self._draw(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
+        return self._sample(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
-        return self._draw(state, draft, reused, draft.tokens.shape[1], draws)
+        return self._sample(state, draft, reused, draft.tokens.shape[1], draws)
 
-    def _draw(
+    def _sample(
         self, state: BatchState, draft: Draft | None, reused: NDArray[np.int64], count: int, draws: WindowRNG
     ) -> Draft:
-        """`count` drafts per row, the first `reused` of which are those of `draft`."""
+        """`count` drafts per row; the first `reused` ones (host int64 [B]) are those of `draft`."""
         chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
         tokens, probs = list[Tensor](), list[Tensor]()
         q = self._runner.root(state)
@@ -60,14 +60,14 @@ class ChainDrafter:
         for i in range(first, count):
             if i > first:
                 q = self._runner.nodes(state, tokens[-1], chain, i)
-            x, drawn_from = sample(q, u[:, i : i + 1]), q
-            if draft is not None and (stays := reused > i).any():
-                # Rows of which more is left: what they have is read like what is drawn.
-                stay = torch.from_numpy(stays[:, None]).to(x.device)
-                x = torch.where(stay, draft.tokens[:, i : i + 1], x)
-                drawn_from = torch.where(stay[..., None], draft.q[:, i : i + 1], q)
+            x, x_probs = sample(q, u[:, i : i + 1]), q
+            if draft is not None and (is_reused := reused > i).any():
+                # Rows that reuse more drafts than others: the runner reads these like sampled ones.
+                keep = torch.from_numpy(is_reused[:, None]).to(x.device)
+                x = torch.where(keep, draft.tokens[:, i : i + 1], x)
+                x_probs = torch.where(keep[..., None], draft.q[:, i : i + 1], q)
             tokens.append(x)
-            probs.append(drawn_from)
+            probs.append(x_probs)
         return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
 
 

@@ -1,7 +1,8 @@
-"""Carries: what becomes of the drafts after the first resample.
+"""Couplings of Jacobi decoding: new tokens for the rejected part of a window.
 
-Each function returns a token for every slot of the window, int64 [B, W], whose distribution given everything to its left is the
-target distribution `p` of that slot. That is why the next iteration tests it against q := p.
+A coupling returns a token for every slot of the window, int64 [B, W]. Given all tokens to its left, it follows the
+target distribution `p` of that slot. The next window reuses the tokens after the resampled one as drafts and tests them
+with q := p.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ Coupling = Callable[[Verdict, BatchState, WindowRNG], Tensor]
 
 
 def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-    """Draws every slot anew from p: Speculative Jacobi Decoding (Teng et al. 2024, arXiv 2410.01699)."""
+    """Samples every slot from p, independently of its draft (speculative Jacobi decoding, arXiv 2410.01699)."""
     return sample(verdict.p, draws[RESAMPLE])
 
 
 def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-    """Keeps each old draft as often as any coupling can: the exact test on every slot (MC-SJD, arXiv 2510.24211)."""
+    """Applies the exact acceptance test to every slot (MC-SJD, arXiv 2510.24211).
+
+    This is a maximal coupling: no other keeps a draft token with a higher probability.
+    """
     p, draft = verdict.p, verdict.draft
     m = p.shape[1] - 1
     keep = draws[ACCEPT][:, :m] < ratio(p[:, :m], draft.q, draft.tokens)
-    # The free slot after the last draft has nothing to take away.
+    # The last slot has no draft, so that its token is sampled from p itself.
     resampled = sample(residual(p[:, :m], draft.q), draws[RESAMPLE][:, :m], fallback=p[:, :m])
     return torch.cat([torch.where(keep, draft.tokens, resampled), sample(p[:, m:], draws[RESAMPLE][:, m:])], dim=1)
 
 
 def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
-    """Draws every slot by the Gumbel-max trick with noise that is fixed per position (same paper)."""
-    rng = state.rng.gumbel(state.positions(verdict.p.shape[1]), verdict.p.shape[-1])
-    return (verdict.p.log() + rng).argmax(-1)
+    """Samples every slot by the Gumbel-max trick with noise that is fixed per position (arXiv 2510.24211)."""
+    noise = state.rng.gumbel(state.positions(verdict.p.shape[1]), verdict.p.shape[-1])
+    return (verdict.p.log() + noise).argmax(-1)
 
 
 COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": gumbel}

@@ -1,4 +1,4 @@
-"""A model of the same tokens as drafter: a smaller one, or of vectors also the target with less work."""
+"""A draft model: a smaller model of the same tokens, or the target's own first layers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from mmspec.sampling.sampler import Sampler
 
 
 class ModelDrafter:
-    """Drafts token by token with a model of its own.
+    """Drafts token by token with a draft model.
 
     Args:
-        model: Wrapped as a target, with the same prompts.
-        sampler: How its tokens are drawn; q is this distribution, whatever the target's own settings are.
-        after: How many tokens before a window may differ from what it has read. After a window accepted whole two are
-            new to it, the last draft and what the target drew; all are where a rule replaces drafts in place.
+        model: The draft model, wrapped as a target, with the same prompts.
+        sampler: The draft model's sampler; q is its distribution, whatever the target's sampling parameters are.
+        unread: The number of tokens before a window that the model may not have read, or has read differently. After a
+            fully accepted window there are two, the last draft and the bonus token. If a rule replaces drafts in place,
+            it is the whole window.
     """
 
-    def __init__(self, model: Target, sampler: Sampler, after: int = 2) -> None:
+    def __init__(self, model: Target, sampler: Sampler, unread: int = 2) -> None:
         self.calls = 0
         self._model = model
         self._sampler = sampler
-        self._behind = after
-        self._missed = -1  # tokens of single steps, which it has not read; the first is among those `after`
+        self._unread = unread
+        self._steps = -1  # single steps since the last proposal; -1, as `unread` covers the token after the prefill
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if verdict.tokens.shape[1] == 1:
-            self._missed += 1
+            self._steps += 1
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._model.select_rows(row_ids)
@@ -49,9 +50,9 @@ class ModelDrafter:
             self._model.prefill()
             self.calls = 1
         positions = state.positions(count)
-        # Reading a token twice is harmless.
-        unread = min(self._behind + self._missed, int(state.length.min()))
-        self._missed = 0
+        # Reading a token twice does no harm.
+        unread = min(self._unread + self._steps, int(state.length.min()))
+        self._steps = 0
         step, at = state.last(unread), state.length - unread
         tokens, probs = [], []
         for i in range(count):
@@ -66,26 +67,26 @@ class ModelDrafter:
 
 
 def build(context: DraftingContext) -> ModelDrafter:
-    """The builder of the recipes `draft` and `layer-skip`."""
+    """Builds the drafter of the recipes `draft` and `layer-skip`."""
     model, settings = draft_model_of(context)
     return ModelDrafter(model, context.layout.sampler(settings, context.target.device))
 
 
 def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingParams]]:
-    """The model that drafts and its sampling parameters: a smaller model, or the target's own first layers.
+    """The draft model and its sampling parameters: a smaller model, or the target's first layers with `layers` set.
 
     Raises:
-        ArgumentError: If there is none, or none with guidance when the recipe asks for guidance.
+        ArgumentError: If the model has no draft model, or none with guidance and the recipe sets guidance.
     """
     recipe, resources = context.recipe, context.resources
     layers, scale = int(recipe.knobs["layers"]), float(recipe.knobs["guidance"])
-    own = [replace(s, guidance_end=None) for s in context.samplings]
-    settings = [replace(s, guidance_scale=scale) for s in resources.draft_sampling or own]
+    target_settings = [replace(s, guidance_end=None) for s in context.samplings]
+    settings = [replace(s, guidance_scale=scale) for s in resources.draft_sampling or target_settings]
     if layers:
         return EarlyExitTarget(context.target, EarlyExit(layers, guided=scale != 1)), settings
     if resources.draft_model is None:
         raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model has none")
-    make = resources.draft_model if scale == 1 else resources.guided_draft_model
-    if make is None:
+    create = resources.draft_model if scale == 1 else resources.guided_draft_model
+    if create is None:
         raise ArgumentError(f"recipe '{recipe}' needs a draft model with guidance; leave guidance at 1")
-    return make(), settings
+    return create(), settings

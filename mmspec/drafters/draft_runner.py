@@ -1,4 +1,4 @@
-"""What gives a drafter the distributions that it draws from: a smaller model, or a head on the target's features."""
+"""The protocol of a draft runner, which runs a draft model or a head and returns the draft distributions."""
 
 from __future__ import annotations
 
@@ -12,29 +12,37 @@ from mmspec.sampling.tree_rejection import Outcome
 
 
 class DraftRunner(Protocol):
-    """Gives distributions after the last token of each row, and after the nodes of a tree that grows from there.
+    """Returns the draft distributions after the last token of each row and after the nodes of a growing tree.
 
-    `calls` counts calls of a network of its own.
+    A chain is a tree without branches.
     """
 
     @property
-    def calls(self) -> int: ...
+    def calls(self) -> int:
+        """Calls of the runner's own network."""
+        ...
 
     def root(self, state: BatchState) -> Tensor:
-        """The distribution after the last token of each row, float32 [B, 1, V]; a new tree begins."""
+        """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
         ...
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        """The distributions after nodes `first` and following, float32 [B, W, V], whose tokens are int64 [B, W].
+        """Reads the nodes `first` to `first + W - 1`; returns the distribution after each, float32 [B, W, V].
 
-        Nodes come in order; those before `first` have been read.
+        Nodes are read in order: all nodes before `first` have been read by earlier calls.
+
+        Args:
+            state: The batch; it ends with the root.
+            tokens: int64 [B, W].
+            tree: Contains at least the nodes up to the last one read.
+            first: The first node to read; the root is entry 0.
         """
         ...
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
-        """Learns which entries were accepted, before the target reads on; `state` stand where the window began."""
+        """Called after verification, before the batch advances: `state` still ends where the window began."""
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows, in this order, and drops all others."""
         ...

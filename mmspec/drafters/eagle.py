@@ -1,7 +1,7 @@
-"""An EAGLE head (Li et al. 2024, arXiv 2401.15077) read for the distributions of a draft.
+"""The draft runner of an EAGLE head (Li et al. 2024, arXiv 2401.15077).
 
-Where the target has read, the head reads the target's features; from there on, its own guesses of them. It keeps keys
-and values by slot, so that going back is writing again: what the target has accepted is read anew, with real features.
+At committed tokens the head reads the target's features, at draft tokens the features that it predicted itself. Its KV
+cache is indexed by slot. Rollback is writing again: accepted tokens are read once more, with the target's features.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from mmspec.sampling.tree_rejection import Outcome
 
 
 class EagleRunner:
-    """Reads pairs of a token and the feature it was drawn from. With guidance it does so on both sides.
+    """Runs an EAGLE head on pairs of a token and the feature that it was sampled from.
+
+    R is B, or 2 B with guidance: the head then runs on the features of conditional and unconditional rows.
 
     Args:
-        head: The network.
-        target: Whose features it starts from, and whose head makes logits of its guesses.
-        sampler: What those become.
+        head: The head.
+        target: Provides the features, and the LM head that maps predicted features to logits.
+        sampler: Makes the draft distributions of those logits.
         length: Positions per row.
         window: Entries in one target call.
     """
@@ -40,22 +42,22 @@ class EagleRunner:
         self._sampler = sampler
         self._capacity = head.prefix + length + window
         self._started = self._guided = False
-        self._unread = 0  # slots after the longest part that has been read with real features in all rows
-        # By slot: the feature that the token there was drawn from, [R, capacity, D], and keys and values.
+        self._unread = 0  # slots before the root that some row has not read with the target's features yet
+        # By slot: the target's feature that the token there was sampled from, [R, capacity, D], and keys and values.
         self._features = torch.empty(0)
         self._k = self._v = torch.empty(0)
-        self._guesses = torch.empty(0)  # [R, entries, D], after the entries read so far
+        self._predicted = torch.empty(0)  # [R, entries, D], the features predicted after the entries read so far
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         if not self._started:
             self._start()
             return
         entries = np.pad(verdict.path, ((0, 0), (1, 0)))
-        found = self._target.features()
-        row = torch.arange(len(found), device=found.device)[:, None]
+        features = self._target.features()
+        row = torch.arange(len(features), device=features.device)[:, None]
         slots = self._head.prefix + state.length[:, None] + np.arange(entries.shape[1])
-        new = found[row, self._sides(entries).to(found.device)].to(self._features)
-        self._features.scatter_(1, self._wide(slots), new)
+        new = features[row, self._with_uncond(entries).to(features.device)].to(self._features)
+        self._features.scatter_(1, self._feature_index(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -70,90 +72,102 @@ class EagleRunner:
             self._start()
         prefix = self._head.prefix
         last = prefix + state.length - 1
-        # Rows that accepted less read pairs twice, which is harmless. One that has fewer repeats its last token after
-        # the root, where nobody looks.
+        # All rows read the same number of slots. Rows that accepted less read some pairs twice, which does no harm.
+        # Rows with fewer slots repeat their last token after the root, where no output is used.
         start = np.maximum(last + 1 - self._unread, 0)
         slots = start[:, None] + np.arange(self._unread)
         tokens = state.at(np.minimum(slots, last[:, None]) - prefix).clamp(min=0)
-        features = self._features.gather(1, self._wide(slots))
-        seen = None
+        features = self._features.gather(1, self._feature_index(slots))
+        mask = None
         if self._unread > 1 or (slots != slots[0]).any():
-            seen = torch.from_numpy(slots[..., None] >= np.arange(int(slots.max()) + 1)).to(features.device)
+            mask = torch.from_numpy(slots[..., None] >= np.arange(int(slots.max()) + 1)).to(features.device)
         self._unread = 0
-        guesses = self._read(tokens, features, slots, slots, seen)
-        self._guesses = guesses.gather(1, self._wide((last - start)[:, None]))
-        return self._probs(self._guesses, state.positions(1))
+        predicted = self._forward(tokens, features, slots, slots, mask)
+        self._predicted = predicted.gather(1, self._feature_index((last - start)[:, None]))
+        return self._probs(self._predicted, state.positions(1))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        found, end, begin = list[Tensor](), first + tokens.shape[1], first
+        probs, end, begin = list[Tensor](), first + tokens.shape[1], first
         while first < end:
-            # A node is read with its parent's feature, so the children of a node come in a later call than the node.
-            known, stop = self._guesses.shape[1], first + 1
+            # A node is read with its parent's predicted feature, so that its children need a later call.
+            known, stop = self._predicted.shape[1], first + 1
             while stop < end and tree.parents[:, stop - 1].max() < known:
                 stop += 1
-            found.append(self._level(state, tokens[:, first - begin : stop - begin], tree, first))
+            probs.append(self._level(state, tokens[:, first - begin : stop - begin], tree, first))
             first = stop
-        return torch.cat(found, dim=1)
+        return torch.cat(probs, dim=1)
 
     def _level(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        """`nodes`, for nodes whose parents have all been read."""
+        """As `nodes`, for nodes whose parents have all been read."""
         entries = np.arange(first, first + tokens.shape[1])
         root = self._head.prefix + state.length[:, None] - 1
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
         parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
-        features = self._guesses.gather(1, self._wide(parents))
-        seen = None
+        features = self._predicted.gather(1, self._feature_index(parents))
+        mask = None
         if not tree.chain or (root != root[0]).any():
             roots, last = torch.from_numpy(root[:, 0]).to(tree.sees.device), first + tokens.shape[1]
-            seen = tree_mask(roots, tree.sees[:, first:last, 1:last], int(root.max()) + last)
-        guesses = self._read(tokens, features, root + depth, root + entries, seen)
-        self._guesses = torch.cat([self._guesses, guesses], dim=1)
-        return self._probs(guesses, state.length[:, None] + depth)
+            mask = tree_mask(roots, tree.sees[:, first:last, 1:last], int(root.max()) + last)
+        predicted = self._forward(tokens, features, root + depth, root + entries, mask)
+        self._predicted = torch.cat([self._predicted, predicted], dim=1)
+        return self._probs(predicted, state.length[:, None] + depth)
 
     def _start(self) -> None:
-        """Takes the prompt's features."""
-        found, head = self._target.features(), self._head
-        self._started, self._guided = True, len(found) > len(self._sampler.temperature)
+        """Allocates the cache and takes the prompt's features from the target."""
+        features, head = self._target.features(), self._head
+        self._started, self._guided = True, len(features) > len(self._sampler.temperature)
         self._unread = head.prefix + 1
-        shape = (len(found), head.heads, self._capacity, head.hidden_size // head.heads)
+        shape = (len(features), head.heads, self._capacity, head.hidden_size // head.heads)
         self._k = torch.zeros(shape, dtype=head.dtype, device=head.device)
         self._v = torch.zeros_like(self._k)
-        prompt = found[:, -self._unread :].to(self._k)
-        # A prompt of fewer slots leaves the first ones empty.
+        prompt = features[:, -self._unread :].to(self._k)
+        # If the prompt is shorter than the prefix of the head, the first slots stay empty.
         missing = self._unread - prompt.shape[1]
         self._features = F.pad(prompt, (0, 0, missing, self._capacity - self._unread))
 
-    def _read(
-        self, tokens: Tensor, features: Tensor, places: NDArray[np.int64], slots: NDArray[np.int64], seen: Tensor | None
+    def _forward(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        mask: Tensor | None,
     ) -> Tensor:
-        """The guesses [R, W, D] after tokens int64 [B, W] that count as slots `places` and are kept in `slots`.
+        """Runs the head; returns the predicted features [R, W, D].
 
-        `seen` bool [B, W, end] tells which slots each looks at; None: all up to its own, in one line of all rows.
+        Args:
+            tokens: int64 [B, W].
+            features: [R, W, D], the feature that each token was sampled from.
+            positions: Host int64 [B, W], for the position embedding.
+            slots: Host int64 [B, W], where keys and values are written.
+            mask: bool [B, W, end], the slots that each token attends to; None for all slots up to its own, if all rows
+                have the same slots.
         """
         self.calls += 1
         if self._guided:
             tokens = tokens.repeat(2, 1)
-        x, q, (k, v) = self._head.project(tokens.to(features.device), features, self._sides(places))
+        x, q, (k, v) = self._head.project(tokens.to(features.device), features, self._with_uncond(positions))
         first, end = int(slots[0, 0]), int(slots.max()) + 1
         if (slots == slots[0]).all():
             self._k[:, :, first:end], self._v[:, :, first:end] = k, v
         else:
-            rows, to = torch.arange(len(x), device=x.device)[:, None], self._sides(slots)
+            rows, to = torch.arange(len(x), device=x.device)[:, None], self._with_uncond(slots)
             self._k[rows, :, to], self._v[rows, :, to] = k.transpose(1, 2), v.transpose(1, 2)
         bias = None
-        if seen is not None:
-            bias = torch.zeros(seen.shape, dtype=q.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        if mask is not None:
+            bias = torch.zeros(mask.shape, dtype=q.dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
             bias = bias.to(q.device).repeat(1 + self._guided, 1, 1)[:, None]
         return self._head.finish(x, q, (self._k[:, :, :end], self._v[:, :, :end]), bias)
 
-    def _probs(self, guesses: Tensor, positions: NDArray[np.int64]) -> Tensor:
-        logits = self._target.head(guesses.to(self._target.features()))
+    def _probs(self, features: Tensor, positions: NDArray[np.int64]) -> Tensor:
+        """The draft distributions float32 [B, W, V] of predicted features [R, W, D]."""
+        logits = self._target.head(features.to(self._target.features()))
         return self._sampler(split_cfg(logits, self._guided), positions)
 
-    def _sides(self, slots: NDArray[np.int64]) -> Tensor:
-        """The same slots int64 [B, ...] on both sides."""
+    def _with_uncond(self, slots: NDArray[np.int64]) -> Tensor:
+        """Slots int64 [B, ...], repeated for the unconditional rows: [R, ...]."""
         return torch.from_numpy(np.concatenate([slots] * (1 + self._guided))).to(self._features.device)
 
-    def _wide(self, slots: NDArray[np.int64]) -> Tensor:
-        """Slots int64 [B, W] as an index into features, [R, W, D]."""
-        return self._sides(slots)[..., None].expand(-1, -1, self._head.hidden_size)
+    def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
+        """Slots int64 [B, W] as an index for `gather` on features, [R, W, D]."""
+        return self._with_uncond(slots)[..., None].expand(-1, -1, self._head.hidden_size)

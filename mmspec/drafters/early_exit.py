@@ -1,9 +1,10 @@
-"""The target's own first layers as drafter, on the target's own cache: self-speculation.
+"""Early exit: the target's first layers as the draft model, on the target's own KV cache (self-speculation).
 
 LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) and Draft & Verify (Zhang et al. 2023, arXiv 2309.08168): the first
-layers, then the last norm and the head. The prompt is read once, and no second cache is kept: the keys and values that
-the first layers write for drafts are what the target itself writes there when it verifies them. A draft is tested with
-the distribution it was drawn from, so it is exact for any model; it is good where the model was trained to leave early.
+layers, then the final norm and the LM head. The prompt is read once and there is no second cache: the keys and values
+that the first layers write for drafts are the same that the target writes when it verifies them. A draft is tested with
+the distribution that it was sampled from, so that decoding is exact for any model. Drafts are good if the model was
+trained for early exits.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from mmspec.sampling.tree import Tree
 
 
 class EarlyExitTarget:
-    """A part of a target, as a model of its own that has read the prompts already.
+    """The first layers of a target that has read the prompts, wrapped as a target.
 
     Args:
-        target: Which is decoding.
-        part: What of it drafts.
+        target: The target that is decoding.
+        part: The number of layers, and whether the unconditional rows run as well.
 
     Raises:
-        ArgumentError: When the target cannot be asked for its first layers, or has no more of them.
+        ArgumentError: If the target does not support early exits, or has no more than `part.layers` layers.
     """
 
     def __init__(self, target: object, part: EarlyExit) -> None:
         if not isinstance(target, SupportsEarlyExit):
             raise ArgumentError(
-                f"the first layers cannot draft here: {type(target).__name__} is read whole; use a draft model"
+                f"the first layers cannot draft here: {type(target).__name__} has no early exit; use a draft model"
             )
         if part.layers >= target.layers:
             raise ArgumentError(f"layers={part.layers} is not allowed; this model has {target.layers}, so take fewer")
@@ -43,18 +44,18 @@ class EarlyExitTarget:
         self._part = part
 
     def prefill(self) -> Logits:
-        """Nothing is left to read, and nothing is said: logits of no position, [0, 0, V]."""
+        """Does nothing, since the target has read the prompts; returns empty logits, [0, 0, V]."""
         return Logits(torch.empty(0, 0, self.vocab_size, device=self.device), None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         return self._target.forward(tokens, at, self._part)
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
-        assert isinstance(self._target, SupportsTreeEarlyExit), "a target of windows has no recipes with trees"
+        assert isinstance(self._target, SupportsTreeEarlyExit), "recipes with a tree need a target that reads trees"
         return self._target.forward_tree(tokens, at, tree, first, self._part)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
-        """The target settles what they share."""
+        """Does nothing: the target settles the cache that both share."""
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """The target keeps its rows itself, before its drafter is told to."""
+        """Does nothing: the decoding loop has selected the rows of the target before those of its drafter."""

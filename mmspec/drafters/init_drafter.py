@@ -1,4 +1,4 @@
-"""Drafts that are guessed from the tokens around them, slot by slot."""
+"""A drafter without a model: token initialization from neighboring tokens, slot by slot."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from mmspec.sampling.rng import INIT, WindowRNG
 
 
 class InitDrafter:
-    """Puts guesses after drafts; each counts as certain, so that its q is one-hot and any guess is exact.
+    """A `mmspec.drafters.jacobi.ContinuationDrafter` that fills slots by token initialization.
+
+    The drafts are not sampled from a distribution, so that their q is one-hot; any initialization is exact.
 
     Args:
-        start: The guess; a `Recycle` learns from every window.
+        init: The initialization; a `Recycle` is updated after every target call.
     """
 
     calls = 0
 
-    def __init__(self, start: TokenInit | Recycle) -> None:
-        self._start = start
-        self._learner = start if isinstance(start, Recycle) else None
+    def __init__(self, init: TokenInit | Recycle) -> None:
+        self._init = init
+        self._recycle = init if isinstance(init, Recycle) else None
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        if self._learner is not None:
-            self._learner.learn(verdict, state)
+        if self._recycle is not None:
+            self._recycle.update(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        if self._learner is not None:
-            self._learner.select_rows(row_ids)
+        if self._recycle is not None:
+            self._recycle.select_rows(row_ids)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
         tokens, q, u = draft.tokens, draft.q, draws[INIT]
         count, first, width = tokens.shape[1], int(reused.min()), state.layout.width
-        together = bool((reused == first).all())  # nothing to pick out row by row, as in a batch of one
+        aligned = bool((reused == first).all())  # all rows reuse the same number of drafts
         is_new = np.arange(first, count) >= reused[:, None]
         new = torch.from_numpy(is_new).to(state.device)
         positions = state.positions(count)
@@ -51,18 +54,18 @@ class InitDrafter:
         for j in range(first, count):
             up = before  # in a stream
             if width:
-                # Above may lie inside this very window, where nothing is committed yet.
+                # The token above may be in this window, and not committed yet.
                 up = columns[j - width] if j >= width else above[j]
                 if line_starts[:, j].any():
-                    # The token before the first of a line is no neighbour; the one above stands in.
+                    # The first token of a line has no left neighbor; the token above replaces it.
                     left = torch.where(torch.from_numpy(line_starts[:, j]).to(up.device) & (up >= 0), up, left)
-            before, left = left, self._start(left, up, u[:, j])
+            before, left = left, self._init(left, up, u[:, j])
             if constraint is not None:
                 forced = constraint.forced[positions[:, j].clip(max=len(constraint.forced) - 1)]
                 if (forced >= 0).any():
                     must = torch.from_numpy(forced).to(left.device)
                     left = torch.where(must >= 0, must, left)
-            if not together:
+            if not aligned:
                 left = torch.where(new[:, j - first], left, tokens[:, j])
             columns.append(left)
         tokens = torch.stack(columns, dim=1)
@@ -70,7 +73,7 @@ class InitDrafter:
 
 
 def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:
-    """The token initialization of that name: "left", "up", "random", "table" or "recycle".
+    """A token initialization by name: "left", "up", "random", "table" or "recycle".
 
     Raises:
         ArgumentError: If the model has no n-gram table.

@@ -1,4 +1,4 @@
-"""Jacobi drafts: the window's own leftovers, and another drafter's after them."""
+"""Jacobi decoding: the rejected part of the previous window, resampled, then the drafts of a continuation drafter."""
 
 from __future__ import annotations
 
@@ -21,47 +21,64 @@ from mmspec.sampling.rng import WindowRNG
 
 
 class ContinuationDrafter(Protocol):
-    """A drafter that goes on after drafts it did not make: `calls`, `observe` and `keep` as in `mmspec.decoding.loop.Drafter`.
+    """A drafter that continues given drafts; `calls`, `observe`, `select_rows` as in `mmspec.decoding.loop.Drafter`.
 
-    What it drafts may depend on the drafts before, and q is the distribution it was drawn from given those: the test of a slot
-    comes after all slots before it were accepted, so this is the exact test.
+    A draft may depend on the drafts before it; its q is the distribution that it was sampled from given those. A slot
+    is tested only if all slots before it were accepted, so that this q gives the exact test.
     """
 
     @property
-    def calls(self) -> int: ...
-
-    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """Replaces whatever lies after the first `reused` drafts of each row, host int64 [B]."""
+    def calls(self) -> int:
+        """Calls of the drafter's own model."""
         ...
 
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None: ...
+    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+        """Replaces the drafts after the reused ones.
 
-    def select_rows(self, row_ids: list[int]) -> None: ...
+        Args:
+            state: The batch.
+            draft: The drafts of the whole window, [B, count, *cell].
+            reused: Host int64 [B], the number of drafts of each row to keep, from the first one.
+            draws: The random numbers of the window.
+        """
+        ...
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Called after verification, before the batch advances: `state` still ends where the window began."""
+        ...
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Keeps these rows, in this order, and drops all others."""
+        ...
 
 
 class Jacobi:
-    """Drafts what the last window left after its first resample, then what another drafter says.
+    """Reuses the rejected part of the previous window as drafts, and continues it with another drafter.
+
+    The rejected part is the slots after the resampled token. The coupling gives each of them a new token that follows
+    the target distribution p of the slot in that window, so that p is the q of the reused draft.
 
     Args:
-        start: Drafts for positions new to the window.
-        coupling: What becomes of leftovers; None drops them, so that every draft is one of `start`.
+        continuation: Drafts positions that are new to the window.
+        coupling: Resamples the rejected part; None drops it, so that every draft comes from `continuation`.
         vocab_size: V.
     """
 
-    def __init__(self, start: ContinuationDrafter, coupling: Coupling | None, vocab_size: int) -> None:
-        self._start = start
+    def __init__(self, continuation: ContinuationDrafter, coupling: Coupling | None, vocab_size: int) -> None:
+        self._continuation = continuation
         self._coupling = coupling
         self._vocab_size = vocab_size
+        # The resampled tokens of the previous window, [B, W, *cell], and their q; reused from slot `_offset` on.
         self._tokens: Tensor | None = None
         self._q: Tensor | None = None
         self._offset = np.zeros(0, dtype=np.int64)
 
     @property
     def calls(self) -> int:
-        return self._start.calls
+        return self._continuation.calls
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        self._start.observe(verdict, state, draws)
+        self._continuation.observe(verdict, state, draws)
         self._offset = verdict.accepted + 1
         if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
             self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
@@ -69,7 +86,7 @@ class Jacobi:
             self._tokens = self._q = None
 
     def select_rows(self, row_ids: list[int]) -> None:
-        self._start.select_rows(row_ids)
+        self._continuation.select_rows(row_ids)
         self._offset = self._offset[row_ids]
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
@@ -88,11 +105,11 @@ class Jacobi:
             row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
         draft = Draft(tokens, q)
-        return self._start.extend(state, draft, reused, draws) if reused.min() < count else draft
+        return self._continuation.extend(state, draft, reused, draws) if reused.min() < count else draft
 
 
 def build(context: DraftingContext) -> Jacobi:
-    """The builder of the recipes `sjd` and `scd`."""
+    """Builds the drafter of the recipes `sjd` and `scd`."""
     knobs, resources = context.recipe.knobs, context.resources
     coupling, start = COUPLINGS[str(knobs.get("coupling", "fresh"))], str(knobs["start"])
     if start in RUNNERS:
@@ -105,17 +122,17 @@ def build(context: DraftingContext) -> Jacobi:
 
 
 def build_ngram(context: DraftingContext) -> Jacobi:
-    """The builder of the recipe `table`."""
+    """Builds the drafter of the recipe `table`."""
     return Jacobi(_continuation(context, "table"), None, context.target.vocab_size)
 
 
 def build_recycle(context: DraftingContext) -> Jacobi:
-    """The builder of the recipe `recycle`."""
+    """Builds the drafter of the recipe `recycle`."""
     return Jacobi(_continuation(context, "recycle"), None, context.target.vocab_size)
 
 
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
-    """A drafter of new positions that needs no model."""
+    """The continuation drafter without a model for a token initialization, by name."""
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
     return InitDrafter(token_init(context, name))

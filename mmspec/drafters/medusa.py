@@ -1,4 +1,4 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) read for the distributions of a draft: one distribution for each depth."""
+"""The draft runner of Medusa heads (Cai et al. 2024, arXiv 2401.10774): one distribution for each depth."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from mmspec.sampling.tree_rejection import Outcome
 
 
 class MedusaRunner:
-    """Reads the feature that the last token was drawn from. With guidance it does so on both sides.
+    """Runs Medusa heads on the target's feature that the last token was sampled from.
+
+    With guidance, the heads run on the features of conditional and unconditional rows.
 
     Args:
-        heads: The network.
-        target: Whose features it starts from, and whose head makes logits of its guesses.
-        sampler: What those become.
+        heads: The heads.
+        target: Provides the features, and the LM head that maps predicted features to logits.
+        sampler: Makes the draft distributions of those logits.
     """
 
     def __init__(self, heads: MedusaHeads, target: FeatureTarget, sampler: TokenSampler) -> None:
@@ -37,9 +39,9 @@ class MedusaRunner:
             self._feature = self._target.features()[:, -1]
             return
         last = np.pad(verdict.path, ((0, 0), (1, 0)))[np.arange(len(verdict.path)), verdict.accepted]
-        found = self._target.features()
-        row = torch.arange(len(found), device=found.device)
-        self._feature = found[row, torch.from_numpy(np.resize(last, len(found))).to(found.device)]
+        features = self._target.features()
+        row = torch.arange(len(features), device=features.device)
+        self._feature = features[row, torch.from_numpy(np.resize(last, len(features))).to(features.device)]
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._feature is not None:
@@ -51,8 +53,8 @@ class MedusaRunner:
         if self._feature is None:
             self._feature = self._target.features()[:, -1]
         self.calls += 1
-        guesses = self._heads(self._feature.to(self._heads.device)).to(self._feature)
-        logits = split_cfg(self._target.head(guesses), len(self._feature) > len(state.ids))
+        predicted = self._heads(self._feature.to(self._heads.device)).to(self._feature)
+        logits = split_cfg(self._target.head(predicted), len(self._feature) > len(state.ids))
         self._q = self._sampler(logits, state.positions(self._heads.count))
         return self._q[:, :1]
 

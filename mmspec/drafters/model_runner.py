@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary, read for the distributions that a tree is grown from."""
+"""The draft runner of a draft model: a smaller model of the same vocabulary, or the target's first layers."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from mmspec.sampling.tree_rejection import Outcome
 
 
 class ModelRunner:
-    """Gives the distributions after the root and after nodes of a tree that grows.
+    """Runs a draft model on the root and the nodes of a growing tree.
 
-    Its own roll-back is to read the accepted tokens once more, in the call that reads the root: which of them it has
-    read as nodes, and where, does not matter then.
+    After verification the accepted tokens are read once more, in the call that reads the root. That rolls back the KV
+    cache of the model; the slots in which the nodes were read do not matter.
 
     Args:
-        model: Wrapped as a target, with the same prompts; for trees with branches a `TreeTarget`.
-        sampler: What its logits become.
+        model: The draft model, wrapped as a target, with the same prompts; a `TreeTarget` if the tree has branches.
+        sampler: Makes the draft distributions of its logits.
     """
 
     def __init__(self, model: Target, sampler: TokenSampler) -> None:
         self.calls = 0
         self._model = model
         self._sampler = sampler
-        self._read: NDArray[np.int64] | None = None  # committed tokens of each row that it has read as such
+        # Host int64 [B], the length of each row that was read as committed tokens; None before the prefill.
+        self._read: NDArray[np.int64] | None = None
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
-        """There is nothing to learn: what is new stands in `state`."""
+        """Does nothing: `root` reads the new tokens from `state`."""
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows, in this order, and drops all others."""
         self._model.select_rows(row_ids)
         self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
         if self._read is not None:
             self._read = self._read[row_ids]
 
     def root(self, state: BatchState) -> Tensor:
-        """The distribution after the last token of each row, float32 [B, 1, V]."""
+        """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
         if self._read is None:
-            # A model that has read its prompts already says nothing, and that is no call.
+            # An early exit has read the prompts already: its prefill returns no logits and does not count as a call.
             self.calls += self._model.prefill().cond.shape[1]
             self._read = np.zeros_like(state.length)
-        # Rows that have read more read it twice, which is harmless. One that is shorter than what others have unread
-        # repeats its last token after the root, where nobody looks.
+        # All rows read the same number of tokens. Rows with fewer unread ones read some tokens twice, which does no
+        # harm. Rows shorter than that number repeat their last token after the root, where no output is used.
         unread = int((state.length - self._read).max())
         start = np.maximum(state.length - unread, 0)
         last = state.length - 1
@@ -64,7 +65,7 @@ class ModelRunner:
         return self._sampler(newest, state.positions(1))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        """The distributions after nodes `first` and following, float32 [B, W, V], whose tokens are int64 [B, W]."""
+        """Reads nodes; returns the distribution after each, float32 [B, W, V]."""
         root = state.length - 1
         if tree.chain:
             logits = self._model.forward(tokens, root + first)

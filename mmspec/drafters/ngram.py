@@ -1,4 +1,4 @@
-"""N-gram tables over the left and the upper neighbor."""
+"""N-gram tables over the left and the upper neighbor, for vocabularies small enough to list all pairs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from torch import Tensor
 
 
 class Table(Protocol):
-    """An n-gram table: a start token, and several guesses for trees."""
+    """An n-gram table: a `mmspec.drafters.token_init.TokenInit`, with several candidates for trees."""
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-        """As `TokenInit` has it."""
+        """The first candidate; see `mmspec.drafters.token_init.TokenInit`."""
         ...
 
-    def guesses(self, left: Tensor, up: Tensor, count: int) -> Tensor:
-        """The first `count` guesses of what follows `left` next to `up` (-1: none), int64 [..., count].
+    def candidates(self, left: Tensor, up: Tensor, count: int) -> Tensor:
+        """The `count` best candidates for the token after `left` and below `up`, int64 [..., count].
 
-        Different ones first, and repetitions of the first where there are no more.
+        They are distinct; if the table has fewer, the first one is repeated.
+
+        Args:
+            left: int64 [...].
+            up: int64 [...], -1 where there is no upper neighbor.
+            count: The number of candidates.
         """
         ...
 
 
 class NGramTable:
-    """The likeliest token for each pair of left and upper neighbour, for vocabularies small enough to list all pairs.
+    """The most frequent token for each pair of left and upper neighbor.
 
     Args:
-        best: Integer [V + 1, V]; `best[up, left]`, with row V for "no upper neighbour".
+        best: Integer [V + 1, V]; `best[up, left]`, with row V for "no upper neighbor".
     """
 
     def __init__(self, best: Tensor) -> None:
@@ -37,10 +42,10 @@ class NGramTable:
     def count(sequences: Tensor, width: int, vocab_size: int) -> NGramTable:
         """Counts a table from token maps int64 [n, N] with `width` tokens per line.
 
-        A pair that was never seen falls back to the likeliest successor of its left token, and that to a repetition.
+        An unseen pair falls back to the most frequent successor of its left token, and an unseen left token to itself.
         """
         grid = sequences.long().unflatten(1, (-1, width))
-        # In the first column the token above stands in for the missing one to the left, as in `neighbours`.
+        # In the first column the token above replaces the missing left neighbor, as in drafting.
         left = torch.cat([torch.where(_has_up(grid), _up(grid), -1)[..., :1], grid[..., :-1]], dim=-1)
         up = torch.where(_has_up(grid), _up(grid), vocab_size)
         seen = left >= 0
@@ -53,14 +58,14 @@ class NGramTable:
         return NGramTable(torch.where(by_pair >= 0, by_pair, best))
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-        # Index -1 is the last row, which is the one for "no upper neighbour".
+        # Index -1 is the last row, which is the one for "no upper neighbor".
         return self.best[up, left].long()
 
-    def guesses(self, left: Tensor, up: Tensor, count: int) -> Tensor:
-        """What the pair is followed by, the left token, the one above, both, and what the one above is followed by."""
+    def candidates(self, left: Tensor, up: Tensor, count: int) -> Tensor:
+        """The successor of the pair, that of the left token, the upper token, the left token, the upper's successor."""
         upper = torch.where(up >= 0, up, left)
-        several = [self.best[up, left], self.best[-1][left], upper, left, self.best[-1][upper]]
-        return different(torch.stack([guess.long() for guess in several], dim=-1), count)
+        found = [self.best[up, left], self.best[-1][left], upper, left, self.best[-1][upper]]
+        return distinct(torch.stack([token.long() for token in found], dim=-1), count)
 
 
 def _up(grid: Tensor) -> Tensor:
@@ -72,22 +77,28 @@ def _has_up(grid: Tensor) -> Tensor:
 
 
 def _most_frequent(context: Tensor, token: Tensor, contexts: int, vocab_size: int) -> Tensor:
-    """For each context the token seen most often with it, int64 [contexts]; -1 where it was never seen."""
-    seen, tokens = followers(context, token, vocab_size, 1)
+    """The most frequent token of each context, int64 [contexts]; -1 for an unseen context."""
+    seen, tokens = successors(context, token, vocab_size, 1)
     best = torch.full((contexts,), -1)
     best[seen] = tokens[:, 0]
     return best
 
 
-def followers(context: Tensor, token: Tensor, vocab_size: int, count: int) -> tuple[Tensor, Tensor]:
-    """What follows each context most often, of pairs int64 [n].
+def successors(context: Tensor, token: Tensor, vocab_size: int, count: int) -> tuple[Tensor, Tensor]:
+    """The most frequent tokens after each context.
+
+    Args:
+        context: int64 [n].
+        token: int64 [n], the token after each context.
+        vocab_size: V.
+        count: The number of tokens per context.
 
     Returns:
-        The contexts that were seen, int64 [P] ascending, and the `count` tokens seen most often with each, int64 [P,
-            count], -1 where there are no more. Of tokens seen equally often the highest comes first.
+        The distinct contexts, int64 [P] ascending, and the `count` most frequent tokens of each, int64 [P, count], -1
+        if there are fewer. Of equally frequent tokens the highest comes first.
     """
     pairs, counts = (context * vocab_size + token).unique(return_counts=True)
-    # By context, and within one by count from above.
+    # Sorted by context, then by descending count.
     order = counts.flip(0).argsort(stable=True, descending=True)
     pairs = pairs.flip(0)[order]
     pairs = pairs[(pairs // vocab_size).argsort(stable=True)]
@@ -100,8 +111,8 @@ def followers(context: Tensor, token: Tensor, vocab_size: int, count: int) -> tu
     return seen, best
 
 
-def different(found: Tensor, count: int) -> Tensor:
-    """The first `count` different ones of guesses int64 [..., n], -1 being none; the first of all again after them."""
+def distinct(found: Tensor, count: int) -> Tensor:
+    """The first `count` distinct values of int64 [..., n], without -1; padded with the first one."""
     repeated = (found[..., :, None] == found[..., None, :]).tril(-1).any(-1) | (found < 0)
     found = found.gather(-1, repeated.int().argsort(dim=-1, stable=True))
     found = torch.where(repeated.sort(dim=-1, stable=True).values, found[..., :1], found)

@@ -1,9 +1,9 @@
-"""Token recycling (Luo et al. 2024, arXiv 2408.08696) over two neighbours: an n-gram table made while decoding.
+"""Token recycling (Luo et al. 2024, arXiv 2408.08696) over two neighbors: an n-gram table built while decoding.
 
-Every target call gives the distribution of each slot of its window, whether its draft was accepted or not. The likeliest token
-of each is remembered under the token to the left and the one above (in a stream, the one before that), and guessed when
-the two meet again. Each row keeps a table of its own, so that it does not depend on its batch. A guess is a function of
-the past and tested with fresh coins, so it is as exact as any.
+Every target call gives the distribution of each slot of its window, whether its draft was accepted or not. The most
+likely token of each slot is stored under its left and its upper neighbor (in a stream, the two tokens before it), and
+drafted when the same pair occurs again. Each row has its own table, so that it does not depend on its batch. A draft is
+a function of past calls and is tested with independent random numbers, so that decoding stays exact.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from mmspec.decoding.batch import BatchState
 from mmspec.drafters.token_init import TokenInit
 from mmspec.sampling.rejection import Verdict
 
-_ENTRIES = 2**15  # per row at most; pairs that share an entry overwrite each other, which costs a guess
+_ENTRIES = 2**15  # the largest table of a row; pairs that share an entry overwrite each other
 
 
 class Recycle:
-    """Start tokens from the distributions seen so far.
+    """A token initialization from the target distributions of earlier calls.
 
     Args:
         batch_size: B.
         vocab_size: V.
-        fallback: The guess where a pair of neighbours is new.
+        fallback: The initialization for pairs of neighbors that have not occurred.
+        device: Of the tokens.
     """
 
     def __init__(self, batch_size: int, vocab_size: int, fallback: TokenInit, device: torch.device) -> None:
@@ -38,11 +39,11 @@ class Recycle:
         found = self._table.gather(1, self._entry(left, up)[:, None])[:, 0].long()
         return torch.where(found >= 0, found, self._fallback(left, up, u))
 
-    def learn(self, verdict: Verdict, state: BatchState) -> None:
-        """Remembers the likeliest token of each slot; `state` still stand where the window began."""
+    def update(self, verdict: Verdict, state: BatchState) -> None:
+        """Stores the most likely token of each slot; `state` still ends where the window began."""
         count = verdict.p.shape[1]
         if state.length.min() == 0:
-            return  # the first token has no neighbours
+            return  # the first token has no neighbors
         last = state.last(2)
         read = torch.cat([last, verdict.draft.tokens], dim=1) if count > 1 else last
         left, up = read[:, 1:], read[:, :-1]
@@ -50,16 +51,16 @@ class Recycle:
             positions = state.positions(count)
             up = state.at(np.minimum(positions, state.length[:, None] + width - 1) - width)
             if count > width:
-                # Above lies inside this very window.
+                # The token above is in this window.
                 up = torch.cat([up[:, :width], verdict.draft.tokens[:, : count - width]], dim=1)
             first = torch.from_numpy(positions % width == 0).to(up.device)
             left = torch.where(first & (up >= 0), up, left)
         self._table.scatter_(1, self._entry(left, up), verdict.p.argmax(-1).int())
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows, in this order, and drops all others."""
         self._table = self._table[row_ids]
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
-        """Where a pair of neighbours (`up` -1: none) is remembered, of the shape of `left`."""
+        """The table index of a pair of neighbors (`up` is -1 if there is none), of the shape of `left`."""
         return ((up + 1) * self._vocab_size + left) % self._table.shape[1]

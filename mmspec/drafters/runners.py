@@ -1,4 +1,4 @@
-"""Makes the network that a chain or a tree of drafts is sampled from."""
+"""Builds the draft runner of a recipe: a draft model, an EAGLE head or Medusa heads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from mmspec.sampling.sampler import TokenSampler
 
 
 def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = False) -> DraftRunner:
-    """A source of draft distributions: a smaller model, an EAGLE head or Medusa heads.
+    """Builds a draft runner.
 
     Args:
         context: The recipe and the model's resources.
         kind: "model", "eagle" or "medusa".
-        greedy_as_warm: Give greedy rows the distribution at temperature 1. A tree that only ranks tokens by their
-            probability needs it: the one-hot distribution of a greedy row ranks nothing.
+        greedy_as_warm: Whether greedy rows draft at temperature 1. A tree that ranks tokens by their probability needs
+            it, because the one-hot distribution of a greedy row ranks nothing.
 
     Raises:
-        ArgumentError: If the model has no such network, or one that does not draft that far ahead.
+        ArgumentError: If the model has no such network, or one that does not draft far enough ahead.
         ModelError: If the network belongs to another model.
     """
     recipe, layout, target, resources = context.recipe, context.layout, context.target, context.resources
@@ -49,14 +49,18 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             f"`mmspec train-drafter --kind {kind}` and name its folder as drafter"
         )
     if not isinstance(target, FeatureTarget):
-        raise ArgumentError(f"recipe {recipe.name!r} is not possible here: {type(target).__name__} shows no features")
+        raise ArgumentError(
+            f"recipe {recipe.name!r} is not possible here: {type(target).__name__} does not provide features"
+        )
     head = resources.heads[kind]
     if head.vocab_size != target.vocab_size:
         raise ModelError(
-            f"drafter has {head.vocab_size} tokens, the model {target.vocab_size}; they do not belong together"
+            f"drafter has a vocabulary of {head.vocab_size} tokens, the model {target.vocab_size}; they must match"
         )
     if isinstance(head, EagleHead):
         return EagleRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
     if recipe.depth > head.count and not recipe.auto:
-        raise ArgumentError(f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, and there are {head.count} heads")
+        raise ArgumentError(
+            f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} Medusa heads"
+        )
     return MedusaRunner(head, target, sampler(context.samplings))

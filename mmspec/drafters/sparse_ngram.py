@@ -1,8 +1,8 @@
-"""An n-gram table with several followers of each context, of any vocabulary: it holds what was seen, nothing else.
+"""A sparse n-gram table with several successors of each context, for vocabularies of any size.
 
-Prompt lookup (Saxena 2023) and its n-gram kin (Ou et al. 2024, arXiv 2404.08698) over tables counted beforehand: by the
-two neighbours of a position, else by the nearer one alone. A guess is tested with p(x), and siblings one by one,
-target-only, so that it is exact.
+Prompt lookup (Saxena 2023) and n-gram drafting (Ou et al. 2024, arXiv 2404.08698) with tables that are counted in
+advance: over the two neighbors of a position, or over the left one alone if the pair was not seen. A candidate has a
+one-hot q and is accepted with probability p(x), siblings one after the other, so that decoding is exact.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.drafters.ngram import different, followers
+from mmspec.drafters.ngram import distinct, successors
 
 
 class SparseNGramTable:
-    """The tokens seen most often next to a pair of neighbours, and those seen most often after a token.
+    """The most frequent successors of each pair of neighbors, and of each token.
 
     Args:
         pairs: int64 [P] ascending, `up * V + left` of each pair that was seen.
-        after_pair: int [P, K], what follows it; -1 where there are no more.
-        after_left: int [V, K], what follows a token.
+        after_pair: Integer [P, K], the successors of each pair, most frequent first; -1 if there are fewer than K.
+        after_left: Integer [V, K], the successors of each token.
     """
 
     def __init__(self, pairs: Tensor, after_pair: Tensor, after_left: Tensor) -> None:
@@ -28,14 +28,15 @@ class SparseNGramTable:
         self.after_left = after_left
 
     @staticmethod
-    def count(sequences: Tensor, width: int | None, vocab_size: int, several: int = 4) -> SparseNGramTable:
+    def count(sequences: Tensor, width: int | None, vocab_size: int, most: int = 4) -> SparseNGramTable:
         """Counts a table.
 
         Args:
-            sequences: int64 [n, N]; what is below 0 is not counted, such as padding after short ones.
-            width: Tokens per line of a map, of which N is a multiple; None for streams, where the neighbours of a
-                position are the two tokens before it.
-            several: K, how many followers are kept.
+            sequences: int64 [n, N]; negative values, such as padding, are not counted.
+            width: Tokens per line of a map, a divisor of N; None for streams, where the neighbors of a position are the
+                two tokens before it.
+            vocab_size: V.
+            most: K, the number of successors to keep.
         """
         tokens = sequences.long()
         left, up = torch.full_like(tokens, -1), torch.full_like(tokens, -1)
@@ -43,14 +44,14 @@ class SparseNGramTable:
         distance = width or 2
         up[:, distance:] = tokens[:, :-distance]
         if width:
-            # In the first column the token above stands in for the missing one to the left, as in drafting.
+            # In the first column the token above replaces the missing left neighbor, as in drafting.
             left[:, ::width] = up[:, ::width]
-        after_left = torch.full((vocab_size, several), -1, dtype=torch.int32)
+        after_left = torch.full((vocab_size, most), -1, dtype=torch.int32)
         seen = (tokens >= 0) & (left >= 0)
-        context, best = followers(left[seen], tokens[seen], vocab_size, several)
+        context, best = successors(left[seen], tokens[seen], vocab_size, most)
         after_left[context] = best.int()
         seen &= up >= 0
-        pairs, after_pair = followers((up * vocab_size + left)[seen], tokens[seen], vocab_size, several)
+        pairs, after_pair = successors((up * vocab_size + left)[seen], tokens[seen], vocab_size, most)
         return SparseNGramTable(pairs, after_pair.int(), after_left)
 
     def to(self, device: torch.device) -> SparseNGramTable:
@@ -58,14 +59,14 @@ class SparseNGramTable:
         return SparseNGramTable(self.pairs.to(device), self.after_pair.to(device), self.after_left.to(device))
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-        return self.guesses(left, up, 1)[..., 0]
+        return self.candidates(left, up, 1)[..., 0]
 
-    def guesses(self, left: Tensor, up: Tensor, count: int) -> Tensor:
-        """What follows the pair, what follows the left token, the token above, the one before."""
-        several = [self.after_left[left].long(), torch.where(up >= 0, up, left)[..., None], left[..., None]]
+    def candidates(self, left: Tensor, up: Tensor, count: int) -> Tensor:
+        """The successors of the pair, those of the left token, the upper token, the left token."""
+        found = [self.after_left[left].long(), torch.where(up >= 0, up, left)[..., None], left[..., None]]
         if len(self.pairs):
             pair = up * len(self.after_left) + left
             index = torch.searchsorted(self.pairs, pair).clamp_(max=len(self.pairs) - 1)
             known = (self.pairs[index] == pair) & (up >= 0)
-            several.insert(0, torch.where(known[..., None], self.after_pair[index].long(), -1))
-        return different(torch.cat(several, dim=-1), count)
+            found.insert(0, torch.where(known[..., None], self.after_pair[index].long(), -1))
+        return distinct(torch.cat(found, dim=-1), count)

@@ -1,4 +1,4 @@
-"""Start tokens: guesses for positions nobody has drafted yet, from the tokens to the left and above."""
+"""Token initialization: drafts for positions that are new to the window, from the left and the upper neighbor."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# (left, up, u) -> tokens, int64 [B] each. `left` is the token before; `up` the one above, in a stream the one before
-# `left`, -1 where there is none; `u` float32 [B] uniform in [0, 1). The guess counts as certain (one-hot q), so any one
-# is exact.
+# (left, up, u) -> tokens, int64 [B] each. `left` is the token before the position. `up` is the token above it, or in a
+# stream the one before `left`; -1 if there is none. `u` float32 [B] is uniform in [0, 1). The token has a one-hot q, so
+# that any initialization is exact.
 TokenInit = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def repeat_left(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-    """The token before."""
+    """Repeats the token before."""
     return left
 
 
 def repeat_up(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-    """The token above; in the first line the token before. For maps of lines only."""
+    """Repeats the token above, or in the first line the token before. For 2-D token maps only."""
     return torch.where(up >= 0, up, left)
 
 
 def random_token(vocab_size: int) -> TokenInit:
-    """Any token, all alike."""
+    """An initialization with uniformly random tokens."""
 
-    def start(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
+    def init(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
         return (u * vocab_size).long().clamp_(max=vocab_size - 1)
 
-    return start
+    return init

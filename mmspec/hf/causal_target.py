@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
-from mmspec.decoding.cuda_graphs import CUDAGraphTarget, wanted
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit
 from mmspec.hf.decoder_layers import count_layers, first_layers
 from mmspec.hf.slot_cache import SlotCache
@@ -150,7 +150,7 @@ class CausalTarget:
         return self._rows
 
     @property
-    def sides(self) -> int:
+    def cfg_factor(self) -> int:
         """Cache rows per row of the batch: 2 with guidance, else 1."""
         return self._cfg_factor(None)
 
@@ -238,7 +238,7 @@ class CausalTarget:
 
 def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:
     """The target with its windows captured in CUDA graphs, on a CUDA device and unless the model is dispatched."""
-    return CUDAGraphTarget(target) if wanted(target.device) and not target.dispatched else target
+    return CUDAGraphTarget(target) if use_cuda_graphs(target.device) and not target.dispatched else target
 
 
 def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:

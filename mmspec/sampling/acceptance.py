@@ -15,8 +15,8 @@ from mmspec.kernels.rule import KernelRule
 # [B, m] with which each draft is accepted; values above 1 count as 1.
 Accept = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# The same with a fourth argument, features float [B, m, D]: the target's hidden state at each draft, after the final
-# norm, of the conditional rows.
+# The same with a fourth argument, features float [B, m, D]: the target's hidden state at each draft, which depends on
+# the draft and everything before it; after the final norm, of the conditional rows.
 FeatureAccept = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

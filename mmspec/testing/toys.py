@@ -331,5 +331,9 @@ def toy_latent_resources(batch_size: int, dim: int, length: int, seed: int, draf
         return LatentModel(ToyBackbone(batch_size, dim, length, seed, spread), draft)
 
     return DraftResources(
-        latent_models={"draft": lambda _: model(0.9), "layer-skip": lambda _: model(0.8), "few-steps": lambda _: model(1)}
+        latent_models={
+            "draft": lambda _: model(0.9),
+            "layer-skip": lambda _: model(0.8),
+            "few-steps": lambda _: model(1),
+        }
     )

@@ -122,5 +122,5 @@ def test_pipeline_with_windows_of_several_frames() -> None:
     for wrong in (-1, 17, "2"):
         with pytest.raises(ArgumentError, match=f"ahead={wrong!r} is not allowed"):
             mmspec.load(tiny.csm(), processor=tiny.tokenizer(), config={"ahead": wrong})
-    with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameTarget is read whole"):
+    with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameTarget has no early exit"):
         ahead("two", recipe="layer-skip:layers=1")

@@ -113,7 +113,7 @@ def test_pocket_drafters(recipe: str) -> None:
 
 def test_pocket_errors() -> None:
     model = tiny("pocket")
-    with pytest.raises(ArgumentError, match="numbers"):
+    with pytest.raises(ArgumentError, match="discrete tokens"):
         speak(model, PROMPT, "scd")
     with pytest.raises(ArgumentError, match="layers=3"):
         speak(model, PROMPT, "layer-skip+smoothed:layers=3")

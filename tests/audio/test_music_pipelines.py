@@ -141,7 +141,9 @@ def test_errors() -> None:
     with pytest.raises(ModelError, match=r"draft_model makes \(2,\) codebooks, the model \(4,\)"):
         pipe.with_duration(5 * FRAME)("piano", recipe="draft:window=3")
     pipe = mmspec.load(long_musicgen(), processor=tokenizer())
-    with pytest.raises(ArgumentError, match="recipe 'tree' is not possible here: this model makes columns of 4 codes"):
+    with pytest.raises(
+        ArgumentError, match="recipe 'tree' is not possible here: this model generates columns of codes"
+    ):
         pipe.with_duration(5 * FRAME)("piano", recipe="tree")
 
 

@@ -118,7 +118,7 @@ def deviation(recipe_text: str, guesses: type[TextNGramDrafter] = TextNGramDraft
         resources = DraftResources(
             draft_model=lambda: SpokenTarget(draft, [FEATURES] * rows, LENGTH, slack=recipe.window),
             draft_sampling=[SamplingParams(1.0)] * rows,
-            guesses=partial(guesses, table, target, [FEATURES] * rows),
+            continuation=partial(guesses, table, target, [FEATURES] * rows),
         )
         tokens = run(target, recipe, layout, [sampling] * rows, range(first, first + rows), resources).tokens
         counts += torch.bincount((tokens * 5 ** torch.arange(LENGTH - 1, -1, -1)).sum(1), minlength=len(joint))

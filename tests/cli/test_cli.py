@@ -236,6 +236,8 @@ def test_ls_marks_exact_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "models" not in capsys.readouterr().out
     assert main(["ls", "adapters"]) == 0
     assert "JanusForConditionalGeneration" in capsys.readouterr().out
+    assert main(["ls", "metrics"]) == 0
+    assert "  fid " in capsys.readouterr().out
     assert main(["ls", "recipe"]) == 2
     assert "did you mean 'recipes'" in capsys.readouterr().err
 

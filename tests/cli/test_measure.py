@@ -76,7 +76,7 @@ def test_unreadable_files_are_left_out_of_all_folders(folders: list[str], capsys
     assert main(["measure", clean, noisy, "--metrics", "attributes", "--json"]) == 0
     out, error = capsys.readouterr()
     assert [row["attributes"]["n"] for row in json.loads(out)["quality"]] == [11, 11]
-    assert error.startswith(f"mmspec: left out: '{broken}' is no image that can be read")
+    assert error.startswith(f"mmspec: left out: '{broken}' is not a readable image")
     assert main(["measure", clean, noisy, "--metrics", "attributes", "--strict"]) == 2
     assert "1 of 24 files are unreadable" in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def test_invalid_arguments_raise(folders: list[str], capsys: pytest.CaptureFixtu
         ([clean, "--metrics", "nll"], "is measured while a model generates, not on files"),
         ([clean, "--metrics", "wer", "--whisper", "x"], "'x'"),
         ([str(tmp_path), "--metrics", "attributes"], "holds no image"),
-        (["none", "--metrics", "attributes"], "DIR: 'none' is no folder"),
+        (["none", "--metrics", "attributes"], "DIR: 'none' is not a folder"),
         ([other, "--metrics", "attributes"], "a.png' holds no prompt; name a file"),
         ([other, "--metrics", "attributes", "--prompts", str(tmp_path / "prompts.txt")], "has 1 prompts"),
         ([clean, "--metrics", "fd@shapes", "--reference", other], "z.png' is uint8 [32, 32, 3]; all must be"),

@@ -1,4 +1,4 @@
-"""The window that is chosen while decoding: as exact as any, never much slower than plain, close to the best one."""
+"""Adaptive windows: exact, never much slower than plain decoding, and close to the best fixed width."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:wind
 
 
 class Adversary(AdaptiveWindow):
-    """Lets the window hang on what the last call accepted, as strongly as a policy can."""
+    """A policy whose width depends on the tokens gained by the last call, as strongly as possible."""
 
     def __init__(self, largest: int) -> None:
         super().__init__(largest)
@@ -42,7 +42,7 @@ class Adversary(AdaptiveWindow):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", AUTO)
 def test_distribution_under_an_adversary(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch 1, where the choice hangs on that one row's own luck; power as for `test_exactness`'s batch of one."""
+    """Batch size 1, where the width depends on that row's own acceptances; power as in `test_exactness`."""
     monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Adversary)
     verdict = check(
         recipe, SamplingParams(0.8, top_p=0.9), samples=1500, layout=Layout(4), vocab_size=2, batch=1, seed=5
@@ -60,7 +60,7 @@ def test_distribution(recipe: str) -> None:
 COSTS: dict[str, Callable[[int], float]] = {
     "table": lambda width: 1.5 + 0.03 * width,
     "draft model": lambda width: 1.5 + 0.35 * width,
-    "its own twin": lambda width: 1.5 + width,
+    "a draft model as slow as the target": lambda width: 1.5 + width,
     "free": lambda width: 1 + 0.01 * width,
 }
 
@@ -68,23 +68,23 @@ COSTS: dict[str, Callable[[int], float]] = {
 def simulate(
     adaptive_window: AdaptiveWindow, cost: Callable[[int], float], chance: float, tokens: int, rng: random.Random
 ) -> float:
-    """Seconds for one row of so many tokens, where a step takes a second and drafts pass with this chance."""
+    """Seconds for a row of `tokens` tokens, if a single step takes a second and a draft is accepted with `chance`."""
     adaptive_window.begin(tokens)
-    seconds, made = 0.0, 1
-    while made < tokens:
+    seconds, length = 0.0, 1
+    while length < tokens:
         width = adaptive_window.choose()
-        calls, gained = (min(adaptive_window.steps(), tokens - made), 1) if width == 1 else (1, 1)
+        calls, gained = (min(adaptive_window.steps(), tokens - length), 1) if width == 1 else (1, 1)
         while gained < width and rng.random() < chance:
             gained += 1
-        took = (1.0 if width == 1 else cost(width)) * rng.uniform(0.95, 1.05)
-        seconds, made = seconds + took * calls, made + gained * calls
-        adaptive_window.record(width, took, gained, calls)
+        per_call = (1.0 if width == 1 else cost(width)) * rng.uniform(0.95, 1.05)
+        seconds, length = seconds + per_call * calls, length + gained * calls
+        adaptive_window.record(width, per_call, gained, calls)
     return seconds
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("drafter", COSTS)
-def test_it_is_never_much_slower_than_plain_and_close_to_the_best(drafter: str, chance: float) -> None:
+def test_never_much_slower_than_plain_and_close_to_the_best_width(drafter: str, chance: float) -> None:
     cost, rng, adaptive_window, tokens = COSTS[drafter], random.Random(1), AdaptiveWindow(), 1000
     runs = [simulate(adaptive_window, cost, chance, tokens, rng) for _ in range(4)]
     assert max(runs) < 1.05 * tokens
@@ -92,13 +92,13 @@ def test_it_is_never_much_slower_than_plain_and_close_to_the_best(drafter: str, 
     assert sum(runs[1:]) / 3 < 1.2 * tokens / best
 
 
-def test_what_a_run_learned_is_kept_with_the_model() -> None:
+def test_policies_are_kept_per_model() -> None:
     model = torch.nn.Linear(1, 1)
     adaptive_windows_of(model)["scd:window=auto", 1, False] = AdaptiveWindow()
     assert adaptive_windows_of(model) is adaptive_windows_of(model) and not adaptive_windows_of(torch.nn.Linear(1, 1))
 
 
-def test_the_knob_takes_a_number_or_auto() -> None:
+def test_the_window_knob_is_a_number_or_auto() -> None:
     assert parse("scd:window=auto").window == LARGEST and str(parse("scd:window=auto")) == "scd:window=auto"
     with pytest.raises(ArgumentError, match=r"scd:window=atuo is not allowed; it must be a number from 2 .* or one of"):
         parse("scd:window=atuo")
@@ -106,8 +106,8 @@ def test_the_knob_takes_a_number_or_auto() -> None:
         parse("tree-dynamic:window=auto")
 
 
-def test_a_draft_model_reads_what_single_steps_brought(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target drafts for itself, with single steps between its windows: everything is accepted."""
+def test_a_draft_model_reads_the_tokens_of_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target is its own draft model, with single steps between the windows: every draft is accepted."""
 
     class Turns(AdaptiveWindow):
         def choose(self) -> int:

@@ -133,9 +133,9 @@ def test_generate_gives_the_tokens_of_eager_mode(device: torch.device, monkeypat
     ids = torch.tensor([[1, 7, 8, 3], [0, 1, 9, 3]], device=device)
     call = {"input_ids": ids, "attention_mask": (ids > 0).long(), "do_sample": False, "guidance_scale": 2}
     call |= {"custom_generate": mmspec.generate, "recipe": "scd:window=4", "max_new_tokens": 16}
-    monkeypatch.setattr(target, "wanted", lambda device: False)
+    monkeypatch.setattr(target, "use_cuda_graphs", lambda device: False)
     wanted = generate(model, **call)
-    monkeypatch.setattr(target, "wanted", lambda device: True)
+    monkeypatch.setattr(target, "use_cuda_graphs", lambda device: True)
     monkeypatch.setattr(target, "CUDAGraphTarget", capture)
     assert torch.equal(generate(model, **call), wanted)
     assert made and made[0]._graphs._calls
@@ -154,10 +154,10 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
         gc.collect()
         return pipe(class_labels=label, recipe=recipe, seed=0, **settings).tokens
 
-    monkeypatch.setattr(graph_cache, "wanted", lambda device: False)
+    monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: False)
     wanted = [tokens(label) for label in (1, 2)]
     assert not torch.equal(*wanted) and gpt not in graph_cache._KEPT
-    monkeypatch.setattr(graph_cache, "wanted", lambda device: True)
+    monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: True)
     found = [tokens(label) for label in (1, 2)]
     (kept,) = graph_cache._KEPT[gpt]
     count = len(kept.graphs._calls)
@@ -171,9 +171,9 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
 def test_the_variable_that_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.delenv("MMSPEC_CUDA_GRAPHS", raising=False)
-    assert cuda_graphs.wanted(cuda) and not cuda_graphs.wanted(cpu)
+    assert cuda_graphs.use_cuda_graphs(cuda) and not cuda_graphs.use_cuda_graphs(cpu)
     monkeypatch.setenv("MMSPEC_CUDA_GRAPHS", "off")
-    assert not cuda_graphs.wanted(cuda)
+    assert not cuda_graphs.use_cuda_graphs(cuda)
     monkeypatch.setenv("MMSPEC_CUDA_GRAPHS", "no")
     with pytest.raises(ArgumentError, match="MMSPEC_CUDA_GRAPHS='no' is not allowed; it must be off, or unset"):
-        cuda_graphs.wanted(cpu)
+        cuda_graphs.use_cuda_graphs(cpu)

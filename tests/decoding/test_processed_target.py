@@ -1,4 +1,4 @@
-"""Processed targets: every recipe keeps the distribution that the processors define, and a stateful processor does not."""
+"""Processed targets: every recipe keeps the distribution of the processors, and a stateful processor breaks it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sampling_of(name: str) -> SamplingParams:
 def distance(
     recipe: str, name: str, samples: int, kind: type[ProcessedTarget] = ProcessedTarget
 ) -> tuple[float, float]:
-    """The total variation of a recipe's samples from the token-by-token distribution, and its limit for exact samples."""
+    """The total variation of a recipe's samples from token-by-token decoding, and its limit for exact samples."""
     rules, sampling, wanted = RULES[name], sampling_of(name), parse(recipe)
     layout = ENDING if name == "several" else LAYOUT
     joint = joint_probs(toy(rules), layout, sampling)

@@ -1,5 +1,4 @@
-"""Rows of one batch that allow different tokens at the same position: distributions, images of different sizes, and what a
-`prefix_allowed_tokens_fn` may look at.
+"""Constraints by row: exactness, images of different sizes in a batch, and `prefix_allowed_tokens_fn`.
 
 Power: 20,000 rows of each kind, of at most 48 sequences, have a noise floor near 0.01 and a limit five standard
 deviations, about 0.008, above it. A bias of 0.03 in total variation is always found.
@@ -75,7 +74,7 @@ def distances(recipe: str) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("recipe", EXACT)
-def test_each_row_follows_its_own_law(recipe: str) -> None:
+def test_each_row_follows_its_own_distribution(recipe: str) -> None:
     for tv, limit in distances(recipe):
         print(f"{recipe}: TV {tv:.4f}, limit {limit:.4f}")
         assert tv < limit
@@ -169,17 +168,17 @@ def test_greedy_equals_the_models_own_generate(allowed: Any, guided: bool) -> No
         assert torch.equal(ours, expected), recipe
 
 
-def test_sampled_pictures_have_their_own_sizes() -> None:
+def test_sampled_images_have_their_own_sizes() -> None:
     model = tiny_models.emu3()
     call = CALL | {"do_sample": True, "prefix_allowed_tokens_fn": lines, "custom_generate": generate}
     out = model.generate(**call, seed=3, recipe="scd:window=5")
     for row, (height, width) in zip(out[:, 6:], SIZES, strict=True):
-        picture, rest = row[: height * (width + 1)].view(height, width + 1), row[height * (width + 1) :]
-        assert bool((picture[:, :-1] >= 10).all()) and bool((picture[:, -1] == 4).all())
+        image, rest = row[: height * (width + 1)].view(height, width + 1), row[height * (width + 1) :]
+        assert bool((image[:, :-1] >= 10).all()) and bool((image[:, -1] == 4).all())
         assert rest[:3].tolist() == [5, 6, 2] and not rest[3:].any()
 
 
-def test_what_is_asked_of_rows() -> None:
+def test_allowed_tokens_by_row_and_position() -> None:
     prompts = torch.tensor([[1, 2], [3, 4]])
     found = tabulate(lambda row, ids: [3 + row] if len(ids) == 3 else [5, 6], prompts, 3, 9)
     allowed = [[found.ids[k].nonzero()[:, 0].tolist() for k in row] for row in found.kind]
@@ -190,7 +189,7 @@ def test_what_is_asked_of_rows() -> None:
     assert tabulate(lambda row, ids: [7] if len(ids) % (3 + row) == 1 else [3, 4], prompts, 8, 9).width is None
 
 
-def test_a_function_that_looks_at_the_picture_is_refused() -> None:
+def test_a_function_that_depends_on_generated_tokens_is_refused() -> None:
     prompts = torch.tensor([[1, 2], [3, 4]])
     message = "prefix_allowed_tokens_fn depends on generated tokens (at new token 1 of row 0)"
     with pytest.raises(ArgumentError, match=re.escape(message)):
@@ -202,5 +201,5 @@ def test_a_function_that_looks_at_the_picture_is_refused() -> None:
 
     model = tiny_models.emu3()
     call = CALL | {"do_sample": True, "prefix_allowed_tokens_fn": hidden, "custom_generate": generate}
-    with pytest.raises(ArgumentError, match="depends on the tokens made so far.*take the model's own generate"):
+    with pytest.raises(ArgumentError, match="depends on generated tokens.*use the model's own generate"):
         model.generate(**call, seed=0)

@@ -1,4 +1,4 @@
-"""What a run says of itself, row by row, against the enumerated distribution of its toy model."""
+"""Statistics of a run, row by row, against the enumerated distribution of a toy model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode(
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=3", "draft+beta:beta=0.3", "tree:branch=2/1", "top-m:m=2"])
-def test_nll_is_that_of_each_row_under_the_target(recipe: str) -> None:
+def test_nll_of_each_row_agrees_with_the_joint_distribution(recipe: str) -> None:
     decoded = decode(recipe)
     joint = exact_joint(ToyTarget(1, V, N, 0, True), SAMPLING, Layout(length=N))
     number = (decoded.tokens * V ** torch.arange(N - 1, -1, -1)).sum(1)
@@ -45,14 +45,14 @@ def test_nll_is_that_of_each_row_under_the_target(recipe: str) -> None:
     assert stats.tv_bound == pytest.approx(np.mean([row.tv_bound for row in stats.rows]))
 
 
-def test_nll_of_rows_that_end_early_counts_what_they_hold() -> None:
+def test_nll_of_rows_that_end_early_counts_their_tokens_only() -> None:
     decoded = decode("scd:window=3", layout=Layout(length=N, eos=frozenset({1}), pad=0))
     lengths = [int((row == 1).nonzero()[0]) + 1 if (row == 1).any() else N for row in decoded.tokens]
     assert [row.tokens for row in decoded.stats.rows] == lengths
     assert all(row.nll is not None and 0 < row.nll < 20 for row in decoded.stats.rows)
 
 
-def test_a_token_that_the_law_excludes_counts_as_40_bits() -> None:
+def test_a_token_that_top_k_excludes_counts_as_40_bits() -> None:
     decoded = decode("draft+beta:beta=0.3", batch_size=200, sampling=SamplingParams(temperature=0.8, top_k=1))
     assert decoded.stats.nll is not None and 0 < decoded.stats.nll <= 40
     greedy = decode("plain", batch_size=4, sampling=SamplingParams(temperature=0.0))

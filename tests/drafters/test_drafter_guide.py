@@ -1,4 +1,4 @@
-"""docs/adding-a-drafter.md and docs/adding-a-recipe.md, followed to the letter by packages outside mmspec."""
+"""The packages of docs/adding-a-drafter.md and docs/adding-a-recipe.md, as written there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's own first layers as drafter: they are a smaller model, and leave the target what it needs."""
+"""Early exit: the first layers agree with a smaller model, and do not change the results of the target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ N = 16
 
 
 def agree(target: SupportsEarlyExit, cut: Any, guided: bool, vocab_size: int) -> bool:
-    """Whether one layer of a target says what a model of this layer says, and the whole what it says without parts."""
+    """Whether an early exit after one layer agrees with a model of that layer, interleaved with full calls."""
     x, junk = torch.randint(vocab_size, (2, 2, N), generator=torch.Generator().manual_seed(1))
     wrong = 0
 
@@ -69,7 +69,7 @@ def agree(target: SupportsEarlyExit, cut: Any, guided: bool, vocab_size: int) ->
 
 
 def llamagen(layers: int | None = None) -> Callable[[], LlamaGenTarget]:
-    torch.manual_seed(0)  # of what stands for no condition
+    torch.manual_seed(0)  # for the unconditional embedding
     gpt = tiny_llamagen.tiny(grid_size=4)
     condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, tiny_llamagen.T)
@@ -88,7 +88,7 @@ def unguided(cut: LlamaGenTarget) -> LlamaGenTarget:
 
 
 @pytest.mark.parametrize("guided", [False, True])
-def test_our_own(guided: bool) -> None:
+def test_llamagen(guided: bool) -> None:
     cut = llamagen(1)()
     assert agree(llamagen()(), cut if guided else unguided(cut), guided, tiny_llamagen.V)
 
@@ -96,7 +96,7 @@ def test_our_own(guided: bool) -> None:
 @pytest.mark.parametrize(("name", "guided"), GUIDANCE)
 def test_models_of_transformers(name: str, guided: bool) -> None:
     model = CASES[name].model()
-    # The target is guided wherever it can be: a part need not be.
+    # The target is guided if it can be, even if the early exit is not.
     job = job_of(model, arguments(name, model, name != "glm"))
     backbone = job.plan.backbone
     small: Any = deepcopy(backbone.decoder)
@@ -150,11 +150,11 @@ def test_distribution(recipe: str) -> None:
     assert found.ok and found.tokens_per_call > 1, found
 
 
-def test_what_has_no_first_layers_says_so() -> None:
+def test_targets_without_early_exit_are_refused() -> None:
     class Whole:
         vocab_size, device = 3, torch.device("cpu")
 
-    with pytest.raises(ArgumentError, match="Whole is read whole; use a draft model"):
+    with pytest.raises(ArgumentError, match="Whole has no early exit; use a draft model"):
         EarlyExitTarget(Whole(), EarlyExit(1, guided=False))
     with pytest.raises(ArgumentError, match="layers=4 is not allowed; this model has 4, so take fewer"):
         run(ToyTarget(1, 3, 3, 0), parse("layer-skip:layers=4"), Layout(3), [SamplingParams()], [0], DraftResources())
@@ -166,7 +166,7 @@ def test_what_has_no_first_layers_says_so() -> None:
         parse("scd:layers=2")
 
 
-def test_a_part_that_wrote_the_wrong_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_exit_that_writes_the_wrong_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = LlamaGenTarget.forward
 
     def shifted(self: LlamaGenTarget, tokens: Tensor, at: Any, part: EarlyExit | None = None) -> Logits:

@@ -1,4 +1,4 @@
-"""N-gram tables with several followers, counted from maps and from streams, against a plain count."""
+"""Sparse n-gram tables, counted from maps and from streams, against a plain count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ V, K = 5, 3
 
 
 def by_hand(sequences: Tensor, width: int | None) -> tuple[dict[tuple[int, int], list[int]], dict[int, list[int]]]:
-    """What follows each pair (upper, left) and each token, most frequent first, of equals the highest."""
+    """The successors of each pair (upper, left) and of each token, most frequent first, then highest first."""
     pairs: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     singles: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for row in sequences.tolist():
@@ -58,17 +58,17 @@ def test_against_a_plain_count(width: int | None) -> None:
             known = [*pairs.get((up, left), []), *singles.get(left, []), up if up >= 0 else left, left]
             expected = list(dict.fromkeys(known))[:K]
             expected += expected[:1] * (K - len(expected))
-            assert table.guesses(torch.tensor([left]), torch.tensor([up]), K).tolist() == [expected], (up, left)
+            assert table.candidates(torch.tensor([left]), torch.tensor([up]), K).tolist() == [expected], (up, left)
             assert table(torch.tensor([left]), torch.tensor([up]), torch.zeros(1)).tolist() == expected[:1]
 
 
-def test_nothing_seen_repeats() -> None:
+def test_unseen_contexts_repeat_their_neighbors() -> None:
     table = SparseNGramTable.count(torch.tensor([[3]]), None, V)
-    assert table.guesses(torch.tensor([[2, 1]]), torch.tensor([[0, -1]]), 3).tolist() == [[[0, 2, 0], [1, 1, 1]]]
+    assert table.candidates(torch.tensor([[2, 1]]), torch.tensor([[0, -1]]), 3).tolist() == [[[0, 2, 0], [1, 1, 1]]]
 
 
-class Song(ToyTarget):
-    """A stream that goes one way only, whatever is drafted."""
+class FixedStream(ToyTarget):
+    """A target whose stream is known in advance and does not depend on the drafts."""
 
     def __init__(self, known: list[int]) -> None:
         super().__init__(1, V, 3, 0)
@@ -86,21 +86,23 @@ class Song(ToyTarget):
         return Logits(self._likely[at[:, None] + 1 + tree.depth], None)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
-        """Nothing is remembered."""
+        """Does nothing: the target has no cache."""
 
 
 @pytest.mark.parametrize("recipe", ["table:window=4", "scd:window=4", "tree-table:branch=2/2/1", "recycle:window=4"])
-def test_streams_are_guessed_from_two_tokens(recipe: str) -> None:
-    """A table of such streams knows every token from the two before it: whole windows are accepted."""
+def test_streams_are_drafted_from_two_tokens(recipe: str) -> None:
+    """In this stream two tokens determine the next one, so that whole windows are accepted."""
     known, length = [0, 0], 40
     while len(known) < 200:
         known.append((known[-2] * 2 + known[-1] + 1) % V)
     table = SparseNGramTable.count(torch.tensor([known]), None, V)
 
-    out = run(Song(known), parse(recipe), Layout(length), [SamplingParams(temperature=0)], [0], DraftResources(table))
+    out = run(
+        FixedStream(known), parse(recipe), Layout(length), [SamplingParams(temperature=0)], [0], DraftResources(table)
+    )
     assert out.tokens.tolist() == [known[:length]]
     if recipe.startswith("recycle"):
-        assert out.stats.tokens_per_call > 1.3  # each pair of neighbours has to be met once
+        assert out.stats.tokens_per_call > 1.3  # each pair of neighbors has to occur once
     else:
-        # The first window has one neighbour only.
+        # The first window has one neighbor only.
         assert out.stats.nfe <= 2 + -(-length // (3 + ("tree" not in recipe))) + 1

@@ -177,7 +177,7 @@ def test_a_table_is_counted_from_images(model: Any, allowed: Any) -> None:
     table = count_table(torch.tensor([[4, 10, 11, 4, 10, 13, 7]]), parse("scd"), Layout(6, width=3), 4, 10, IDS.device)
     # 4 is followed by 10, and 10 below 10 by 13. The seventh token begins an incomplete line and is left out.
     assert table is not None
-    assert table.guesses(torch.tensor([0, 6]), torch.tensor([-1, 7]), 1).tolist() == [[6], [9]]
+    assert table.candidates(torch.tensor([0, 6]), torch.tensor([-1, 7]), 1).tolist() == [[6], [9]]
 
 
 class Unknown(nn.Module):

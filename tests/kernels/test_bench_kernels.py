@@ -1,4 +1,4 @@
-"""`mmspec bench kernels` and `mmspec bench image --random-weights`: every implementation runs; records are complete."""
+"""`mmspec bench kernels` and `mmspec bench image --random-weights`: every way runs, and the record says where."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmspec.cli.app import main
 from mmspec.metrics.bench import steps as step_bench
 
 
-def test_every_implementation_of_verification_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verification_is_timed_in_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     words = "bench kernels --batch 2 --window 3 --vocab 50 --repeats 1 --json"
     assert main(words.split()) == 0
     record = json.loads(capsys.readouterr().out)
@@ -37,6 +37,6 @@ def test_steps_are_timed_on_random_weights(capsys: pytest.CaptureFixture[str], m
         ("bench image --random-weights --config llamagen-x", "unknown config 'llamagen-x' (did you mean"),
     ],
 )
-def test_unknown_names_raise(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_there_is_not(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err

@@ -140,6 +140,23 @@ def test_no_speedup_without_the_gate(pipe: Pipe) -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+def test_the_command_prints_no_speedup_without_the_gate(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+    monkeypatch.setattr(exactness, "check", lambda recipe: gate(recipe.name == "plain"))
+    arguments = ["bench", "image", "--recipes", "scd", "--batch", "1", "--limit", "2", "--repeats", "1"]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["recipe"], row["gate"], row["speedup"] is None) for row in rows] == [
+        ("plain", True, False), ("scd", False, True),
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[:4]]
+    column = [cell.strip() for cell in lines[0]].index("speed-up")
+    assert [line[column].strip() for line in lines[2:]] == ["1.00 [1.00, 1.00]", "-"]
+
+
 def test_overrides_reach_the_pipeline(pipe: Pipe) -> None:
     overrides = SamplingOverrides(temperature=1.0, guidance_scale=2.0)
     bench(pipe, ["a"], [SCD], gate=lambda _: gate(True), repeats=1, overrides=overrides)

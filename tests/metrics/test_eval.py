@@ -287,7 +287,7 @@ def test_an_unreadable_image_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest
     path.write_bytes(whole[:100])
     record = evaluate(tmp_path)
     error = capsys.readouterr().err
-    assert error.startswith(f"mmspec: left out: '{path}' is no image that can be read") and error.count("\n") == 1
+    assert error.startswith(f"mmspec: left out: '{path}' is not a readable image") and error.count("\n") == 1
     assert record["skipped"] == [error.strip().removeprefix("mmspec: left out: ")]
     # The same prompt and seed of other recipes are left out too: all are compared on the same prompts and seeds.
     assert {row["quality"]["fd@shapes"]["n"] for row in record["rows"]} == {14}
@@ -347,7 +347,7 @@ def test_ranges_expand() -> None:
 
 def test_an_invalid_journal_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "samples-0.jsonl").write_text('{"recipe": "x"}\n')
-    with pytest.raises(ArgumentError, match=r"samples-0.jsonl' line 1 is no sample"):
+    with pytest.raises(ArgumentError, match=r"samples-0.jsonl' line 1 is not a sample record"):
         Journal(tmp_path).read()
 
 

@@ -167,7 +167,7 @@ def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
 
 def arguments(out: Path, networks: dict[str, str], *more: str) -> list[str]:
     where = [text for name, path in networks.items() for text in (f"--{name}", path)]
-    metrics = "logmel,fd@wavlm,kd@clap,speaker,clap,wer,cer"
+    metrics = "logmel,fd@wavlm,kd@clap,speaker,mcd,stft,clap,wer,cer"
     run = ["eval", "-m", "voice", "-o", str(out), "--recipes", "lantern:delta=0.1|0.9", "--metrics", metrics]
     return [*run, "--limit", "3", "--seeds", "0,1", "--batch", "3", *where, *more]
 
@@ -178,6 +178,8 @@ def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str
     plain, little, much = (row["quality"] for row in record["rows"])
     for name in ("logmel", "fd@wavlm"):
         assert plain[name]["value"] < little[name]["value"] < much[name]["value"], name
+    for name in ("mcd", "stft"):
+        assert plain[name]["value"] < much[name]["value"] and much[name]["difference"]["low"] > 0, name
     assert much["logmel"]["difference"]["low"] > 0 and much["logmel"]["extractor"] == ""
     assert -1 <= plain["speaker"]["value"] <= 1 and plain["speaker"]["extractor"].startswith("wavlm-")
     assert plain["wer"]["value"] == pytest.approx(1) and plain["wer"]["n"] == 6  # random weights transcribe nothing
@@ -248,7 +250,7 @@ def test_metrics_of_images_refuse_audio(
 def test_an_unreadable_recording_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.wav"
     path.write_bytes(b"RIFF")
-    with pytest.raises(ArgumentError, match="x.wav' is no recording that can be read"):
+    with pytest.raises(ArgumentError, match="x.wav' is not a readable recording"):
         read_audio(path)
     soundfile.write(path, np.zeros(0), 8000)
     with pytest.raises(ArgumentError, match="empty"):

@@ -171,7 +171,7 @@ def test_a_feature_rule_gets_the_features_of_each_draft(drafting: str) -> None:
         seen.append((p, h[..., :V].softmax(-1)))
         return torch.ones_like(x, dtype=torch.float32)
 
-    rule = Rule("looks", "", takes_features=True)
+    rule = Rule("features", "", takes_features=True)
     resources = DraftResources(draft_model=lambda: ToyTarget(2, V, 4, 6), draft_sampling=[SamplingParams()] * 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rule, "build", lambda *_: FeatureRule(accept))
@@ -183,7 +183,7 @@ def test_a_feature_rule_gets_the_features_of_each_draft(drafting: str) -> None:
         # The first sibling is accepted; a draft of the next depth is tested under the distribution after it.
         last = {"tree": 1, "spectr": 2}[drafting.partition(":")[0]]
         assert torch.allclose(seen[last][0][:, -1], seen[0][1][:, -1], atol=1e-6)
-    with pytest.raises(ArgumentError, match="looks at features, and Blind shows none"):
+    with pytest.raises(ArgumentError, match="reads features, which Blind does not provide"):
         bind_features(FeatureRule(accept), Blind(), 1)
     assert bind_features(ratio, Blind(), 1) is ratio
     assert rule.takes_features

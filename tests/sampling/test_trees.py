@@ -168,9 +168,9 @@ def test_shape() -> None:
 
 def test_guesses_differ_as_long_as_there_are_some() -> None:
     table = NGramTable(torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3], [0, 0, 0, 0], [1, 2, 3, 0]]))
-    assert table.guesses(torch.tensor([2]), torch.tensor([1]), 4).tolist() == [[2, 3, 1, 2]]
-    assert table.guesses(torch.tensor([2, 0]), torch.tensor([-1, 0]), 2).tolist() == [[3, 2], [1, 0]]
-    assert table.guesses(torch.tensor([2]), torch.tensor([1]), 7).tolist() == [[2, 3, 1, 2, 2, 2, 2]]
+    assert table.candidates(torch.tensor([2]), torch.tensor([1]), 4).tolist() == [[2, 3, 1, 2]]
+    assert table.candidates(torch.tensor([2, 0]), torch.tensor([-1, 0]), 2).tolist() == [[3, 2], [1, 0]]
+    assert table.candidates(torch.tensor([2]), torch.tensor([1]), 7).tolist() == [[2, 3, 1, 2, 2, 2, 2]]
 
 
 @pytest.mark.parametrize(

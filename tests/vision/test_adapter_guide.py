@@ -180,5 +180,5 @@ def test_checks_refuse_what_they_cannot_check(plugin: ModuleType) -> None:
         check_samples(make, Layout(16), "scd")
     broken = plugin.tiny(16)
     broken.lm_head.weight.data[0] = torch.nan
-    with pytest.raises(ArgumentError, match="logits are not numbers"):
+    with pytest.raises(ArgumentError, match="logits are NaN"):
         check_windows(plugin.targets(broken, 16, False), length=16)

@@ -527,8 +527,8 @@ LOADS: list[tuple[str, dict[str, Any], str]] = [
     ("janus", {"config": {"layout": "anole"}}, "layout is not an option of JanusForCond"),
     ("chameleon", {"config": {"layout": "anol"}}, "layout='anol' is not allowed (did you mean 'anole'?); use one of"),
     ("chameleon", {"config": {"side": 3}}, "config has 'side', which is not allowed; the only option is 'layout'"),
-    ("janus", {"device": "cpu"}, "device was given with a model that is loaded already; move the model"),
-    ("janus", {"dtype": torch.bfloat16}, "dtype was given with a model that is loaded already; move the model"),
+    ("janus", {"device": "cpu"}, "device was given with a loaded model; move or convert the model"),
+    ("janus", {"dtype": torch.bfloat16}, "dtype was given with a loaded model; move or convert the model"),
 ]
 
 
@@ -540,7 +540,7 @@ def test_bad_options_are_refused(name: str, options: dict[str, Any], message: st
 
 
 def test_a_processor_without_a_transformers_model_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="processor was given, but 'shapes' is no model of transformers"):
+    with pytest.raises(ArgumentError, match="processor was given, but 'shapes' is not a transformers model"):
         mmspec.load("shapes", processor="x")
 
 

@@ -239,7 +239,7 @@ def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save(tiny_checkpoint("c2i"), tmp_path / "gpt.pt")
     with pytest.raises(ModelError, match="is not a LlamaGen tokenizer: quantize.embedding.weight is missing"):
         mmspec.load(str(tmp_path / "gpt.pt"), tokenizer=str(tmp_path / "gpt.pt"), config=CONFIG)
-    with pytest.raises(ArgumentError, match="tokenizer was given, but 'shapes' is complete"):
+    with pytest.raises(ArgumentError, match="tokenizer was given, but 'shapes' does not take it"):
         mmspec.load("shapes", tokenizer="x.pt")
 
 

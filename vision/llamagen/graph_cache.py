@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.cuda_graphs import CUDAGraphTarget, GraphCache, wanted
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget, GraphCache, use_cuda_graphs
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
@@ -48,7 +48,7 @@ def new_target(
     gpt: LlamaGenGPT, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
 ) -> LlamaGenTarget | CUDAGraphTarget:
     """A `LlamaGenTarget` of these arguments, with its windows captured in CUDA graphs on a CUDA device."""
-    if not wanted(gpt.device) or _hooked(gpt):
+    if not use_cuda_graphs(gpt.device) or _hooked(gpt):
         return LlamaGenTarget(gpt, condition, uncond, mask, slack)
     # Rounded up, so that recipes with different windows have the same shapes.
     slack += -(gpt.config.cls_token_num + gpt.config.grid_size**2 + slack) % _ROUND

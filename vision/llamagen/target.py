@@ -96,7 +96,7 @@ class LlamaGenTarget:
         return self._gpt.output(features), features
 
     @property
-    def sides(self) -> int:
+    def cfg_factor(self) -> int:
         """Cache rows per row of the batch: 2 with guidance, else 1."""
         return self._cfg_factor(None)
 

@@ -87,8 +87,8 @@ schedule = cache(Schedule)
 class MARHead:
     """MAR's diffusion head: the Gaussian of the last step, given the noise of all steps before it.
 
-    It is a `mmspec.continuous.sampler.Head`. Guidance mixes the predicted noise of conditional and unconditional rows;
-    the variance is that of the conditional rows. Published sampling returns the mean of the last step.
+    It is a `mmspec.continuous.sampler.LatentHead`. Guidance mixes the predicted noise of conditional and unconditional
+    rows; the variance is that of the conditional rows. Published sampling returns the mean of the last step.
 
     Args:
         net: The network.

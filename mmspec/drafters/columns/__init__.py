@@ -1,1 +1,1 @@
-"""Drafters of columns: one token per codebook in every position."""
+"""Drafters of columns, that is of one token per codebook at every position."""

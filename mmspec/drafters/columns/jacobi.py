@@ -1,4 +1,4 @@
-"""Jacobi drafts of columns, and column tables built while decoding."""
+"""Builders of the Jacobi recipes and of `recycle` for columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STARTS = ("auto", "left", "random", "recycle")
 
 
 def build(context: DraftingContext) -> Jacobi:
-    """The builder of the recipes `sjd` and `scd` for columns.
+    """Builds the drafter of the recipes `sjd` and `scd` for columns.
 
     Raises:
         ArgumentError: For a `start` that does not apply to columns.
@@ -35,7 +35,7 @@ def build(context: DraftingContext) -> Jacobi:
 
 
 def build_recycle(context: DraftingContext) -> Jacobi:
-    """The builder of the recipe `recycle` for columns."""
+    """Builds the drafter of the recipe `recycle` for columns."""
     return Jacobi(ColumnInitDrafter(_token_init(context, "recycle")), None, context.target.vocab_size)
 
 

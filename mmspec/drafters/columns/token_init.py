@@ -1,4 +1,4 @@
-"""Guesses of columns, codebook by codebook, from the columns before."""
+"""Token initialization of columns, codebook by codebook, from the column before."""
 
 from __future__ import annotations
 
@@ -14,84 +14,90 @@ from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
 
-# (left, u) -> columns, int64 [B, K]. `left` is the column before, whose forced ids stand as entries of the vocabulary;
-# `u` float32 [B, K] uniform in [0, 1). The guess counts as certain (one-hot q), so any guess is exact.
+# (left, u) -> columns, int64 [B, K]. `left` is the column before, with forced ids mapped to entries of the vocabulary;
+# `u` float32 [B, K] is uniform in [0, 1). The column has a one-hot q, so that any initialization is exact.
 ColumnInit = Callable[[Tensor, Tensor], Tensor]
 
 
 def repeat_left(left: Tensor, u: Tensor) -> Tensor:
-    """The column before."""
+    """Repeats the column before."""
     return left
 
 
 def random_column(vocab_size: int) -> ColumnInit:
-    """Any column, all alike."""
+    """An initialization with uniformly random columns."""
     return lambda left, u: (u * vocab_size).long().clamp_(max=vocab_size - 1)
 
 
 class ColumnRecycle:
-    """Token recycling codebook by codebook: the likeliest token after each token, as the target's distributions last had it.
+    """Token recycling codebook by codebook (Luo et al. 2024, arXiv 2408.08696).
 
-    Each row keeps a table of its own, so that it does not depend on its batch.
+    Stores the most likely successor of each token in the latest target distribution that followed it. Each row has its
+    own table, so that it does not depend on its batch.
 
     Args:
         batch_size: B.
         codebooks: K.
         vocab_size: V.
+        device: Of the tokens.
     """
 
     def __init__(self, batch_size: int, codebooks: int, vocab_size: int, device: torch.device) -> None:
-        # A token that was never seen is followed by itself.
+        # An unseen token is followed by itself.
         itself = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self._next = itself.expand(batch_size, codebooks, -1).clone()
 
     def __call__(self, left: Tensor, u: Tensor) -> Tensor:
         return self._next.gather(2, left[..., None])[..., 0].long()
 
-    def learn(self, verdict: Verdict, state: BatchState) -> None:
-        """Remembers the likeliest token of each slot; `state` still stand where the window began."""
+    def update(self, verdict: Verdict, state: BatchState) -> None:
+        """Stores the most likely token of each slot; `state` still ends where the window began."""
         if state.length.min() == 0:
-            return  # the first column has none before it
+            return  # the first column has no left neighbor
         p = verdict.p
         left = state.last() if p.shape[1] == 1 else torch.cat([state.last(), verdict.draft.tokens], dim=1)
-        # One slot after the other, so that of two the later one counts.
+        # Slot by slot, so that if a token occurs twice the later slot wins.
         for before, dist in zip(entries(left, p.shape[-1]).unbind(1), p.unbind(1), strict=True):
             self._next.scatter_(2, before[..., None], dist.argmax(-1, keepdim=True).int())
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Drops all rows but these."""
+        """Keeps these rows, in this order, and drops all others."""
         self._next = self._next[row_ids]
 
 
 class ColumnInitDrafter:
-    """Puts guesses after drafts; a `start` that is a `ColumnRecycle` learns from every window."""
+    """A `mmspec.drafters.jacobi.ContinuationDrafter` that fills slots with initialized columns, whose q is one-hot.
+
+    Args:
+        init: The initialization; a `ColumnRecycle` is updated after every target call.
+    """
 
     calls = 0
 
-    def __init__(self, start: ColumnInit | ColumnRecycle) -> None:
-        self._start = start
-        self._learner = start if isinstance(start, ColumnRecycle) else None
+    def __init__(self, init: ColumnInit | ColumnRecycle) -> None:
+        self._init = init
+        self._recycle = init if isinstance(init, ColumnRecycle) else None
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        if self._learner is not None:
-            self._learner.learn(verdict, state)
+        if self._recycle is not None:
+            self._recycle.update(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        if self._learner is not None:
-            self._learner.select_rows(row_ids)
+        if self._recycle is not None:
+            self._recycle.select_rows(row_ids)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
-        """As `mmspec.drafters.jacobi.ContinuationDrafter` has it."""
+        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
         codebooks, vocab_size = draft.q.shape[-2:]
         u, forced = draws.uniforms(INIT, 0, codebooks), state.layout.forced
         new = torch.from_numpy(np.arange(draft.tokens.shape[1]) >= reused[:, None]).to(state.device)
         columns, left = [], state.last()[:, 0]
         for j in range(draft.tokens.shape[1]):
-            guess = self._start(entries(left, vocab_size), u[:, j])
+            column = self._init(entries(left, vocab_size), u[:, j])
             if forced is not None:
-                guess = forced.put(guess[:, None], draws.positions[:, j : j + 1])[:, 0]
-            left = torch.where(new[:, j, None], guess, draft.tokens[:, j])
+                column = forced.put(column[:, None], draws.positions[:, j : j + 1])[:, 0]
+            left = torch.where(new[:, j, None], column, draft.tokens[:, j])
             columns.append(left)
         tokens = torch.stack(columns, dim=1)
-        certain = torch.zeros_like(draft.q).scatter_(-1, entries(tokens, vocab_size)[..., None], 1.0)
-        return Draft(tokens, torch.where(new[..., None, None], certain, draft.q))
+        one_hot = torch.zeros_like(draft.q).scatter_(-1, entries(tokens, vocab_size)[..., None], 1.0)
+        return Draft(tokens, torch.where(new[..., None, None], one_hot, draft.q))

@@ -1,1 +1,1 @@
-"""Drafters of trees."""
+"""Drafters of token trees."""

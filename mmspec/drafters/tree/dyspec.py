@@ -1,13 +1,13 @@
-"""A tree that grows one drawn node at a time, where it is worth most: DySpec's greedy expansion.
+"""DySpec: a tree that is sampled node by node, the next node always at the entry of highest expected value.
 
-DySpec (Xiong et al. 2024, arXiv 2410.11744, algorithm 1). What an entry's next child is worth is the chance, as far as
-the smaller model tells, that the walk comes to it: x drawn with probability R(x) from what is left of the distribution of an
-entry worth v makes a child worth v R(x), whose own children are worth that at first, and leaves v (1 - R(x)) for the
-next sibling. The next node always goes where most is to be had.
+DySpec (Xiong et al. 2024, arXiv 2410.11744, algorithm 1). The value of an entry estimates, by the draft distributions,
+the probability that verification reaches its next child. A child x that is sampled with probability R(x) from the
+residual of an entry of value v has the value v R(x), and leaves v (1 - R(x)) to the next sibling.
 
-Whether a node is drawn depends on the tokens drawn before it, and on nothing else; then it is drawn from its entry's
-distribution without the siblings before it, whatever comes up. So every sibling follows the distribution it is tested with, given all
-that decided that it exists, and the recursive residual test is exact. Drawing more and verifying the best is not.
+Whether a node exists depends only on the tokens sampled before it. It is then sampled from the distribution of its
+entry without the earlier siblings, and is never dropped. Given everything that decided that it exists, every sibling
+therefore follows the distribution that it is tested with, and recursive rejection sampling is exact. Sampling more
+nodes and verifying the best of them is not.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 class DySpecDrafter:
-    """Grows a tree for each row. The model is called when the next node needs a distribution it has not given yet.
+    """Grows a tree for each row; calls the draft model when the next node needs a new distribution.
 
     Args:
-        runner: The model or head, with the distribution that nodes are drawn from.
-        nodes: How many are verified.
-        depth: The longest path.
+        runner: Provides the draft distributions.
+        nodes: The number of nodes.
+        depth: The length of the longest path.
     """
 
     verify = staticmethod(verify_tree)
@@ -53,41 +53,42 @@ class DySpecDrafter:
 
     def propose(self, state: BatchState, iteration: int) -> TreeDraft:
         batch = len(state.ids)
-        every, row = np.arange(batch), torch.arange(batch, device=state.device)
+        rows, row = np.arange(batch), torch.arange(batch, device=state.device)
         nodes = self._nodes
-        # As many numbers at each depth as there may be nodes: those of `Tree.uniforms`.
+        # One number per possible node of each depth, as in `Tree.uniforms`.
         u = state.rng.uniforms(state.positions(self._depth)[..., None], iteration, np.arange(nodes))[DRAFT]
-        worth = np.full((batch, 1 + nodes), -1.0)
-        worth[:, 0] = 1.0
+        value = np.full((batch, 1 + nodes), -1.0)
+        value[:, 0] = 1.0
         depth = np.zeros((batch, 1 + nodes), dtype=np.int64)
-        made = np.zeros((batch, self._depth), dtype=np.int64)  # nodes of each depth so far
+        counts = np.zeros((batch, self._depth), dtype=np.int64)  # nodes of each depth so far
         parents = np.zeros((batch, nodes), dtype=np.int64)
         tokens = torch.zeros(batch, nodes, dtype=torch.int64, device=state.device)
         probs = self._runner.root(state)
-        left = probs.clone()
+        remaining = probs.clone()  # without the children so far
         for j in range(nodes):
-            entry = worth[:, : 1 + j].argmax(1)
+            entry = value[:, : 1 + j].argmax(1)
             if (read := probs.shape[1]) <= entry.max():
-                shape = Tree(parents[:, :j], state.device)
-                new = self._runner.nodes(state, tokens[:, read - 1 : j], shape, read)
-                probs, left = torch.cat([probs, new], dim=1), torch.cat([left, new], dim=1)
-            below = depth[every, entry]
-            place = made[every, below]
-            made[every, below] += 1
+                tree = Tree(parents[:, :j], state.device)
+                new = self._runner.nodes(state, tokens[:, read - 1 : j], tree, read)
+                probs, remaining = torch.cat([probs, new], dim=1), torch.cat([remaining, new], dim=1)
+            entry_depth = depth[rows, entry]
+            place = counts[rows, entry_depth]
+            counts[rows, entry_depth] += 1
             at = torch.from_numpy(entry).to(state.device)
-            rest = left[row, at]
-            # Where nothing is left the draw repeats an earlier one, and counts for nothing.
-            x = sample(rest, u[row, torch.from_numpy(below), torch.from_numpy(place)], fallback=probs[row, at])
-            share = (rest[row, x] / rest.sum(-1).clamp(min=torch.finfo(rest.dtype).tiny)).double().cpu().numpy()
-            left[row, at, x] = 0.0
-            value = worth[every, entry]
-            worth[every, entry] = value * (1 - share).clip(0)
-            worth[:, 1 + j] = np.where(below + 1 < self._depth, value * share, -1.0)
-            depth[:, 1 + j], parents[:, j], tokens[:, j] = below + 1, entry, x
+            weights = remaining[row, at]
+            # If every token is a child already, one is repeated, which the test ignores.
+            x = sample(weights, u[row, torch.from_numpy(entry_depth), torch.from_numpy(place)], fallback=probs[row, at])
+            total = weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny)
+            share = (weights[row, x] / total).double().cpu().numpy()
+            remaining[row, at, x] = 0.0
+            entry_value = value[rows, entry]
+            value[rows, entry] = entry_value * (1 - share).clip(0)
+            value[:, 1 + j] = np.where(entry_depth + 1 < self._depth, entry_value * share, -1.0)
+            depth[:, 1 + j], parents[:, j], tokens[:, j] = entry_depth + 1, entry, x
         return TreeDraft(Tree(parents, state.device), tokens, WithoutReplacement(probs))
 
 
 def build(context: DraftingContext) -> DySpecDrafter:
-    """The builder of the recipe `tree-sampled`."""
+    """Builds the drafter of the recipe `tree-sampled`."""
     recipe = context.recipe
     return DySpecDrafter(build_runner(context, recipe.info.runner), recipe.window - 1, int(recipe.knobs["depth"]))

@@ -1,12 +1,12 @@
-"""A tree that grows where a smaller model is sure: the nodes of largest joint draft probability.
+"""EAGLE-2 dynamic trees: the nodes of largest joint draft probability.
 
-EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each depth the likeliest entries get their likeliest tokens as children,
-and of all nodes those with the largest product of probabilities along their path are verified.
+EAGLE-2 (Li et al. 2024, arXiv 2406.16858): at each depth the most likely entries get their most likely tokens as
+children. Of all these nodes, those with the largest product of probabilities along their path are verified.
 
-Which nodes are verified depends on their tokens here, and that is safe because nothing is drawn: the whole tree is a
-function of the committed tokens, so siblings have one-hot distributions and are tested target-only, whatever selected them. Were
-the candidates drawn and then selected by their probability, a sibling in the tree would no longer follow the distribution it
-was drawn from, and the test against that distribution would be biased.
+Selecting nodes by their tokens is exact here because nothing is sampled: the tree is a function of the committed
+tokens, so that siblings have one-hot q and a sibling x is accepted with its target probability. If the nodes were
+sampled and then selected by their probability, a sibling would no longer follow the distribution that it was sampled
+from, and a test against that distribution would be biased.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 class DynamicTreeDrafter:
-    """Grows a tree for each row, one call of the model for each depth.
+    """Grows a tree for each row, with one call of the draft model per depth.
 
     Args:
-        runner: The model or head, with the distribution that measures how likely a node is.
-        nodes: How many are verified.
-        depth: The longest path.
-        top: Children of an entry, and entries that get children at each depth.
+        runner: Provides the draft distributions by which nodes are ranked.
+        nodes: The number of nodes to verify.
+        depth: The length of the longest path.
+        top: The number of children of an entry, and of entries that get children at each depth.
         vocab_size: V.
     """
 
@@ -41,7 +41,7 @@ class DynamicTreeDrafter:
         self._nodes = nodes
         self._depth = depth
         self._top = min(top, vocab_size)
-        # The model's cache has room for as many nodes as the target's.
+        # The KV cache of the draft model has room for no more nodes than that of the target.
         self._beams = max(min(top, nodes // max(depth - 1, 1)), 1)
         self._siblings = Chosen(vocab_size)
 
@@ -57,36 +57,44 @@ class DynamicTreeDrafter:
 
     def propose(self, state: BatchState, iteration: int) -> TreeDraft:
         batch = len(state.ids)
-        chance, token = self._runner.root(state)[:, 0].topk(self._top)
-        # Of every candidate: its token, its joint probability, and the candidate it hangs from (0: root, i + 1: i).
-        tokens, chances, parents = [token], [chance], [torch.zeros_like(token)]
-        # Of the newest candidates: which entry read by the model they hang from. Those read have a tree of their own.
+        joint, token = self._runner.root(state)[:, 0].topk(self._top)
+        # By candidate node: its token, its joint probability, and its parent candidate (0: the root, i + 1: candidate
+        # i).
+        tokens, joints, parents = [token], [joint], [torch.zeros_like(token)]
+        # The draft model reads the expanded candidates only; they form a tree of their own. `read` [B, n] holds the
+        # parents in that tree, `owner` the entry of that tree that each of the newest candidates is a child of.
         owner = torch.zeros_like(token)
         read = owner[:, :0]
         start = 0  # the first of the newest candidates
         for _ in range(self._depth - 1):
-            best = chance.topk(min(self._beams, chance.shape[1])).indices.sort().values
+            best = joint.topk(min(self._beams, joint.shape[1])).indices.sort().values
             first = 1 + read.shape[1]
             read = torch.cat([read, owner.gather(1, best)], dim=1)
             tree = Tree(read.cpu().numpy(), state.device)
             q = self._runner.nodes(state, token.gather(1, best), tree, first)
             parents.append((start + 1 + best).repeat_interleave(self._top, dim=1))
-            start += chance.shape[1]
-            likely, token = q.topk(self._top)
-            # Rounding must not make a child likelier than what it hangs from.
-            chance = (chance.gather(1, best)[..., None] * likely.clamp(max=1.0)).flatten(1)
+            start += joint.shape[1]
+            probs, token = q.topk(self._top)
+            # Rounding must not make a child more likely than its parent.
+            joint = (joint.gather(1, best)[..., None] * probs.clamp(max=1.0)).flatten(1)
             token = token.flatten(1)
             owner = torch.arange(first, first + best.shape[1], device=state.device).repeat_interleave(self._top)
             owner = owner.expand(batch, -1)
             tokens.append(token)
-            chances.append(chance)
-        return self._select(torch.cat(tokens, 1), torch.cat(chances, 1), torch.cat(parents, 1))
+            joints.append(joint)
+        return self._select(torch.cat(tokens, 1), torch.cat(joints, 1), torch.cat(parents, 1))
 
-    def _select(self, tokens: Tensor, chances: Tensor, parents: Tensor) -> TreeDraft:
-        """The likeliest candidates, [B, C] each, as a tree."""
+    def _select(self, tokens: Tensor, joints: Tensor, parents: Tensor) -> TreeDraft:
+        """The tree of the most likely candidates.
+
+        Args:
+            tokens: int64 [B, C].
+            joints: float32 [B, C], the joint probability of each candidate.
+            parents: int64 [B, C], 0 for the root, i + 1 for candidate i.
+        """
         count = min(self._nodes, tokens.shape[1])
-        # Stable, so that of equals the one nearer to the root comes first; then in the order they were made.
-        chosen = chances.sort(dim=1, descending=True, stable=True).indices[:, :count].sort().values
+        # A stable sort, so that of equally likely candidates a parent comes before its child. Then in candidate order.
+        chosen = joints.sort(dim=1, descending=True, stable=True).indices[:, :count].sort().values
         entry = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.int64, device=tokens.device)
         number = torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1)
         entry.scatter_(1, chosen + 1, number)
@@ -95,7 +103,7 @@ class DynamicTreeDrafter:
 
 
 def build(context: DraftingContext) -> DynamicTreeDrafter:
-    """The builder of the recipes `tree-dynamic` and `eagle-2`."""
+    """Builds the drafter of the recipes `tree-dynamic` and `eagle-2`."""
     recipe = context.recipe
     runner = build_runner(context, recipe.info.runner, greedy_as_warm=True)
     depth, top = int(recipe.knobs["depth"]), int(recipe.knobs["top"])

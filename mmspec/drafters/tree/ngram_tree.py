@@ -1,4 +1,7 @@
-"""A tree of one shape whose siblings are the guesses of an n-gram table: chosen, not drawn, so tested target-only."""
+"""A static tree whose siblings are the candidates of an n-gram table.
+
+Siblings are chosen, not sampled, so that they have one-hot q: a sibling x is accepted with its target probability.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
 class NGramTreeDrafter:
-    """Grows a tree from the tokens to the left and above, without a model.
+    """Grows a tree from the left and the upper neighbors, without a model.
 
     Args:
-        table: The guesses.
-        branch: For each depth, how many children an entry of it has.
+        table: The n-gram table.
+        branch: The number of children of an entry at each depth.
         vocab_size: V.
         device: Of the tokens.
     """
@@ -51,18 +54,18 @@ class NGramTreeDrafter:
         levels = [last]
         for depth, count in enumerate(self._branch):
             left, position = levels[-1], positions[:, depth]
-            distance = width or 2  # in a stream the other neighbour is the token before the left one
+            distance = width or 2  # in a stream the upper neighbor is the token before the left one
             if depth + 1 >= distance:
-                # The other neighbour lies within the tree.
+                # The upper neighbor is in the tree.
                 first = depth + 1 - distance
                 up = levels[first].repeat_interleave(prod(self._branch[first:depth]), dim=1)
             else:
                 up = above[:, depth : depth + 1].expand_as(left)
             if width and (position % width == 0).any():
-                # The token before the first of a line is no neighbour; the one above stands in.
+                # The first token of a line has no left neighbor; the token above replaces it.
                 line_start = torch.from_numpy(position % width == 0).to(up.device)[:, None]
                 left = torch.where(line_start & (up >= 0), up, left)
-            found = self._table.guesses(left, up, count).flatten(1)
+            found = self._table.candidates(left, up, count).flatten(1)
             if constraint is not None:
                 forced = torch.from_numpy(constraint.forced[position.clip(max=len(constraint.forced) - 1)])
                 must = forced.to(found.device)[:, None]
@@ -72,7 +75,7 @@ class NGramTreeDrafter:
 
 
 def build(context: DraftingContext) -> NGramTreeDrafter:
-    """The builder of the recipe `tree-table`."""
+    """Builds the drafter of the recipe `tree-table`."""
     recipe, target, table = context.recipe, context.target, context.resources.table
     if table is None:
         raise ArgumentError(f"recipe '{recipe}' needs an n-gram table, and this model has none")

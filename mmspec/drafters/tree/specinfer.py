@@ -1,9 +1,10 @@
-"""A tree of one shape, grown by a smaller model: siblings are drawn, with replacement or without.
+"""Static trees of a draft model or a head (SpecInfer): siblings are sampled with or without replacement.
 
-Without replacement k siblings are k tokens (recursive rejection sampling of Jeon et al. 2024, arXiv 2402.14160;
-Sequoia, Chen et al. 2024, arXiv 2402.12374). With replacement and branches at the root alone they begin k independent
-drafts (as in SpecTr, Sun et al. 2023, arXiv 2310.15141, whose own test is in `mmspec.sampling.k_seq`). Shape and order are
-fixed before anything is drawn, so each token follows the distribution that it is tested with.
+Without replacement, k siblings are k distinct tokens (recursive rejection sampling of Jeon et al. 2024, arXiv
+2402.14160; Sequoia, Chen et al. 2024, arXiv 2402.12374). With replacement and with branches at the root alone, the tree
+is k independent drafts (as in SpecTr, Sun et al. 2023, arXiv 2310.15141, whose test is in `mmspec.sampling.k_seq`).
+Shape and order are fixed before anything is sampled, so that each token follows the distribution that it is tested
+with.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 @dataclass(frozen=True)
 class SiblingSampler:
-    """A way to draw siblings.
+    """A way to sample siblings, with the test that matches it.
 
     Attributes:
-        draw: Children int64 [B, n * k] in order, from distributions float32 [B, n, V] at uniform numbers [B, n, k].
-        siblings: What it makes of the distributions of all entries, for the test.
-        verify: The test that goes with it.
+        draw: Samples children int64 [B, n * k], k per entry, from distributions float32 [B, n, V] with uniform numbers
+            [B, n, k].
+        siblings: Makes the q of all siblings from the distributions of all entries, for the test.
+        verify: The acceptance test.
     """
 
     draw: Callable[[Tensor, Tensor], Tensor]
@@ -43,12 +45,12 @@ class SiblingSampler:
 
 
 class StaticTreeDrafter:
-    """Draws a tree level by level, one call of the model for each.
+    """Samples a tree of fixed shape level by level, with one call of the draft model per level.
 
     Args:
-        runner: The model or head, with the distribution that siblings are drawn from.
-        branch: For each depth, how many children an entry of it has.
-        sibling_sampler: How siblings are drawn.
+        runner: Provides the draft distributions.
+        branch: The number of children of an entry at each depth.
+        sibling_sampler: Samples the siblings.
         device: Of the tokens.
     """
 
@@ -86,20 +88,20 @@ class StaticTreeDrafter:
 
 
 def sample_independent(q: Tensor, u: Tensor) -> Tensor:
-    """Every child from q itself."""
+    """Samples siblings with replacement: every child from q."""
     return torch.stack([sample(q, u[..., i]) for i in range(u.shape[-1])], dim=-1).flatten(1)
 
 
 def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
-    """Every child from q without those before it.
+    """Samples siblings without replacement: every child from q without the earlier ones.
 
-    When no other token is left, a draw repeats an earlier one, and counts for nothing.
+    If every token is a child already, one is repeated, which the test ignores.
     """
     children: list[Tensor] = []
-    left = q
+    remaining = q
     for i in range(u.shape[-1]):
-        children.append(sample(left, u[..., i], fallback=q))
-        left = left.scatter(-1, children[-1][..., None], 0.0)
+        children.append(sample(remaining, u[..., i], fallback=q))
+        remaining = remaining.scatter(-1, children[-1][..., None], 0.0)
     return torch.stack(children, dim=-1).flatten(1)
 
 
@@ -109,17 +111,17 @@ K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
 
 
 def build_without_replacement(context: DraftingContext) -> StaticTreeDrafter:
-    """The builder of the recipes `tree`, `tree-eagle` and `tree-medusa`."""
+    """Builds the drafter of the recipes `tree`, `tree-eagle` and `tree-medusa`."""
     return _build(context, branches(str(context.recipe.knobs["branch"])), DISTINCT)
 
 
 def build_independent(context: DraftingContext) -> StaticTreeDrafter:
-    """The builder of the recipe `tree-chains`."""
+    """Builds the drafter of the recipe `tree-chains`."""
     return _build(context, branches(str(context.recipe.knobs["branch"])), INDEPENDENT)
 
 
 def build_k_seq(context: DraftingContext) -> StaticTreeDrafter:
-    """The builder of the recipe `spectr`."""
+    """Builds the drafter of the recipe `spectr`."""
     knobs = context.recipe.knobs
     return _build(context, [int(knobs["drafts"])] + [1] * (int(knobs["length"]) - 1), K_SEQ)
 

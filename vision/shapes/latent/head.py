@@ -46,7 +46,7 @@ class FlowHead:
 
     Here x = (1 - t) * w + t * latent with noise w, the latent of a code v is distributed as N(code_v, SPREAD**2), and E
     is the mean of the latents that the codes would have, weighted by the probability of each code given x. It is a
-    `mmspec.continuous.sampler.Head`.
+    `mmspec.continuous.sampler.LatentHead`.
 
     Args:
         codes: [V, D], the latents of the codes.
