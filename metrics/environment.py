@@ -1,4 +1,4 @@
-"""The machine and the package versions behind a result."""
+"""The machine and the package versions that explain a result."""
 
 from __future__ import annotations
 

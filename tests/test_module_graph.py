@@ -53,7 +53,7 @@ ALLOWED = (
     # Generated images are saved with their prompt and seed, as `mmspec image` saves them.
     ("mmspec.metrics", "mmspec.vision.png"),
     # Scripts, imported by nothing, that train and measure the embedded recognizer and voice.
-    ("mmspec.audio.spoken.train_recogniser", "mmspec.metrics"),
+    ("mmspec.audio.spoken.train_recognizer", "mmspec.metrics"),
     ("mmspec.audio.spoken.evaluate", "mmspec.metrics"),
     ("mmspec.audio.spoken.evaluate", "mmspec.loading"),
     # The outermost layer: commands load models, and `python -m mmspec` is the command.

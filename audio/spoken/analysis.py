@@ -1,4 +1,4 @@
-"""What is kept of sound: the energy of 36 bands and the pitch, every 10 ms."""
+"""Acoustic analysis: the energies of 36 frequency bands and the pitch, every 10 ms."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE
 
-SIZE = 512  # of transforms
-WINDOW = 400
-FLOOR = 1e-4  # amplitude below which a band counts as silent
+SIZE = 512  # points of an FFT
+WINDOW = 400  # samples
+FLOOR = 1e-4  # smallest amplitude of a band
 _PITCH_WINDOW = 640
 
 Floats = NDArray[np.float32]
 
 
 def _edges() -> NDArray[np.float64]:
-    """Every 100 Hz at first, wide enough that no band falls between two harmonics; then a constant share wider."""
+    """Edges of the bands in Hz: every 100 Hz at first, so that no band lies between two harmonics, then geometric."""
     return np.concatenate([np.arange(0, 1500, 100.0), np.geomspace(1500, 8000, 23)])
 
 
@@ -24,7 +24,7 @@ BANDS = len(_edges()) - 2
 
 
 def band_filters() -> Floats:
-    """Triangles [SIZE // 2 + 1, BANDS], each with its peak at 1."""
+    """Triangular filters [SIZE // 2 + 1, BANDS] with peaks of 1."""
     edges = _edges()
     bins = np.linspace(0, SAMPLING_RATE / 2, SIZE // 2 + 1)[:, None]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
@@ -33,50 +33,56 @@ def band_filters() -> Floats:
 
 
 def spread_filters() -> Floats:
-    """Triangles [BANDS, SIZE // 2 + 1] that sum to 1 at every frequency: values of bands become values of bins."""
-    centres = _edges()[1:-1]
+    """Triangular filters [BANDS, SIZE // 2 + 1] that sum to 1 at every frequency; they interpolate bands to bins."""
+    centers = _edges()[1:-1]
     bins = np.linspace(0, SAMPLING_RATE / 2, SIZE // 2 + 1)
-    return np.stack([np.interp(bins, centres, row) for row in np.eye(BANDS)]).astype(np.float32)
+    return np.stack([np.interp(bins, centers, row) for row in np.eye(BANDS)]).astype(np.float32)
 
 
-def frames(sound: Floats, window: int) -> Floats:
-    """Windows [n, window] around the middle of each `FRAME` samples; zeros are beyond the ends."""
+def frames(audio: Floats, window: int) -> Floats:
+    """Windows [n, window] centered on each frame of `FRAME` samples; audio is zero-padded at both ends."""
     side = (window - FRAME) // 2
-    padded = np.pad(sound, (side, side + FRAME))
-    return np.lib.stride_tricks.sliding_window_view(padded, window)[::FRAME][: len(sound) // FRAME]
+    padded = np.pad(audio, (side, side + FRAME))
+    return np.lib.stride_tricks.sliding_window_view(padded, window)[::FRAME][: len(audio) // FRAME]
 
 
-def log_bands(sound: Floats) -> Floats:
-    """Natural logarithms [n, BANDS] of amplitudes, from log(FLOOR) up."""
+def log_bands(audio: Floats) -> Floats:
+    """Natural logarithms [n, BANDS] of the amplitudes of bands, at least log(FLOOR)."""
     taper = (0.5 - 0.5 * np.cos(2 * np.pi * (np.arange(WINDOW) + 0.5) / WINDOW)).astype(np.float32)
-    power = np.abs(np.fft.rfft(frames(sound, WINDOW) * taper, SIZE)) ** 2 / taper.sum() ** 2
+    power = np.abs(np.fft.rfft(frames(audio, WINDOW) * taper, SIZE)) ** 2 / taper.sum() ** 2
     filters = band_filters()
     return 0.5 * np.log(np.maximum(power.astype(np.float32) @ (filters / filters.sum(0)), FLOOR**2))
 
 
-def pitch(sound: Floats, low: float, high: float) -> tuple[Floats, NDArray[np.bool_]]:
-    """Fundamental frequency [n] in Hz, by normalised autocorrelation between `low` and `high`, and where there is one.
+def pitch(audio: Floats, low: float, high: float) -> tuple[Floats, NDArray[np.bool_]]:
+    """Fundamental frequency by normalized autocorrelation.
 
-    Where there is none it goes straight from the last to the next.
+    Args:
+        audio: float32 [samples].
+        low: Lowest frequency in Hz.
+        high: Highest frequency in Hz.
+
+    Returns:
+        The frequency in Hz, float32 [n], interpolated where a frame is unvoiced, and bool [n], True for voiced frames.
     """
-    pieces = frames(sound, _PITCH_WINDOW)
-    pieces = pieces - pieces.mean(1, keepdims=True)
+    windows = frames(audio, _PITCH_WINDOW)
+    windows = windows - windows.mean(1, keepdims=True)
     length = 2 * _PITCH_WINDOW
-    correlation = np.fft.irfft(np.abs(np.fft.rfft(pieces, length)) ** 2, length)[:, :_PITCH_WINDOW]
-    squares = np.cumsum(pieces**2, axis=1)
-    whole = squares[:, -1:]
+    correlation = np.fft.irfft(np.abs(np.fft.rfft(windows, length)) ** 2, length)[:, :_PITCH_WINDOW]
+    squares = np.cumsum(windows**2, axis=1)
+    energy = squares[:, -1:]
     lags = np.arange(_PITCH_WINDOW)
-    head = squares[:, ::-1]  # energy of the part before the lag
-    tail = np.concatenate([whole, whole - squares[:, :-1]], axis=1)
+    head = squares[:, ::-1]  # energy of the first `_PITCH_WINDOW - lag` samples
+    tail = np.concatenate([energy, energy - squares[:, :-1]], axis=1)
     normal = correlation / np.sqrt(np.maximum(head * tail, 1e-12))
     first, last = int(SAMPLING_RATE / high), int(SAMPLING_RATE / low)
-    inside = normal[:, first : last + 1] - 1e-4 * lags[first : last + 1]  # of two periods the shorter
+    inside = normal[:, first : last + 1] - 1e-4 * lags[first : last + 1]  # prefers the shorter period
     best = inside.argmax(1) + first
     rows = np.arange(len(best))
     left, middle, right = normal[rows, best - 1], normal[rows, best], normal[rows, best + 1]
     curve = left - 2 * middle + right
     shift = np.where(curve < -1e-6, 0.5 * (left - right) / np.where(curve < -1e-6, curve, 1.0), 0.0).clip(-0.5, 0.5)
-    voiced = (middle > 0.6) & (whole[:, 0] > 1e-3 * max(float(whole.max()), 1e-6))
+    voiced = (middle > 0.6) & (energy[:, 0] > 1e-3 * max(float(energy.max()), 1e-6))
     hertz = SAMPLING_RATE / (best + shift)
     if not voiced.any():
         return np.full(len(best), (low * high) ** 0.5, dtype=np.float32), voiced

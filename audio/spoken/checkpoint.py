@@ -1,4 +1,4 @@
-"""Weights on disk: a folder with config.json and model.safetensors in half precision."""
+"""Checkpoints of the voice: folders with `config.json` and `model.safetensors` in float16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmspec.files import replacing
 
 
 class Configured(Protocol):
-    """A module that says what it was made with."""
+    """A module with the arguments that it was built with."""
 
     config: dict[str, Any]
 
@@ -22,30 +22,32 @@ class Configured(Protocol):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> Any: ...
 
 
-Net = TypeVar("Net", bound=torch.nn.Module)
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
-def export(net: Configured, folder: Path) -> None:
-    """Writes a module, floats as fp16."""
+def save_module(module: Configured, folder: Path) -> None:
+    """Saves a module, with floats in float16."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {k: (v.half() if v.is_floating_point() else v).contiguous() for k, v in net.state_dict().items()}
+    state = {k: (v.half() if v.is_floating_point() else v).contiguous() for k, v in module.state_dict().items()}
     with replacing(folder / "model.safetensors") as partial:
         save_file(state, partial)
     with replacing(folder / "config.json") as partial:
-        partial.write_text(json.dumps(net.config, indent=1) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(module.config, indent=1) + "\n", encoding="utf-8")
 
 
-def load(kind: type[Net], folder: Path) -> Net:
-    """Reads such a module in float32, for inference.
+def load_module(module_class: type[Module], folder: Path) -> Module:
+    """Loads a saved module in float32, for inference.
 
     Raises:
-        ModelError: When the files are not of that kind.
+        ModelError: If the files are missing, or not those of `module_class`.
     """
     try:
-        net = kind(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        net.load_state_dict(
+        module = module_class(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        module.load_state_dict(
             {k: v.float() if v.is_floating_point() else v for k, v in load_file(folder / "model.safetensors").items()}
         )
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        raise ModelError(f"'{folder}' does not hold a {kind.__name__}: {' '.join(str(error).split())}") from error
-    return net.eval().requires_grad_(False)
+        raise ModelError(
+            f"'{folder}' does not hold a {module_class.__name__}: {' '.join(str(error).split())}"
+        ) from error
+    return module.eval().requires_grad_(False)

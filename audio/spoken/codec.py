@@ -1,4 +1,4 @@
-"""The codec of the spoken voice: one code per 20 ms, from 36 bands and the pitch and back to sound."""
+"""The codec of the voice: one code per 20 ms, which stands for 36 band energies and the pitch of two frames."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mmspec.audio.spoken.config import CODES, FRAMES_PER_TOKEN, HOP, SAMPLING_RA
 from mmspec.audio.spoken.vocoder import Vocoder
 
 FEATURES = FRAMES_PER_TOKEN * (BANDS + 2)
-_MIDDLE = 140.0  # Hz
-BLOCK = 8  # tokens that the network sees at a time, and those around them
+_CENTER_PITCH = 140.0  # Hz
+BLOCK = 8  # tokens that the network decodes at a time, besides their context
 
 
-class Around(nn.Module):
-    """A residual block that sees one step to each side and starts as the identity. [B, C, n] in and out."""
+class ResidualConv(nn.Module):
+    """A residual convolution [B, C, n] -> [B, C, n] of width 3, initialized as the identity."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class Around(nn.Module):
 
 
 class SpokenCodec(nn.Module):
-    """Codes to sound; see `mmspec.audio.codec.Codec`.
+    """The decoder of the codec; see `mmspec.audio.codec.Codec`.
 
     Args:
         channels: Width of the layers.
-        depth: Blocks at each of the two rates; each sees one step to each side.
+        depth: Number of residual convolutions at each of the two rates, of tokens and of frames.
     """
 
     book: Tensor
@@ -47,25 +47,29 @@ class SpokenCodec(nn.Module):
         self.hop = HOP
         self.codebooks = 1
         self.codebook_size = CODES
-        self.reach = depth + -(-depth // FRAMES_PER_TOKEN)  # tokens to each side that a frame depends on
+        self.reach = depth + -(-depth // FRAMES_PER_TOKEN)  # receptive field, in tokens to each side
         self.register_buffer("book", torch.zeros(CODES, FEATURES))
         self.enter = nn.Conv1d(FEATURES, channels, 1)
-        self.slow = nn.Sequential(*[Around(channels) for _ in range(depth)])
+        self.slow = nn.Sequential(*[ResidualConv(channels) for _ in range(depth)])
         self.widen = nn.Conv1d(channels, channels * FRAMES_PER_TOKEN, 1)
-        self.fast = nn.Sequential(*[Around(channels) for _ in range(depth)])
+        self.fast = nn.Sequential(*[ResidualConv(channels) for _ in range(depth)])
         self.leave = nn.Conv1d(channels, 1 + 2 * BANDS, 1)
 
-    def parameters_of(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pitch [B, n] in Hz and the logarithms of the gains of pulses and noise [B, n, BANDS], of n = 2 T frames."""
+    def vocoder_inputs(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs of the vocoder for n = 2 * T frames, from codes [B, T].
+
+        Returns:
+            Pitch in Hz [B, n], log gains of the pulses and log gains of the noise, both [B, n, BANDS].
+        """
         x = self.slow(self.enter(self.book[codes].mT))
         x = self.widen(x).unflatten(1, (-1, FRAMES_PER_TOKEN)).mT.flatten(2)
         x = self.leave(self.fast(x)).mT
         hertz, pulses, noise = x.split([1, BANDS, BANDS], dim=-1)
-        return _MIDDLE * hertz[..., 0].clamp(-1.5, 1.5).exp(), pulses - 4, noise - 6
+        return _CENTER_PITCH * hertz[..., 0].clamp(-1.5, 1.5).exp(), pulses - 4, noise - 6
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, 1, T] to sound float32 [B, 1, T * HOP]."""
+        """Decodes codes int64 [B, 1, T] to audio float32 [B, 1, T * HOP]."""
         stream = self.stream()
         return torch.cat([stream.push(codes), stream.finish()], dim=-1)
 
@@ -77,48 +81,48 @@ class SpokenCodec(nn.Module):
 
 
 class SpokenStream:
-    """Decodes codes that arrive bit by bit; see `mmspec.audio.codec.CodecStream`.
+    """Decodes codes that arrive in parts; see `mmspec.audio.codec.CodecStream`.
 
-    The network always sees the same blocks of codes, however they arrive: rounding that depended on it would be added
-    up in the phase of the pulses.
+    The network always decodes the same blocks of codes, however they arrive. Otherwise its rounding errors would depend
+    on the parts, and they accumulate in the phase of the pulses.
     """
 
     def __init__(self, codec: SpokenCodec) -> None:
         self._codec = codec
         self._vocoder = Vocoder(codec.book.device)
-        self._codes = torch.empty(1, 0, dtype=torch.int64, device=codec.book.device)  # from `_first` on
+        self._codes = torch.empty(1, 0, dtype=torch.int64, device=codec.book.device)  # from token `_first` on
         self._first = 0
-        self._given = 0
+        self._decoded = 0  # tokens
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:
         self._codes = torch.cat([self._codes.expand(len(codes), -1), codes[:, 0]], dim=1)
-        return self._blocks(self._first + self._codes.shape[1] - self._codec.reach)
+        return self._decode_blocks(self._first + self._codes.shape[1] - self._codec.reach)
 
     @torch.inference_mode()
     def finish(self) -> Tensor:
         end = self._first + self._codes.shape[1]
         if end == 0:
             return torch.empty(1, 1, 0, device=self._codes.device)
-        sound = torch.cat([self._blocks(end, whole=False), self._vocoder.finish()[:, None]], dim=-1)
-        return sound.clamp(-1, 1)
+        audio = torch.cat([self._decode_blocks(end, whole=False), self._vocoder.finish()[:, None]], dim=-1)
+        return audio.clamp(-1, 1)
 
-    def _blocks(self, until: int, whole: bool = True) -> Tensor:
-        """The sound up to token `until`, or of the `whole` blocks before it."""
-        found = []
-        while self._given < until and (not whole or self._given + BLOCK <= until):
-            found.append(self._block(min(self._given + BLOCK, until)))
-        if not found:
+    def _decode_blocks(self, until: int, whole: bool = True) -> Tensor:
+        """Audio of the next tokens up to `until`; only of whole blocks if `whole`."""
+        blocks = []
+        while self._decoded < until and (not whole or self._decoded + BLOCK <= until):
+            blocks.append(self._decode_block(min(self._decoded + BLOCK, until)))
+        if not blocks:
             return self._codes.new_empty(len(self._codes), 1, 0, dtype=torch.float32)
-        frames = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        frames = (torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True))
         return self._vocoder.push(*frames)[:, None].clamp(-1, 1)
 
-    def _block(self, until: int) -> list[Tensor]:
-        """What the vocoder needs from what was given up to token `until`."""
+    def _decode_block(self, until: int) -> list[Tensor]:
+        """The inputs of the vocoder for the next tokens up to `until`."""
         reach, offset = self._codec.reach, self._first
-        low = max(self._given - reach, 0)
-        frames = self._codec.parameters_of(self._codes[:, low - offset : until + reach - offset])
-        span = slice((self._given - low) * FRAMES_PER_TOKEN, (until - low) * FRAMES_PER_TOKEN)
-        self._given = until
+        low = max(self._decoded - reach, 0)
+        frames = self._codec.vocoder_inputs(self._codes[:, low - offset : until + reach - offset])
+        span = slice((self._decoded - low) * FRAMES_PER_TOKEN, (until - low) * FRAMES_PER_TOKEN)
+        self._decoded = until
         self._codes, self._first = self._codes[:, max(until - reach, 0) - offset :], max(until - reach, 0)
         return [part[:, span] for part in frames]

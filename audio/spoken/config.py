@@ -1,7 +1,8 @@
-"""Every number of the spoken voice and its training, in one place.
+"""All constants of the voice and of its training.
 
-What ships was made by these modules in this order: `prepare`, `train_codec`, `train --config target`,
-`train --config draft`, `count_table`, `train_recogniser`; `evaluate` measures it. espeak-ng must be installed.
+The weights in the package were made by these modules, in this order: `prepare_data`, `train_codec`,
+`train --config target`, `train --config draft`, `count_ngrams`, `train_recognizer`. `evaluate` measures the result.
+espeak-ng must be installed.
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-WEIGHTS = Path(__file__).parent / "weights"  # what the package ships
+WEIGHTS = Path(__file__).parent / "weights"  # in the package
 RUNS = Path("runs/spoken")  # data, checkpoints and logs, outside the package
 
 SEED_TRAIN = 1
-SEED_EVAL = 20_000_000  # sentences that the voice is measured on
+SEED_EVAL = 20_000_000  # of the held-out sentences
 
 SAMPLING_RATE = 16_000
-FRAME = 160  # samples between frames of the analysis
+FRAME = 160  # samples per frame of the analysis
 FRAMES_PER_TOKEN = 2
 HOP = FRAME * FRAMES_PER_TOKEN  # samples per token: 50 tokens per second
 CODES = 1024
 
-VOICES = {"low": ("en-us", (60.0, 160.0)), "high": ("en-us+f3", (110.0, 320.0))}  # espeak's name, range of pitch in Hz
-SPEEDS = (155, 160, 165)  # words per minute; each sentence is read at one of them
+VOICES = {"low": ("en-us", (60.0, 160.0)), "high": ("en-us+f3", (110.0, 320.0))}  # name in espeak-ng, pitch range in Hz
+SPEEDS = (155, 160, 165)  # words per minute; each sentence is read at a random one
 PITCHES = (46, 50, 54)
 LEAD = 0.04  # seconds of silence before the first word and after the last
 TAIL = 0.08
@@ -44,7 +45,7 @@ class TransformerTraining:
     layers: int
     heads: int
     hidden: int
-    minutes: float  # of one core
+    minutes: float  # of CPU time on one core
     batch: int = 20  # sentences
     muon_lr: float = 0.02
     adamw_lr: float = 4e-3
@@ -63,7 +64,7 @@ TRANSFORMERS = {
 
 
 @dataclass(frozen=True)
-class RecogniserTraining:
+class RecognizerTraining:
     sentences: int = 2500
     steps: int = 1200
     batch: int = 12

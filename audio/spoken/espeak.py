@@ -1,4 +1,4 @@
-"""Speech to learn from: espeak-ng, called through its shared library. Only training needs it."""
+"""Speech synthesis by espeak-ng through its shared library, for training data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmspec.audio.spoken.config import SAMPLING_RATE
 from mmspec.errors import ArgumentError
 
 _SYNCHRONOUS, _PHONEME_EVENTS, _UTF8 = 2, 1, 1
-_RATE, _PITCH = 1, 3  # parameters of espeak
+_RATE, _PITCH = 1, 3  # parameters of espeak-ng
 _END, _PHONEME = 0, 7  # events
 _PAUSES = ("_", "_:", "_!", "_|", "")
 
@@ -29,7 +29,13 @@ class _Event(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Phone:
-    """A phone of espeak's, the character of the text its word starts at, and when it starts, in seconds."""
+    """A phone.
+
+    Attributes:
+        name: Its name in espeak-ng.
+        at: Character of the text, from 1, at which its word starts.
+        start: Start time in seconds.
+    """
 
     name: str
     at: int
@@ -37,15 +43,20 @@ class Phone:
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """Sound float32 [samples] at `SAMPLING_RATE` in -1..1, and the phones in it."""
+class Speech:
+    """Synthesized speech.
 
-    sound: NDArray[np.float32]
+    Attributes:
+        audio: float32 [samples] at `SAMPLING_RATE`, in -1..1.
+        phones: The phones in order.
+    """
+
+    audio: NDArray[np.float32]
     phones: list[Phone]
 
 
 class _Engine:
-    """The one engine a process can have."""
+    """The speech engine, of which a process can have only one."""
 
     def __init__(self) -> None:
         try:
@@ -58,12 +69,12 @@ class _Engine:
         ]  # fmt: skip
         self.rate: int = self._library.espeak_Initialize(_SYNCHRONOUS, 200, None, _PHONEME_EVENTS)
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
-        self._receive = kind(self._on_sound)  # kept alive: the library holds no reference
+        self._receive = kind(self._on_audio)  # kept alive: the library holds no reference
         self._library.espeak_SetSynthCallback(self._receive)
         self._parts: list[NDArray[np.int16]] = []
         self._phones: list[Phone] = []
 
-    def _on_sound(self, samples: Any, count: int, events: Any) -> int:
+    def _on_audio(self, samples: Any, count: int, events: Any) -> int:
         if samples and count > 0:
             self._parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
         i = 0
@@ -75,7 +86,8 @@ class _Engine:
             i += 1
         return 0
 
-    def say(self, text: str, voice: str, speed: int, pitch: int) -> tuple[NDArray[np.int16], list[Phone]]:
+    def speak(self, text: str, voice: str, speed: int, pitch: int) -> tuple[NDArray[np.int16], list[Phone]]:
+        """Samples at `rate`, and phones."""
         self._parts, self._phones = [], []
         if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
             raise ArgumentError(f"espeak-ng has no voice {voice!r}")
@@ -91,34 +103,35 @@ def _engine() -> _Engine:
     return _Engine()
 
 
-def resample(sound: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
-    """Band-limited, by cutting the spectrum; float32 [samples] in and out."""
-    count = round(len(sound) * wanted / rate)
-    # Zeros after keep the end from wrapping round to the start.
-    padded = np.pad(sound, (0, rate // 20 + -(len(sound) + rate // 20) % rate % 441))
+def resample(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
+    """Resamples audio float32 [samples] by truncating its spectrum."""
+    count = round(len(audio) * new_rate / rate)
+    # Zero padding keeps the end from wrapping around to the start.
+    padded = np.pad(audio, (0, rate // 20 + -(len(audio) + rate // 20) % rate % 441))
     spectrum = np.fft.rfft(padded)
-    length = round(len(padded) * wanted / rate)
+    length = round(len(padded) * new_rate / rate)
     kept = np.zeros(length // 2 + 1, dtype=complex)
     n = min(len(spectrum), len(kept))
     kept[:n] = spectrum[:n]
     return (np.fft.irfft(kept, length) * (length / len(padded)))[:count].astype(np.float32)
 
 
-def say(text: str, voice: str, speed: int = 160, pitch: int = 50) -> Spoken:
-    """Speaks a text. Pauses at its start and end are cut away; a pause inside it is one phone `_`.
+def speak(text: str, voice: str, speed: int = 160, pitch: int = 50) -> Speech:
+    """Synthesizes a text. A pause inside it is one phone `_`; there is none at its start.
 
     Args:
-        voice: A name of espeak's, such as "en-us+f3".
+        text: The text.
+        voice: Name of a voice in espeak-ng, such as "en-us+f3".
         speed: Words per minute.
         pitch: 0 to 99.
     """
     engine = _engine()
-    samples, events = engine.say(text, voice, speed, pitch)
-    sound = resample((samples / 32768).astype(np.float32), engine.rate, SAMPLING_RATE)
+    samples, events = engine.speak(text, voice, speed, pitch)
+    audio = resample((samples / 32768).astype(np.float32), engine.rate, SAMPLING_RATE)
     phones: list[Phone] = []
     for phone in events:
         silent = phone.name in _PAUSES
         if silent and (not phones or phones[-1].name == "_"):
             continue
         phones.append(Phone("_", phone.at, phone.start) if silent else phone)
-    return Spoken(sound, phones)
+    return Speech(audio, phones)

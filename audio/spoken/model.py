@@ -1,4 +1,4 @@
-"""The embedded voice as a speaker, from the weights that ship with the package."""
+"""The adapter of the embedded voice, and its loader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.pipeline import PreparedText, SpeechPipeline, TargetJob
-from mmspec.audio.spoken.checkpoint import load as load_net
+from mmspec.audio.spoken.checkpoint import load_module
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, RECIPE, TEMPERATURE, TOP_K, VOICES, WEIGHTS
 from mmspec.audio.spoken.ngram_drafter import TextNGramDrafter, TextNGramTable
@@ -28,7 +28,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
-_TOKENS_PER_PHONE = 9  # twice what phones take on average; a sentence is cut after so many
+_TOKENS_PER_PHONE = 9  # length limit of a sentence: twice the average
 
 
 class SpokenAdapter:
@@ -36,9 +36,9 @@ class SpokenAdapter:
 
     Args:
         net: The transformer.
-        draft: Its small drafter, on the same device.
-        codec: On the same.
-        table: The guesses of the recipe `table`.
+        draft: The small draft model, on the same device.
+        codec: The codec, on the same device.
+        table: N-gram table of the recipe `table`.
     """
 
     guided = False
@@ -53,13 +53,13 @@ class SpokenAdapter:
         self.draft = draft
         self.codec: Codec = codec
         self.table = table
-        self._paces: AdaptiveWindows = {}
+        self._adaptive_windows: AdaptiveWindows = {}
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        reading = read(text)
+        normalized = read(text)
         number = self.voices.index(voice) if voice is not None else 0
-        notes = [f"spelled, since the voice has not learnt it: {word}" for word in reading.spelled]
-        return PreparedText([script(sentence, number) for sentence in reading.sentences], notes)
+        notes = [f"spelled, since it is not in the vocabulary: {word}" for word in normalized.spelled]
+        return PreparedText([script(sentence, number) for sentence in normalized.sentences], notes)
 
     def job(self, parts: Sequence[Script], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         features = [alphabet().features(part) for part in parts]
@@ -70,16 +70,15 @@ class SpokenAdapter:
             draft_sampling=samplings,
             codebook=self.codebook,
             continuation=lambda: TextNGramDrafter(self.table, target, features),
-            adaptive_windows=self._paces,
+            adaptive_windows=self._adaptive_windows,
         )
         return TargetJob(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
-        said = tokens[tokens != STOP]
-        return (said % CODES)[None]
+        return (tokens[tokens != STOP] % CODES)[None]
 
     def codebook(self) -> Codebook:
-        """What tokens stand for; those that end a phone lie far from all that do not."""
+        """The codebook of all tokens. Tokens that end a phone lie far from all that do not."""
         book = self.codec.tables()[0].float()
         far = torch.full((CODES, 1), 1e3, device=book.device)
         vectors = torch.cat([torch.cat([book, -far], dim=1), torch.cat([book, far], dim=1)])
@@ -87,12 +86,18 @@ class SpokenAdapter:
 
 
 def load_table(folder: Path) -> TextNGramTable:
+    """Loads the n-gram table from a folder."""
     state = load_file(folder / "model.safetensors")
     return TextNGramTable(state["keys"].numpy().astype(np.int64) + 2**31, state["tokens"].numpy())
 
 
 def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32) -> SpeechPipeline:
-    """The embedded voice on `device`, its transformers in `dtype`."""
-    net, draft = (load_net(SpokenTransformer, WEIGHTS / name).to(device, dtype) for name in ("target", "draft"))
-    codec = load_net(SpokenCodec, WEIGHTS / "codec").to(device)
+    """Loads the embedded voice.
+
+    Args:
+        device: Device of all models.
+        dtype: Dtype of the transformers; the codec is in float32.
+    """
+    net, draft = (load_module(SpokenTransformer, WEIGHTS / name).to(device, dtype) for name in ("target", "draft"))
+    codec = load_module(SpokenCodec, WEIGHTS / "codec").to(device)
     return SpeechPipeline(SpokenAdapter(net, draft, codec, load_table(WEIGHTS / "table")))

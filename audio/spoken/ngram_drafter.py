@@ -1,8 +1,8 @@
-"""Drafts from a table over text and codes: what was said most often at such a place of such a phone.
+"""Drafts from an n-gram table whose contexts combine the script's phones with the previous codes.
 
-An n-gram table over a joint context. It knows the phone of every drafted position, since the drafts themselves tell
-where phones end; so it goes on through several phones. A guess is a function of what lies before it and tested with
-p(x), so that it is exact.
+Drafted tokens mark where phones end, so the phone of every drafted position is known and drafts continue through
+several phones. A draft is a deterministic function of the tokens before it: its q is one-hot and the test accepts it
+with probability p(x), so decoding stays exact.
 """
 
 from __future__ import annotations
@@ -21,108 +21,116 @@ from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
 Index = NDArray[np.int64]
-_VOICE, _BEFORE, _PHONE, _AFTER, _LATER = 11, 1, 2, 3, 4  # columns of a script's features
-OLDEST = 15
+# Columns of a script's features: the phone, and those one before, one after and two after it.
+_VOICE, _PREVIOUS, _PHONE, _NEXT, _SECOND_NEXT = 11, 1, 2, 3, 4
+MAX_AGE = 15
 _PRIME, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
-_AGE, _LEFT, _SECOND, _THIRD = 0xF, 0x7FF << 4, 0x7FF << 15, 0x7FF << 26  # of what `tell` packs
+_AGE, _LEFT, _SECOND, _THIRD = 0xF, 0x7FF << 4, 0x7FF << 15, 0x7FF << 26  # bits of `pack_tokens`
 
-# What a guess is looked up by, from what tells least to what tells most: of the script, and of the tokens before.
+# The contexts, from the least to the most specific: columns of the script, and bits of the previous tokens.
 LEVELS: tuple[tuple[tuple[int, ...], int], ...] = (
     ((_VOICE, _PHONE), 0),
     ((_VOICE, _PHONE), _AGE),
-    ((_VOICE, _PHONE, _AFTER), _AGE),
+    ((_VOICE, _PHONE, _NEXT), _AGE),
     ((_VOICE, _PHONE), _AGE | _LEFT),
-    ((_VOICE, _PHONE, _AFTER), _AGE | _LEFT),
+    ((_VOICE, _PHONE, _NEXT), _AGE | _LEFT),
     ((_VOICE, _PHONE), _LEFT | _SECOND),
     ((_VOICE, _PHONE), _AGE | _LEFT | _SECOND),
-    ((_VOICE, _PHONE, _AFTER), _AGE | _LEFT | _SECOND),
-    ((_VOICE, _PHONE, _AFTER, _BEFORE), _AGE | _LEFT | _SECOND),
-    ((_VOICE, _PHONE, _AFTER), _AGE | _LEFT | _SECOND | _THIRD),
-    ((_VOICE, _PHONE, _AFTER, _BEFORE, _LATER), _AGE | _LEFT | _SECOND | _THIRD),
+    ((_VOICE, _PHONE, _NEXT), _AGE | _LEFT | _SECOND),
+    ((_VOICE, _PHONE, _NEXT, _PREVIOUS), _AGE | _LEFT | _SECOND),
+    ((_VOICE, _PHONE, _NEXT), _AGE | _LEFT | _SECOND | _THIRD),
+    ((_VOICE, _PHONE, _NEXT, _PREVIOUS, _SECOND_NEXT), _AGE | _LEFT | _SECOND | _THIRD),
 )
 
 Number = TypeVar("Number", bound=Any)  # int, or an array of uint64
 
 
-def places(features: Index) -> NDArray[np.uint64]:
-    """A number for each level and each phone of a script, uint64 [levels, J]."""
-    found = []
+def script_keys(features: Index) -> NDArray[np.uint64]:
+    """A hash of the script's part of the context for each level and phone, uint64 [levels, J]."""
+    hashes = []
     for level, (columns, _) in enumerate(LEVELS):
         number = np.full(len(features), level, dtype=np.uint64)
         for column in columns:
             number = number * 128 + features[:, column].astype(np.uint64)
         number *= _PRIME
-        found.append(number ^ number >> 29)
-    return np.stack(found)
+        hashes.append(number ^ number >> 29)
+    return np.stack(hashes)
 
 
-def tell(old: Number, left: Number, second: Number, third: Number) -> Number:
-    """What tokens tell, as one number.
+def pack_tokens(age: Number, left: Number, second: Number, third: Number) -> Number:
+    """The previous tokens' part of the context as one number.
 
     Args:
-        old: Tokens of the phone before, at most `OLDEST`.
-        left: The code before; `CODES` where there is none.
-        second: The one before that, likewise.
-        third: The one before that, likewise.
+        age: Number of tokens of the current phone so far, at most `MAX_AGE`.
+        left: The previous code; `CODES` at the start of a sentence.
+        second: The code before `left`; `CODES` likewise.
+        third: The code before `second`; `CODES` likewise.
     """
-    return old | left << 4 | second << 15 | third << 26
+    return age | left << 4 | second << 15 | third << 26
 
 
-def key(place: Number, told: Number) -> Number:
-    """What a guess is looked up by, below 2**32: one of `places`, and what its level asks of `told`."""
-    return ((place + told) * _PRIME & _WORD) >> 32
+def context_key(script_key: Number, context: Number) -> Number:
+    """The key of a context, below 2**32.
+
+    Args:
+        script_key: One of `script_keys`.
+        context: From `pack_tokens`, masked with the bits of the level.
+    """
+    return ((script_key + context) * _PRIME & _WORD) >> 32
 
 
 class TextNGramTable:
-    """The likeliest token in each context, of contexts that know better than those that tell less.
+    """The most probable token of each context. It stores only contexts that improve on less specific ones.
 
     Args:
-        keys: int64 [P].
-        tokens: int [P].
+        keys: Context keys, int64 [P].
+        tokens: Token of each key, int [P].
     """
 
     def __init__(self, keys: Index, tokens: NDArray[np.integer]) -> None:
         self.keys = keys
         self.tokens = tokens
-        self._found: dict[int, int] = dict(zip(keys.tolist(), tokens.tolist(), strict=True))
+        self._token: dict[int, int] = dict(zip(keys.tolist(), tokens.tolist(), strict=True))
 
     @staticmethod
-    def count(keys: Index, tokens: Index, weights: NDArray[np.float32], least: float, gain: float) -> TextNGramTable:
-        """Counts contexts.
+    def count(
+        keys: Index, tokens: Index, weights: NDArray[np.float32], min_count: float, min_gain: float
+    ) -> TextNGramTable:
+        """Builds a table from expected counts.
 
         Args:
-            keys: int64 [levels, n].
-            tokens: int64 [n, K], what may come there.
-            weights: [n, K], how likely.
-            least: Times that a token must be expected in a context in all.
-            gain: Times that it must be right more often than the guess of the levels before, so that most contexts,
-                which say what is known already, are left out.
+            keys: Context keys of n positions, int64 [levels, n].
+            tokens: K tokens of each position, int64 [n, K].
+            weights: Probabilities of these tokens, [n, K].
+            min_count: Smallest expected count of a stored token in its context.
+            min_gain: Smallest increase of the expected number of correct drafts over less specific levels. It excludes
+                most contexts, since they predict the same token as a less specific one.
         """
-        kept: list[tuple[Index, Index]] = []
-        known = np.full(len(tokens), -1)
+        stored: list[tuple[Index, Index]] = []
+        predicted = np.full(len(tokens), -1)  # by the levels so far
         for level in keys:
             contexts, at = np.unique(level, return_inverse=True)
             pairs, which = np.unique(at[:, None] * 2**12 + tokens, return_inverse=True)
             counts = np.bincount(which.ravel(), weights=weights.ravel())
             order = np.lexsort((-counts, pairs >> 12))
             first = order[np.diff(pairs[order] >> 12, prepend=-1) > 0]
-            best, most = pairs[first] % 2**12, counts[first]
-            right = np.bincount(at, weights=(weights * (tokens == known[:, None])).sum(1))
-            better = (most >= least) & (most - right >= gain)
-            known = np.where(better[at], best[at], known)
-            kept.append((contexts[better], best[better]))
-        order = np.argsort(np.concatenate([part for part, _ in kept]), kind="stable")
-        return TextNGramTable(*(np.concatenate(parts)[order] for parts in zip(*kept, strict=True)))
+            best, count = pairs[first] % 2**12, counts[first]
+            correct = np.bincount(at, weights=(weights * (tokens == predicted[:, None])).sum(1))
+            better = (count >= min_count) & (count - correct >= min_gain)
+            predicted = np.where(better[at], best[at], predicted)
+            stored.append((contexts[better], best[better]))
+        order = np.argsort(np.concatenate([part for part, _ in stored]), kind="stable")
+        return TextNGramTable(*(np.concatenate(parts)[order] for parts in zip(*stored, strict=True)))
 
-    def guess(self, places: Sequence[int], told: int) -> int:
-        """The token of the most telling context that is known; token 0 where none is.
+    def predict(self, script_keys: Sequence[int], context: int) -> int:
+        """The token of the most specific context in the table; token 0 if there is none.
 
         Args:
-            places: Of `places`, of one phone.
-            told: Of `tell`.
+            script_keys: Column of `script_keys` of the current phone.
+            context: From `pack_tokens`.
         """
-        for place, mask in zip(reversed(places), _MASKS, strict=True):
-            token = self._found.get(key(place, told & mask))
+        for script_key, mask in zip(reversed(script_keys), _MASKS, strict=True):
+            token = self._token.get(context_key(script_key, context & mask))
             if token is not None:
                 return token
         return 0
@@ -132,14 +140,14 @@ _MASKS = tuple(mask for _, mask in reversed(LEVELS))
 
 
 class TextNGramDrafter:
-    """Puts guesses of a `TextNGramTable` after drafts; see `mmspec.drafters.jacobi.ContinuationDrafter`.
+    """Continues drafts with tokens of a `TextNGramTable`; see `mmspec.drafters.jacobi.ContinuationDrafter`.
 
-    Rows and slots are gone through one by one: a look-up in a dictionary costs less than any operation on arrays.
+    It loops over rows and slots, since a dictionary look-up costs less than any array operation.
 
     Args:
-        table: The guesses.
-        target: Knows the phone that each row is in.
-        features: int64 [J, columns] of each row's script.
+        table: The table.
+        target: The target, which tracks the phone of each row.
+        features: Features of each row's script, int64 [J, columns].
     """
 
     calls = 0
@@ -147,7 +155,7 @@ class TextNGramDrafter:
     def __init__(self, table: TextNGramTable, target: SpokenTarget, features: Sequence[Index]) -> None:
         self._table = table
         self._target = target
-        self._scripts: list[list[list[int]]] = [places(one).T.tolist() for one in features]
+        self._scripts: list[list[list[int]]] = [script_keys(one).T.tolist() for one in features]
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         pass
@@ -157,7 +165,7 @@ class TextNGramDrafter:
 
     def extend(self, state: BatchState, draft: Draft, reused: Index, draws: WindowRNG) -> Draft:
         count, codes = draft.tokens.shape[1], self._target.codes
-        phones, ages = (part.tolist() for part in self._target.where(state.length - 1))
+        phones, ages = (part.tolist() for part in self._target.phone_and_age(state.length - 1))
         latest = state.last(3).tolist()
         tokens = draft.tokens.tolist()
         for script, line, phone, age, (*before, left), kept in zip(
@@ -169,12 +177,12 @@ class TextNGramDrafter:
                 phone, age = (min(phone + 1, end), 0) if left >= codes else (phone, age + 1)
                 code = left % codes
                 if j >= kept:
-                    token = self._table.guess(script[phone], tell(min(age, OLDEST), code, second, third))
+                    token = self._table.predict(script[phone], pack_tokens(min(age, MAX_AGE), code, second, third))
                     line[j] = 2 * codes if phone == end and token >= codes else token
                 third, second, left = second, code, line[j]
         drafted = torch.tensor(tokens, device=state.device)
-        sure = torch.zeros_like(draft.q).scatter_(2, drafted[..., None], 1.0)
+        q = torch.zeros_like(draft.q).scatter_(2, drafted[..., None], 1.0)
         if reused.any():
             old = torch.from_numpy(np.arange(count) < reused[:, None]).to(state.device)
-            sure = torch.where(old[..., None], draft.q, sure)
-        return Draft(drafted, sure)
+            q = torch.where(old[..., None], draft.q, q)
+        return Draft(drafted, q)

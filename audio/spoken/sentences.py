@@ -1,4 +1,4 @@
-"""Random sentences that the voice is trained and measured on."""
+"""Random sentences for training and measuring the voice."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def _fill(slot: str, rng: random.Random) -> str:
 
 
 def sentence(rng: random.Random) -> str:
-    """A sentence of learnt words in lower case, letters in upper case, with its commas and question marks.
+    """A random sentence of words in the vocabulary: lower case, single letters in upper case, with punctuation.
 
-    Three in ten are words in any order, so that every word is met beside every other.
+    Three in ten sentences are words in random order, so that all pairs of words occur.
     """
     if rng.random() < 0.3:
         words = [rng.choice(WORDS) for _ in range(rng.randint(1, 9))]
@@ -129,16 +129,16 @@ def sentence(rng: random.Random) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """True for the one in ten sentences that are never trained on."""
+    """Whether a sentence is among the tenth that is never trained on."""
     return zlib.crc32(text.encode()) % 10 == 0
 
 
 def sentences(n: int, seed: int, held_out: bool) -> list[str]:
-    """`n` random sentences, either of those to train on or of those to measure on; the latter all different."""
+    """`n` random sentences of the training set, or of the held-out set without repetitions."""
     rng = random.Random(seed)
-    found: list[str] = []
-    while len(found) < n:
+    texts: list[str] = []
+    while len(texts) < n:
         text = sentence(rng)
-        if is_held_out(text) == held_out and not (held_out and text in found):
-            found.append(text)
-    return found
+        if is_held_out(text) == held_out and not (held_out and text in texts):
+            texts.append(text)
+    return texts

@@ -1,4 +1,4 @@
-"""From text to scripts: numbers are written out, words that the voice has not learnt are spelled."""
+"""Text normalization and scripts: numbers are written out, words outside the vocabulary are spelled."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mmspec.audio.spoken.script import PAUSE, Alphabet, Script
 from mmspec.audio.spoken.words import LETTERS, ORDINALS, WORDS, cardinal, digits
 from mmspec.errors import PromptError
 
-MOST_WORDS = 1500  # of a text, about ten minutes
-SENTENCE = 22  # words; longer sentences are broken, at a comma where there is one
-SPELLED = 40  # letters of one word
+MAX_WORDS = 1500  # per text, about ten minutes
+MAX_SENTENCE = 22  # words; longer sentences are split, if possible at a comma
+MAX_SPELLED = 40  # letters of a spelled word
 LEXICON = Path(__file__).parent / "lexicon.json"
 VOWELS = frozenset("aeiouAEIOU0V3@")
 _SIGNS = {"%": "percent", "+": "plus", "=": "equals", "&": "and", "×": "times", "*": "times", "°": "degrees", "@": "at"}
@@ -31,60 +31,65 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Sentence:
-    """Learnt words in order, `PAUSE` for a comma, and whether it ends in a question mark."""
+    """A normalized sentence.
+
+    Attributes:
+        words: Words of the vocabulary in order; `PAUSE` for a comma.
+        is_question: Whether the sentence ends in a question mark.
+    """
 
     words: tuple[str, ...]
-    asks: bool = False
+    is_question: bool = False
 
 
 @dataclass
-class Transcript:
-    """What a text says.
+class NormalizedText:
+    """A normalized text.
 
     Attributes:
-        sentences: In order, at least one.
-        spelled: The words of the text that the voice does not know and spells.
+        sentences: The sentences in order, at least one.
+        spelled: Words of the text that are outside the vocabulary and are spelled.
     """
 
     sentences: list[Sentence] = field(default_factory=list)
     spelled: list[str] = field(default_factory=list)
 
 
-def read(text: str) -> Transcript:
-    """Reads a text.
+def read(text: str) -> NormalizedText:
+    """Normalizes a text.
 
     Raises:
-        PromptError: For a text without a word, one too long, or letters the voice cannot even spell.
+        PromptError: If the text has no words or too many, or letters other than A to Z.
     """
     if not isinstance(text, str):
         raise PromptError(f"text={text!r} is not allowed; it must be a string")
     shown = " ".join(text.split())
     shown = repr(shown if len(shown) <= 40 else f"{shown[:37]}...")
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    reading = Transcript()
+    normalized = NormalizedText()
     words: list[str] = []
     for match in _TOKEN.finditer(plain):
         piece = match.group()
         if match["stop"]:
-            _close(reading, words, "?" in piece)
+            _end_sentence(normalized, words, "?" in piece)
             words = []
         elif match["comma"]:
             words.append(PAUSE)
         else:
-            words += _say(match, reading.spelled, shown)
-    _close(reading, words, False)
-    total = sum(len(sentence.words) for sentence in reading.sentences)
+            words += _words_of(match, normalized.spelled, shown)
+    _end_sentence(normalized, words, False)
+    total = sum(len(sentence.words) for sentence in normalized.sentences)
     if not total:
-        raise PromptError(f"text {shown} holds nothing to say; give words, numbers or letters")
-    if total > MOST_WORDS:
+        raise PromptError(f"text {shown} has nothing to say; give words, numbers or letters")
+    if total > MAX_WORDS:
         raise PromptError(
-            f"text {shown} has {total} words once numbers are written out; at most {MOST_WORDS} go at once"
+            f"text {shown} has {total} words once numbers are written out; at most {MAX_WORDS} are allowed"
         )
-    return reading
+    return normalized
 
 
-def _say(match: re.Match[str], spelled: list[str], shown: str) -> list[str]:
-    """The learnt words that a piece of text becomes; what is spelled is added to `spelled`."""
+def _words_of(match: re.Match[str], spelled: list[str], shown: str) -> list[str]:
+    """The words of the vocabulary for a match of `_TOKEN`; a word that is spelled is added to `spelled`."""
     if match["time"]:
         hour, minute = match["time"].split(":")
         rest = (
@@ -101,20 +106,19 @@ def _say(match: re.Match[str], spelled: list[str], shown: str) -> list[str]:
     if match["sign"]:
         return [_SIGNS[match["sign"]]]
     word = match["word"].replace("’", "'")
-    known = _known()
+    vocabulary = _vocabulary()
     if word.lower() in _SHORT:
         return _SHORT[word.lower()].split()
     if len(word) == 1 and word in LETTERS and word not in ("A", "I"):
         return [word]
-    if word.lower() in known and not (word.isupper() and 1 < len(word) < 3 and word.lower() != "no"):
+    if word.lower() in vocabulary and not (word.isupper() and 1 < len(word) < 3 and word.lower() != "no"):
         return [word.lower()]
     letters = [letter for letter in word.upper() if letter != "'"]
-    strange = [letter for letter in letters if letter not in LETTERS]
-    if strange:
-        raise PromptError(f"text {shown}: the voice cannot say {word!r}; it knows the letters A to Z")
-    if len(letters) > SPELLED:
+    if any(letter not in LETTERS for letter in letters):
+        raise PromptError(f"text {shown}: the voice cannot say {word!r}; only the letters A to Z are allowed")
+    if len(letters) > MAX_SPELLED:
         raise PromptError(
-            f"text {shown}: the word {word[:20]!r}... has {len(letters)} letters; at most {SPELLED} are spelled"
+            f"text {shown}: the word {word[:20]!r}... has {len(letters)} letters; at most {MAX_SPELLED} are allowed"
         )
     if len(letters) > 1 and word not in spelled:
         spelled.append(word)
@@ -122,54 +126,57 @@ def _say(match: re.Match[str], spelled: list[str], shown: str) -> list[str]:
 
 
 @cache
-def _known() -> frozenset[str]:
+def _vocabulary() -> frozenset[str]:
     return frozenset(word for word in WORDS if word not in LETTERS)
 
 
-def _close(reading: Transcript, words: list[str], asks: bool) -> None:
-    """Adds a sentence, broken where it is too long; commas at the ends and double ones go."""
+def _end_sentence(normalized: NormalizedText, words: list[str], is_question: bool) -> None:
+    """Adds a sentence, split if it is too long, without pauses at its ends and without repeated pauses."""
     kept: list[str] = []
     for word in words:
         if word != PAUSE or (kept and kept[-1] != PAUSE):
             kept.append(word)
-    while len(kept) > SENTENCE:
-        pauses = [i for i in range(SENTENCE // 3, SENTENCE) if kept[i] == PAUSE]
-        cut = pauses[-1] if pauses else SENTENCE
-        reading.sentences.append(Sentence(tuple(kept[:cut])))
+    while len(kept) > MAX_SENTENCE:
+        pauses = [i for i in range(MAX_SENTENCE // 3, MAX_SENTENCE) if kept[i] == PAUSE]
+        cut = pauses[-1] if pauses else MAX_SENTENCE
+        normalized.sentences.append(Sentence(tuple(kept[:cut])))
         kept = kept[cut:]
         if kept and kept[0] == PAUSE:
             kept = kept[1:]
     while kept and kept[-1] == PAUSE:
         kept.pop()
     if kept:
-        reading.sentences.append(Sentence(tuple(kept), asks))
+        normalized.sentences.append(Sentence(tuple(kept), is_question))
 
 
 @cache
 def lexicon() -> tuple[dict[str, list[str]], list[str]]:
-    """How each word is said, before a consonant and before a vowel, phones with blanks between; and all phones."""
-    found = json.loads(LEXICON.read_text(encoding="utf-8"))
-    return found["words"], found["phones"]
+    """The pronunciations of all words, and all phones.
+
+    A word has two pronunciations, before a consonant and before a vowel, each of phones separated by spaces.
+    """
+    stored = json.loads(LEXICON.read_text(encoding="utf-8"))
+    return stored["words"], stored["phones"]
 
 
 @cache
 def alphabet() -> Alphabet:
-    """The numbers of all words and phones."""
+    """The alphabet of the voice."""
     return Alphabet([PAUSE, *WORDS], lexicon()[1])
 
 
 def script(sentence: Sentence, voice: int) -> Script:
-    """The phones of a sentence. `voice` is below the number of `VOICES`."""
+    """The script of a sentence; `voice` is an index of `VOICES`."""
     assert voice < len(VOICES)
-    said, _ = lexicon()
-    words, starts, phones = [PAUSE], [True], [PAUSE]
+    pronunciations, _ = lexicon()
+    words, word_starts, phones = [PAUSE], [True], [PAUSE]
     for word, following in zip(sentence.words, (*sentence.words[1:], PAUSE), strict=True):
         if word == PAUSE:
-            pronounced: Sequence[str] = [PAUSE]
+            word_phones: Sequence[str] = [PAUSE]
         else:
-            before_vowel = following != PAUSE and said[following][0][0] in VOWELS
-            pronounced = said[word][before_vowel].split()
-        words += [word] * len(pronounced)
-        starts += [i == 0 for i in range(len(pronounced))]
-        phones += pronounced
-    return Script(voice, sentence.asks, [*words, PAUSE], [*starts, True], [*phones, PAUSE])
+            before_vowel = following != PAUSE and pronunciations[following][0][0] in VOWELS
+            word_phones = pronunciations[word][before_vowel].split()
+        words += [word] * len(word_phones)
+        word_starts += [i == 0 for i in range(len(word_phones))]
+        phones += word_phones
+    return Script(voice, sentence.is_question, [*words, PAUSE], [*word_starts, True], [*phones, PAUSE])

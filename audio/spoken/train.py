@@ -1,9 +1,9 @@
-"""Train the transformer of the spoken voice, or its small draft, and export the averaged weights as it goes.
+"""Train the transformer of the voice, or its draft model, and save the averaged weights at every checkpoint.
 
-Command: python -m mmspec.audio.spoken.train --config target        (about 22 core-minutes, after prepare)
+Command: python -m mmspec.audio.spoken.train --config target        (about 22 core-minutes, after prepare_data)
 Draft:   the same with --config draft                               (about 4 core-minutes)
 
-A restarted command goes on from the checkpoint in the work folder. The schedule is a budget of one core's time.
+A restarted command resumes from the checkpoint in the work folder. The schedule is a budget of CPU time on one core.
 """
 
 from __future__ import annotations
@@ -21,20 +21,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmspec.audio.spoken.checkpoint import export
+from mmspec.audio.spoken.checkpoint import save_module
 from mmspec.audio.spoken.config import RUNS, TRANSFORMERS, WEIGHTS, TransformerTraining
-from mmspec.audio.spoken.prepare_data import Row, load_read
+from mmspec.audio.spoken.prepare_data import Row, load_encoded
 from mmspec.audio.spoken.script import Alphabet
 from mmspec.audio.spoken.text import alphabet
-from mmspec.audio.spoken.transformer import ENDS, STOP, SpokenTransformer
+from mmspec.audio.spoken.transformer import PHONE_END, STOP, SpokenTransformer
 from mmspec.training.muon import MuonAdamW, update_average
 
-HELD_OUT = 128  # of the encoded sentences, the first; the rest is trained on
+HELD_OUT = 128  # the first encoded sentences are not trained on
 
 
 @dataclass
 class Example:
-    """A sentence to learn: `tokens`, `phone_at` and `age` int64 [T], `features` int64 [J, columns]."""
+    """A training sentence.
+
+    Attributes:
+        tokens: int64 [T].
+        phone_at: Index of the phone at each token, int64 [T].
+        age: Number of tokens of the phone before each token, int64 [T].
+        features: Features of the script, int64 [J, columns].
+    """
 
     tokens: Tensor
     phone_at: Tensor
@@ -42,11 +49,12 @@ class Example:
     features: Tensor
 
 
-def example(row: Row, letters: Alphabet) -> Example:
+def make_example(row: Row, letters: Alphabet) -> Example:
+    """The training sentence of an encoded one."""
     codes, phone_at, script = row[0].long(), row[1].long(), row[2]
     changes = phone_at.diff() > 0
     ends = F.pad(changes, (0, 1), value=True)
-    tokens = codes + ENDS * ends
+    tokens = codes + PHONE_END * ends
     tokens[-1] = STOP
     index = torch.arange(len(codes))
     first = torch.where(F.pad(changes, (1, 0), value=True), index, 0).cummax(0).values
@@ -54,7 +62,7 @@ def example(row: Row, letters: Alphabet) -> Example:
 
 
 def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [B, T] (-100 after the ends), features [B, T, columns] and ages [B, T]."""
+    """Padded tokens [B, T] (-100 in the padding), features [B, T, columns] and ages [B, T]."""
     length = max(len(e.tokens) for e in examples)
 
     def stack(rows: list[Tensor], value: int) -> Tensor:
@@ -68,17 +76,18 @@ def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batches(examples: list[Example], size: int, seed: int) -> list[list[Example]]:
-    """All examples in random order, those of one batch of like length."""
+    """All examples in random batches of similar length."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(examples))
-    found = []
+    result = []
     for first in range(0, len(order), size * 32):
         part = sorted(order[first : first + size * 32], key=lambda i: len(examples[i].tokens))
-        found += [[examples[i] for i in part[k : k + size]] for k in range(0, len(part), size)]
-    return [found[i] for i in rng.permutation(len(found))]
+        result += [[examples[i] for i in part[k : k + size]] for k in range(0, len(part), size)]
+    return [result[i] for i in rng.permutation(len(result))]
 
 
-def loss_of(net: SpokenTransformer, group: list[Example], reduction: str = "mean") -> Tensor:
+def batch_loss(net: SpokenTransformer, group: list[Example], reduction: str = "mean") -> Tensor:
+    """Cross-entropy of the tokens of a batch."""
     tokens, features, age = collate(group)
     with torch.autocast("cpu", torch.bfloat16):
         logits = net(tokens.clamp(min=0), features, age)
@@ -87,8 +96,8 @@ def loss_of(net: SpokenTransformer, group: list[Example], reduction: str = "mean
 
 @torch.no_grad()
 def bits_per_token(net: SpokenTransformer, examples: list[Example]) -> float:
-    """Mean negative log-likelihood of held-out tokens, bits."""
-    total = sum(float(loss_of(net, group, "sum")) for group in batches(examples, 16, 0))
+    """Mean negative log-likelihood of held-out tokens in bits."""
+    total = sum(float(batch_loss(net, group, "sum")) for group in batches(examples, 16, 0))
     return total / sum(len(e.tokens) for e in examples) / math.log(2)
 
 
@@ -100,9 +109,17 @@ def muon_blocks(name: str) -> int:
 
 
 def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> None:
+    """Trains a transformer until its budget is spent.
+
+    Args:
+        config: Architecture and optimization.
+        name: "target" or "draft", the folder of the result in `weights`.
+        out: Work folder, with the encoded sentences.
+        weights: Folder of the weights.
+    """
     torch.manual_seed(0)
     letters = alphabet()
-    examples = [example(row, letters) for row in load_read(out)]
+    examples = [make_example(row, letters) for row in load_encoded(out)]
     net = SpokenTransformer(config.dim, config.layers, config.heads, config.hidden, list(letters.sizes))
     net.init_weights()
     average = copy.deepcopy(net)
@@ -120,14 +137,14 @@ def train(config: TransformerTraining, name: str, out: Path, weights: Path) -> N
         state = {"net": net.state_dict(), "average": average.state_dict(), "step": step, "epoch": epoch, "spent": spent}
         torch.save(state | {"updaters": optimizer.state_dict()}, checkpoint.with_suffix(".new"))
         checkpoint.with_suffix(".new").rename(checkpoint)
-        export(average, weights / name)
-        found = bits_per_token(average, examples[:HELD_OUT])
-        print(f"step {step}, {spent / 60:.1f} min: held out {found:.4f} bits/token", file=sys.stderr, flush=True)
+        save_module(average, weights / name)
+        bits = bits_per_token(average, examples[:HELD_OUT])
+        print(f"step {step}, {spent / 60:.1f} min: held out {bits:.4f} bits/token", file=sys.stderr, flush=True)
 
     last, last_save, recent = time.process_time(), spent, 0.0
     while (done := spent / (60 * config.minutes)) < 1:
         for group in batches(examples[HELD_OUT:], config.batch, epoch):
-            loss = loss_of(net, group)
+            loss = batch_loss(net, group)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step(step, done)
@@ -155,7 +172,7 @@ def main() -> None:
     parser.add_argument("--config", choices=sorted(TRANSFORMERS), default="target")
     parser.add_argument("--out", type=Path, default=RUNS)
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--minutes", type=float, help="budget of one core's time that the learning rate decays over")
+    parser.add_argument("--minutes", type=float, help="budget in minutes of CPU time on one core")
     args = parser.parse_args()
     config = TRANSFORMERS[args.config]
     train(replace(config, minutes=args.minutes or config.minutes), args.config, args.out, args.weights)

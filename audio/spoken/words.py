@@ -1,4 +1,4 @@
-"""The words that the voice has learnt, and how numbers and unknown words become such words."""
+"""The vocabulary of the voice, and the words of numbers."""
 
 from __future__ import annotations
 

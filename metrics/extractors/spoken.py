@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mmspec.audio.spoken.config import SAMPLING_RATE
-from mmspec.audio.spoken.recogniser import embedded_recogniser, level, sounds_alike, token_bands
+from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones, normalize_peak, token_bands
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.features import Features
@@ -20,18 +20,18 @@ class SpokenExtractor:
     name = "spoken"
 
     def __init__(self) -> None:
-        self.recogniser = embedded_recogniser().eval()
-        self.fingerprint = fingerprint_of(self.recogniser)
+        self.recognizer = embedded_recognizer().eval()
+        self.fingerprint = fingerprint_of(self.recognizer)
         self._hidden = torch.empty(0)
-        self.recogniser.leave.register_forward_pre_hook(self._keep)
+        self.recognizer.leave.register_forward_pre_hook(self._keep)
 
     @torch.no_grad()
     def __call__(self, audio: Sequence[Waveform]) -> Features:
         """Mean and standard deviation over time of the last hidden layer, float64 [B, 2 D]."""
         found = []
         for clip in audio:
-            bands = token_bands(level(clip.at(SAMPLING_RATE).astype(np.float32)))
-            self.recogniser(torch.from_numpy(bands)[None])
+            bands = token_bands(normalize_peak(clip.at(SAMPLING_RATE).astype(np.float32)))
+            self.recognizer(torch.from_numpy(bands)[None])
             x = self._hidden[0].double()
             found.append(torch.cat([x.mean(1), x.std(1, correction=0)]).numpy())
         return np.stack(found)
@@ -41,11 +41,11 @@ class SpokenExtractor:
 
     def transcribe(self, audio: Sequence[Waveform]) -> list[str]:
         """The words of each recording."""
-        return [self.recogniser.transcribe(c.at(SAMPLING_RATE).astype(np.float32), SAMPLING_RATE) for c in audio]
+        return [self.recognizer.transcribe(c.at(SAMPLING_RATE).astype(np.float32), SAMPLING_RATE) for c in audio]
 
     def expected(self, text: str) -> str:
         """The transcript of a perfect recording: each word as the one that stands for its homophones."""
-        return sounds_alike(text)
+        return merge_homophones(text)
 
 
 def load(where: str, device: str) -> SpokenExtractor:

@@ -216,14 +216,14 @@ def attribute_score() -> Callable[[Any, Sequence[str]], float]:
 
 def word_accuracy() -> Callable[[Any, Sequence[str]], float]:
     """The score of `spoken`: the share of words that its recognizer transcribes correctly, at least 0."""
-    from mmspec.audio.spoken.recogniser import embedded_recogniser, sounds_alike
+    from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
     from mmspec.metrics.audio.word_error_rate import word_error_rate
 
-    recogniser = embedded_recogniser()
+    recognizer = embedded_recognizer()
 
     def score(out: Any, texts: Sequence[str]) -> float:
-        transcripts = [recogniser.transcribe(clip.audio[0], clip.sampling_rate) for clip in out]
-        return max(1 - word_error_rate(transcripts, [sounds_alike(text) for text in texts]), 0.0)
+        transcripts = [recognizer.transcribe(clip.audio[0], clip.sampling_rate) for clip in out]
+        return max(1 - word_error_rate(transcripts, [merge_homophones(text) for text in texts]), 0.0)
 
     return score
 

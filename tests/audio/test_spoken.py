@@ -1,4 +1,4 @@
-"""The embedded voice: what it reads, its target after the loop, its guesses, its codec in parts, how it is heard."""
+"""The embedded voice: text normalization, target, n-gram drafts, codec, and the words that are recognized."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from mmspec.audio.outputs import AudioOutput, AudioOutputs
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, SAMPLING_RATE
-from mmspec.audio.spoken.ngram_drafter import LEVELS, TextNGramDrafter, TextNGramTable, key, places, tell
-from mmspec.audio.spoken.recogniser import embedded_recogniser, sounds_alike
+from mmspec.audio.spoken.ngram_drafter import (
+    LEVELS,
+    TextNGramDrafter,
+    TextNGramTable,
+    context_key,
+    pack_tokens,
+    script_keys,
+)
+from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import Sentence, alphabet, read, script
 from mmspec.audio.spoken.transformer import SpokenTransformer
@@ -63,46 +70,46 @@ def pipe() -> SpeechPipeline:
         ("Zoë!", "Z O E"),
     ],
 )
-def test_numbers_are_written_out_and_unknown_words_are_spelled(text: str, words: str) -> None:
+def test_numbers_are_written_out_and_other_words_are_spelled(text: str, words: str) -> None:
     (sentence,) = read(text).sentences
     assert " ".join(sentence.words) == words
 
 
-def test_sentences_are_kept_apart_and_long_ones_broken() -> None:
-    reading = read("where is the park? turn left. " + "go " * 50)
-    assert [s.asks for s in reading.sentences] == [True, False, False, False, False]
-    assert [len(s.words) for s in reading.sentences] == [4, 2, 22, 22, 6]
+def test_texts_are_split_into_sentences_and_long_sentences_too() -> None:
+    normalized = read("where is the park? turn left. " + "go " * 50)
+    assert [s.is_question for s in normalized.sentences] == [True, False, False, False, False]
+    assert [len(s.words) for s in normalized.sentences] == [4, 2, 22, 22, 6]
     assert read("berlin and BERLIN, please").spelled == ["berlin", "BERLIN"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("", "empty"), (" \n", "empty"), ("?!", "nothing to say"), ("日本", "A to Z"), ("go " * 2000, "1500")],
 )
-def test_what_cannot_be_said_is_refused_by_name(pipe: SpeechPipeline, text: str, said: str) -> None:
-    with pytest.raises(PromptError, match=said):
+def test_texts_that_the_voice_cannot_say_are_refused(pipe: SpeechPipeline, text: str, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
         pipe(text)
 
 
-def test_windows_are_what_single_tokens_are() -> None:
+def test_logits_of_windows_equal_those_of_single_tokens() -> None:
     def make(batch_size: int, window: int) -> SpokenTarget:
         return SpokenTarget(tiny(codes=3), [FEATURES] * batch_size, 8, slack=window)
 
     assert check_windows(make, 8) < 1e-5
 
 
-def deviation(recipe_text: str, guesses: type[TextNGramDrafter] = TextNGramDrafter) -> tuple[float, float]:
-    """Total variation of a recipe's sequences from the target distribution, and the most that is accepted."""
+def total_variation(recipe_text: str, drafter: type[TextNGramDrafter] = TextNGramDrafter) -> tuple[float, float]:
+    """Total variation distance of a recipe from the target distribution, and the limit of an exact one."""
     sampling, layout = SamplingParams(1.3, top_k=4, top_p=0.95), Layout(LENGTH, eos=frozenset({4}), pad=4)
     net, draft = tiny(0), tiny(1)
     generator = np.random.default_rng(0)
     codes = (0, 1, CODES)
-    told = [tell(*context) for context in product(range(4), codes, codes, codes)]
+    contexts = [pack_tokens(*tokens) for tokens in product(range(4), codes, codes, codes)]
     keys = np.unique([
-        key(place, one & mask)
-        for line, (_, mask) in zip(places(FEATURES).tolist(), LEVELS, strict=True)
-        for place in line
-        for one in told
+        context_key(script_key, context & mask)
+        for level, (_, mask) in zip(script_keys(FEATURES).tolist(), LEVELS, strict=True)
+        for script_key in level
+        for context in contexts
     ])  # fmt: skip
     table = TextNGramTable(keys, generator.integers(0, 4, len(keys)))
 
@@ -118,7 +125,7 @@ def deviation(recipe_text: str, guesses: type[TextNGramDrafter] = TextNGramDraft
         resources = DraftResources(
             draft_model=lambda: SpokenTarget(draft, [FEATURES] * rows, LENGTH, slack=recipe.window),
             draft_sampling=[SamplingParams(1.0)] * rows,
-            continuation=partial(guesses, table, target, [FEATURES] * rows),
+            continuation=partial(drafter, table, target, [FEATURES] * rows),
         )
         tokens = run(target, recipe, layout, [sampling] * rows, range(first, first + rows), resources).tokens
         counts += torch.bincount((tokens * 5 ** torch.arange(LENGTH - 1, -1, -1)).sum(1), minlength=len(joint))
@@ -130,34 +137,34 @@ def deviation(recipe_text: str, guesses: type[TextNGramDrafter] = TextNGramDraft
     "recipe",
     ["table:window=4", "scd:window=4,start=table", "draft:window=3", "layer-skip:window=3,layers=1", "tree:branch=2/1"],
 )
-def test_recipes_keep_the_law(recipe: str) -> None:
-    measured, limit = deviation(recipe)
-    assert measured <= limit
+def test_exact_recipes_keep_the_target_distribution(recipe: str) -> None:
+    tv, limit = total_variation(recipe)
+    assert tv <= limit
 
 
-def test_a_table_keeps_what_the_levels_before_do_not_know() -> None:
-    general, telling = [7] * 6, [1, 1, 1, 2, 2, 3]
+def test_a_table_stores_only_contexts_that_improve_on_less_specific_ones() -> None:
+    general, specific = [7] * 6, [1, 1, 1, 2, 2, 3]
     tokens = np.array([[5, 6]] * 3 + [[6, 5]] * 2 + [[6, 6]])
     weights = np.tile(np.array([0.9, 0.1], dtype=np.float32), (6, 1))
-    # Token 6 comes 3.1 times in all, 5 comes 2.9 times; in context 1 it is 5 by far, in 2 and 3 it is 6 as before.
-    table = TextNGramTable.count(np.array([general, telling]), tokens, weights, least=1.0, gain=0.5)
+    # Expected counts: token 6 has 3.1, token 5 has 2.9. Context 1 clearly predicts 5; contexts 2 and 3 predict 6.
+    table = TextNGramTable.count(np.array([general, specific]), tokens, weights, min_count=1.0, min_gain=0.5)
     assert dict(zip(table.keys.tolist(), table.tokens.tolist(), strict=True)) == {7: 6, 1: 5}
 
 
-class Unsure(TextNGramDrafter):
-    """A broken twin: its guesses are certain, and it says that they were drawn."""
+class UniformQ(TextNGramDrafter):
+    """A broken drafter: its tokens are deterministic, but its q is uniform."""
 
     def extend(self, state: BatchState, draft: Draft, reused: np.ndarray, draws: WindowRNG) -> Draft:
-        found = super().extend(state, draft, reused, draws)
-        return Draft(found.tokens, torch.full_like(found.q, 1 / found.q.shape[-1]))
+        extended = super().extend(state, draft, reused, draws)
+        return Draft(extended.tokens, torch.full_like(extended.q, 1 / extended.q.shape[-1]))
 
 
-def test_the_test_of_the_law_finds_a_wrong_q() -> None:
-    measured, limit = deviation("table:window=4", Unsure)
-    assert measured > 1.5 * limit
+def test_a_wrong_q_is_found() -> None:
+    tv, limit = total_variation("table:window=4", UniformQ)
+    assert tv > 1.5 * limit
 
 
-def test_codes_in_parts_sound_as_at_once() -> None:
+def test_streamed_codes_decode_to_the_same_audio() -> None:
     torch.manual_seed(0)
     codec = SpokenCodec().eval()
     for p in codec.parameters():
@@ -171,16 +178,16 @@ def test_codes_in_parts_sound_as_at_once() -> None:
     assert parts[0].shape[-1] == 0 and parts[3].shape[-1] == 16 * codec.hop - codec.hop // 2
 
 
-def test_what_it_says_is_heard_by_every_recipe(pipe: SpeechPipeline) -> None:
-    wanted = [sounds_alike(text) for text in TEXTS]
+def test_the_words_of_generated_speech_are_recognized(pipe: SpeechPipeline) -> None:
+    references = [merge_homophones(text) for text in TEXTS]
     for recipe, voice in (("plain", "low"), ("table", "high")):
-        sounds = pipe(TEXTS, recipe=recipe, seed=0, voice=voice)
-        assert isinstance(sounds, AudioOutputs)
-        heard = [embedded_recogniser().transcribe(s.audio[0], SAMPLING_RATE) for s in sounds]
-        assert word_error_rate(heard, wanted) <= 0.15
-        for sound in sounds:
-            assert 0.1 < np.abs(sound.audio).max() < 1 and 0.01 < sound.audio.std() < 0.3
-    assert sounds.stats.tokens_per_call > 2
+        outputs = pipe(TEXTS, recipe=recipe, seed=0, voice=voice)
+        assert isinstance(outputs, AudioOutputs)
+        transcripts = [embedded_recognizer().transcribe(output.audio[0], SAMPLING_RATE) for output in outputs]
+        assert word_error_rate(transcripts, references) <= 0.15
+        for output in outputs:
+            assert 0.1 < np.abs(output.audio).max() < 1 and 0.01 < output.audio.std() < 0.3
+    assert outputs.stats.tokens_per_call > 2
 
 
 def test_rows_do_not_depend_on_their_batch(pipe: SpeechPipeline) -> None:
@@ -191,7 +198,7 @@ def test_rows_do_not_depend_on_their_batch(pipe: SpeechPipeline) -> None:
     assert alone["audio"].shape == (1, batch[1]["audio"].shape[1]) and alone["sampling_rate"] == SAMPLING_RATE
 
 
-def test_a_stream_is_the_call_in_parts(pipe: SpeechPipeline) -> None:
+def test_a_stream_yields_the_audio_of_the_call(pipe: SpeechPipeline) -> None:
     text = "hello anna. it is half past three"
     whole = pipe(text, seed=1)
     chunks = list(pipe.stream(text, seed=1, first=10, every=8))
@@ -200,7 +207,7 @@ def test_a_stream_is_the_call_in_parts(pipe: SpeechPipeline) -> None:
     assert len(chunks) > 8 and all(chunk.dtype == np.float32 and chunk.shape[0] == 1 for chunk in chunks)
 
 
-def test_a_stream_that_is_left_stops_decoding(pipe: SpeechPipeline) -> None:
+def test_closing_a_stream_stops_decoding(pipe: SpeechPipeline) -> None:
     calls = 0
 
     def count(step: object) -> None:
@@ -217,7 +224,7 @@ def test_a_stream_that_is_left_stops_decoding(pipe: SpeechPipeline) -> None:
         pipe.stream("one", voice="bass")
 
 
-def test_an_error_in_the_decoding_reaches_the_listener(pipe: SpeechPipeline) -> None:
+def test_an_error_while_decoding_is_raised_by_the_stream(pipe: SpeechPipeline) -> None:
     def fail(step: object) -> None:
         raise ValueError("stop here")
 

@@ -82,7 +82,7 @@ def test_each_row_follows_its_own_distribution(recipe: str) -> None:
 
 def first_rows(patch: pytest.MonkeyPatch) -> None:
     """When rows have ended, the others take over the constraints of the first ones."""
-    patch.setattr(Constraint, "select_rows", lambda self, rows: Constraint(self.kind[: len(rows)], self.allowed))
+    patch.setattr(Constraint, "select_rows", lambda self, row_ids: Constraint(self.kind[: len(row_ids)], self.allowed))
 
 
 def first_row(patch: pytest.MonkeyPatch) -> None:

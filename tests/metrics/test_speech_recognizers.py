@@ -16,7 +16,7 @@ from fake_pipe import gate
 from tiny_recognizers import save_clap, save_wavlm, save_whisper
 
 import mmspec
-from mmspec.audio.spoken.recogniser import SpokenRecogniser
+from mmspec.audio.spoken.recognizer import SpokenRecognizer
 from mmspec.cli.app import main
 from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
@@ -220,13 +220,13 @@ def test_the_embedded_recognizer_needs_no_weights(
     voice: Voice, tmp_path: Path, networks: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    recogniser = SpokenRecogniser(channels=8, depth=1)
-    monkeypatch.setattr(spoken, "embedded_recogniser", lambda: recogniser)
+    recognizer = SpokenRecognizer(channels=8, depth=1)
+    monkeypatch.setattr(spoken, "embedded_recognizer", lambda: recognizer)
 
     def transcribe(wave: Any, rate: int) -> str:
         return "four two" if len(wave) == rate // 2 == 8000 else ""
 
-    monkeypatch.setattr(recogniser, "transcribe", transcribe)
+    monkeypatch.setattr(recognizer, "transcribe", transcribe)
     (tmp_path / "prompts.txt").write_text("four\n42\n\nfive two\n")
     more = ["--metrics", "wer@spoken,fd@spoken", "--prompts", str(tmp_path / "prompts.txt")]
     assert main(arguments(tmp_path / "out", networks, *more)) == 0
