@@ -62,10 +62,6 @@ class SoftmaxStats:
         """The same slots with other axes in place of B and W."""
         return replace(self, floats=self.floats.reshape(*shape, 5), ints=self.ints.reshape(*shape, 5))
 
-    def lse(self) -> Tensor:
-        """Log-sum-exp of the kept logits, float32 [B, W]."""
-        return self.floats[..., PEAK] + self.floats[..., TOTAL].log()
-
     def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The reference: all probabilities, [B, W, V] of a float type."""
         line = self.ints[..., LINE].long()

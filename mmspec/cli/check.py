@@ -10,20 +10,9 @@ import typer
 
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError
-from mmspec.recipes import RECIPES, Recipe, parse
+from mmspec.recipes import Recipe, parse, ways_to_draft
 
 FAILED = 1
-
-# Recipes that can draft columns of codebooks, and those that can draft latents.
-COLUMN_RECIPES = ("plain", "draft", "layer-skip", "recycle", "sjd", "scd")
-LATENT_RECIPES = (
-    "plain+smoothed",
-    "draft+smoothed",
-    "layer-skip+smoothed",
-    "few-steps+smoothed",
-    "sjd+smoothed",
-    "scd+smoothed",
-)
 
 
 def check(
@@ -41,10 +30,10 @@ def check(
     """Compare recipes with plain decoding on a toy model that is small enough to enumerate.
 
     TV is the total variation distance between the joint distributions; floor is its mean for that many exact samples.
-    An exact recipe passes below the limit, a relaxed one within its own bound, summed over the tokens. Rules of
-    plug-ins are checked too. Recipes with a rule for continuous tokens run on a toy with Gaussian latents: two samples
-    are compared, and the score is their largest difference in standard errors; a relaxed rule has no bound there and
-    always passes. Exit status 1 if a recipe fails.
+    An exact recipe passes below the limit, a relaxed one within its own bound, summed over the tokens. Recipes
+    and rules of plug-ins are checked too. Recipes with a rule for continuous tokens run on a toy with Gaussian latents:
+    two samples are compared, and the score is their largest difference in standard errors; a relaxed rule has no bound
+    there and always passes. Exit status 1 if a recipe fails.
     """
     if columns and latents:
         raise ArgumentError("--columns and --latents exclude each other; give one of them")
@@ -114,12 +103,15 @@ def all_recipes(columns: bool, latents: bool) -> list[Recipe]:
     """
     from mmspec.registry import rules
 
-    others = {name: rule for name, rule in rules().items() if name != "exact"}
+    ways, others = ways_to_draft(), {name: rule for name, rule in rules().items() if name != "exact"}
     if columns:
+        drafting = [name for name, info in ways.items() if info.supports("columns")]
         # The toy of columns exposes no features.
         names = [name for name, rule in others.items() if not rule.continuous and not rule.takes_features]
-        return [parse(name) for name in (*COLUMN_RECIPES, *names)]
-    if latents:
-        names = [name for name, rule in others.items() if rule.continuous and not rule.exact]
-        return [parse(name) for name in (*LATENT_RECIPES, *names)]
-    return [parse(name) for name in (*RECIPES, *others)]
+    elif latents:
+        drafting = [f"{name}+smoothed" for name, info in ways.items() if info.supports("latents")]
+        names = [name for name, rule in others.items() if rule.continuous and name != "smoothed"]
+    else:
+        drafting = [name for name, info in ways.items() if info.supports("tokens") or info.continuous]
+        names = list(others)
+    return [parse(name) for name in (*drafting, *names)]

@@ -1,4 +1,4 @@
-"""Drafts of vectors by another model: a smaller one, the target's first layers, or fewer steps of its head."""
+"""Drafts of latents by another model: a smaller one, the target's first layers, or the target with a faster head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmspec.errors import ArgumentError
 
 
 def build(context: DraftingContext) -> ModelDrafter:
-    """The builder of the recipes `draft` and `layer-skip` for vectors."""
+    """The builder of the recipes `draft` and `layer-skip` for continuous tokens."""
     layers = int(context.recipe.knobs["layers"])
     return _build(context, "layer-skip" if layers else "draft", layers)
 
@@ -20,7 +20,12 @@ def build_few_steps(context: DraftingContext) -> ModelDrafter:
 
 
 def _build(context: DraftingContext, kind: str, amount: int) -> ModelDrafter:
-    """A drafter around the model of that kind.
+    """The drafter with a model of the given kind.
+
+    Args:
+        context: The recipe, and what drafters may use.
+        kind: The recipe that the model is for, a key of `latent_models`.
+        amount: Number of layers or of head steps; 0 for `draft`.
 
     Raises:
         ArgumentError: If the target has no such model.
@@ -29,10 +34,10 @@ def _build(context: DraftingContext, kind: str, amount: int) -> ModelDrafter:
     assert isinstance(sampler, LatentSampler)
     if kind not in models:
         raise ArgumentError(
-            f"recipe {recipe.name!r} is not possible with this model of latents; it can be drafted for by "
+            f"recipe {recipe.name!r} is not possible with this model of continuous tokens; its recipes are "
             f"{', '.join(['sjd', 'scd', *models])}"
         )
     model = models[kind](amount)
-    # Where a rule replaces drafts in place, every token of the last window may differ from what the drafter has read.
+    # If the rule replaces drafts in place, every token of the last window may differ from the one the drafter has read.
     changed = 2 if sampler.rule.truncates else recipe.window + 1
     return ModelDrafter(model.target, sampler.with_head(model.head), changed)

@@ -14,8 +14,6 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
 
-COUPLINGS = ("fresh", "maximal", "gumbel")
-
 
 class LatentJacobi:
     """Drafts the latents of the previous iteration; at new positions the head turns their noise into a latent.
@@ -91,7 +89,7 @@ class LatentJacobi:
 
 
 def build(context: DraftingContext) -> LatentJacobi:
-    """The builder of the recipes `sjd` and `scd` for vectors."""
+    """The builder of the recipes `sjd` and `scd` for continuous tokens."""
     knobs, sampler = context.recipe.knobs, context.sampler
     assert isinstance(sampler, LatentSampler)
     start = str(knobs["start"])

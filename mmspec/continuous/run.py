@@ -58,7 +58,7 @@ def run_latents(
     resources: DraftResources = NO_RESOURCES,
     on_step: OnStep | None = None,
 ) -> Latents:
-    """Decodes a batch of rows whose tokens are vectors.
+    """Decodes a batch of rows of continuous tokens.
 
     Args:
         target: The backbone with its prompts, one per row; `head` reads the output of its `forward`.
@@ -95,7 +95,7 @@ def build_latent_rule(recipe: Recipe) -> LatentRule:
     if not recipe.rule.continuous:
         ways = ", ".join(f"{recipe.parts[0]}+{name}" for name in known)
         raise ArgumentError(
-            f"recipe {recipe.name!r} accepts by the rule {recipe.rule_name!r}, which is for discrete tokens, "
+            f"recipe {recipe.name!r} uses the rule {recipe.rule_name!r}, which is for discrete tokens, "
             f"and this model has continuous tokens; use {ways}, or plain"
         )
     rule = recipe.rule.build(recipe.knobs, None)
@@ -109,8 +109,8 @@ def build_latent_rule(recipe: Recipe) -> LatentRule:
 
 def with_counter(stats: Stats, counter: AcceptanceCounter) -> LatentStats:
     """The statistics of the loop together with those of the sampler."""
-    given = {field.name: getattr(stats, field.name) for field in fields(Stats)}
+    values = {field.name: getattr(stats, field.name) for field in fields(Stats)}
     pairs = zip(counter.accepted, counter.tested, strict=True)
-    given["acceptance"] = [float(accepted / tested) if tested else None for accepted, tested in pairs]
+    values["acceptance"] = [float(accepted / tested) if tested else None for accepted, tested in pairs]
     mean = counter.distance / max(int(counter.accepted.sum()), 1)
-    return LatentStats(**given, distance=mean, farthest=counter.farthest)
+    return LatentStats(**values, distance=mean, farthest=counter.farthest)

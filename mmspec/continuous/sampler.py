@@ -1,4 +1,4 @@
-"""The target distribution of continuous tokens: a Gaussian around the latent that a head makes of the position's noise.
+"""The target distribution of continuous tokens: a Gaussian around a head's output for the noise of the position.
 
 A diffusion or flow head turns the backbone's output h and noise w into a latent. The noise w of a position is fixed:
 target and drafter use the same w at the same position in every iteration. Given h and w, a token's distribution is the
@@ -89,7 +89,7 @@ class LatentHead(Protocol):
 
 @dataclass(frozen=True)
 class LatentModel:
-    """A model of vectors: a backbone with the prompts, and its head."""
+    """A model of continuous tokens: a backbone with the prompts, and its head."""
 
     target: Target
     head: LatentHead
@@ -206,7 +206,7 @@ class LatentSampler:
         return p
 
     def with_head(self, head: LatentHead) -> LatentSampler:
-        """A sampler of another head with the same rule, the same noise and a counter of its own."""
+        """A sampler of another head with the same rule and noise, and a new counter."""
         return LatentSampler(head, copy(self._noise), self.rule, self._length)
 
     def extrapolate(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:

@@ -76,19 +76,6 @@ class MinP:
 
 
 @dataclass(frozen=True)
-class EndFirst:
-    """Forbids all tokens except `end` once its probability exceeds `least` (Bark's early stop)."""
-
-    end: int
-    least: float
-
-    def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
-        stops = logits.softmax(-1)[:, self.end] > self.least
-        only = torch.arange(logits.shape[-1], device=logits.device) != self.end
-        return logits.masked_fill(stops[:, None] & only, -torch.inf)
-
-
-@dataclass(frozen=True)
 class RepetitionAware:
     """Repetition-aware sampling (RAS; VALL-E 2, arXiv 2406.05370).
 

@@ -123,7 +123,7 @@ def check(
     above it. A bias of 0.03 in total variation is found in more than 99 of 100 runs, however it is spread; one of 0.02
     in 28 to 83 of 100 when it is spread over all sequences, and nearly always when it is not.
 
-    The reference uses the same `TokenSampler` as the loop; the sampler itself has tests of its own.
+    The reference uses the same `TokenSampler` as the loop; the sampler itself is tested separately.
 
     Args:
         recipe: The recipe.

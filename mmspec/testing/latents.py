@@ -125,7 +125,7 @@ def check_latents(
     recipe = parse(recipe)
     if not recipe.rule.continuous:
         raise ArgumentError(
-            f"recipe '{recipe}' accepts by the rule {recipe.rule_name!r}, which is for discrete tokens; "
+            f"recipe '{recipe}' uses the rule {recipe.rule_name!r}, which is for discrete tokens; "
             f"use a rule for latents, such as '{recipe.parts[0]}+smoothed'"
         )
     # The rule `cspd` reads the variances of the head; the others do not.

@@ -196,7 +196,7 @@ class Trainer:
         return {"schema_version": SCHEMA_VERSION, "settings": settings, "seconds": self.seconds, "curve": curve}
 
     def _batch_indices(self, count: int) -> list[int]:
-        """The sequences of this step: every epoch uses each of `count` sequences once, in an order of its own."""
+        """The sequences of this step: every epoch uses each of `count` sequences once, in a new order."""
         s, indices = self.settings, []
         for n in range(self.step * s.batch, (self.step + 1) * s.batch):
             generator = torch.Generator().manual_seed(s.seed + n // count)

@@ -10,7 +10,7 @@ from tiny_models import scatter
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 
-from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox, cosyvoice
+from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
 from mmspec.recipes import parse
@@ -73,7 +73,8 @@ def test_greedy_matches_the_loop_of_chatterbox(recipe: str) -> None:
 @pytest.mark.parametrize("name", ["cosyvoice", "chatterbox"])
 def test_windows_match_single_tokens(name: str) -> None:
     model = codec_lm(7, placed=name == "chatterbox")
-    settings = cosyvoice(0.8, 4, 3) if name == "cosyvoice" else chatterbox()
+    repetition_aware = CodecLMSettings((RepetitionAware(0.8, 4, 3),), SamplingParams())
+    settings = repetition_aware if name == "cosyvoice" else chatterbox()
 
     def make(batch_size: int, window: int) -> Any:
         cond, uncond = (

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 import mmspec
-from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, stream_format
+from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
-from mmspec.errors import ArgumentError, ModelError, UnknownNameError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.generate import GenerateJob, prepare
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -150,7 +150,7 @@ def test_samples_follow_the_target_distribution() -> None:
 
 
 def test_stream_formats() -> None:
-    orpheus = stream_format("orpheus")
+    orpheus = STREAM_FORMATS["orpheus"]
     assert orpheus.codebooks == (1, 2, 4)
     generator = torch.Generator().manual_seed(0)
     books = [torch.randint(4096, (3 * n,), generator=generator) for n in orpheus.codebooks]
@@ -163,8 +163,6 @@ def test_stream_formats() -> None:
     assert STREAM_FORMATS["llasa"].to_codes(torch.tensor([128264, 193799, 128261]))[0].tolist() == [0, 65535]
     with pytest.raises(ModelError, match="ids contains an id that its slot does not allow"):
         orpheus.to_codes(ids.flip(0))
-    with pytest.raises(UnknownNameError, match="did you mean 'orpheus'"):
-        stream_format("orfeus")
     with pytest.raises(ArgumentError, match="without a gap"):
         StreamFormat(codes=4, first=0, end=None, slots=(0, 2))
     allowed = tiny.STREAM.allowed_tokens_fn(4)

@@ -64,7 +64,7 @@ def test_latents_are_checked_on_a_toy_of_latents(
     [
         (["--columns", "--latents"], "--columns and --latents exclude each other"),
         (["tree", "--columns"], "recipe 'tree' is not possible here"),
-        (["smoothed", "--columns"], "accepts by the rule 'smoothed'"),
+        (["smoothed", "--columns"], "uses the rule 'smoothed'"),
         (["draft", "--latents"], "use a rule for latents, such as 'draft+smoothed'"),
     ],
 )

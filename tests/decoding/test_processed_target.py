@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -19,12 +20,26 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.logits_processors import EndFirst, MinP, RepetitionAware, RepetitionPenalty, one_by_one
+from mmspec.sampling.logits_processors import MinP, RepetitionAware, RepetitionPenalty, one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.tree import Tree
 from mmspec.testing.adapters import check_windows, joint_probs
 from mmspec.testing.exactness import noise_floor
 from mmspec.testing.toys import ToyTarget
+
+
+@dataclass(frozen=True)
+class EndFirst:
+    """Forbids all tokens except `end` once its probability exceeds `least` (as in Bark)."""
+
+    end: int
+    least: float
+
+    def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
+        stops = logits.softmax(-1)[:, self.end] > self.least
+        only = torch.arange(logits.shape[-1], device=logits.device) != self.end
+        return logits.masked_fill(stops[:, None] & only, -torch.inf)
+
 
 V, N = 3, 5
 LAYOUT = Layout(length=N)

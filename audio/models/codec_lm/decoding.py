@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, guidance
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
-from mmspec.sampling.logits_processors import MinP, RepetitionAware, RepetitionPenalty
+from mmspec.sampling.logits_processors import MinP, RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
 
@@ -32,11 +32,6 @@ class CodecLMSettings:
     processors: tuple[LogitsProcessor, ...]
     sampling: SamplingParams
     guidance: float = 1.0
-
-
-def cosyvoice(top_p: float = 0.8, top_k: int = 25, window: int = 10, limit: float = 1) -> CodecLMSettings:
-    """The settings of CosyVoice 2: repetition-aware sampling, which includes temperature and nucleus sampling."""
-    return CodecLMSettings((RepetitionAware(top_p, top_k, window, limit),), SamplingParams())
 
 
 def chatterbox(

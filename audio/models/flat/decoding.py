@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.errors import ArgumentError, ModelError, unknown_name
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared_vocabulary_plan
 
 
@@ -134,14 +134,3 @@ STREAM_FORMATS = {
     # SNAC: 1, 2 and 4 codes of three codebooks per super-frame, 12 super-frames per second.
     "orpheus": StreamFormat(codes=4096, first=128266, end=128258, slots=(0, 1, 2, 2, 1, 2, 2)),
 }
-
-
-def stream_format(name: str) -> StreamFormat:
-    """The format of a published model family, by name.
-
-    Raises:
-        UnknownNameError: For a name that is not in `STREAM_FORMATS`.
-    """
-    if name not in STREAM_FORMATS:
-        raise unknown_name("stream", name, STREAM_FORMATS)
-    return STREAM_FORMATS[name]
