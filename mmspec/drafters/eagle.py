@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.attention_masks import tree_mask
+from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import FeatureTarget
 from mmspec.heads.eagle import EagleHead
 from mmspec.sampling.logits import cfg_rows, split_cfg
@@ -43,9 +44,9 @@ class EagleRunner:
         self._capacity = head.prefix + length + window
         self._started = self._guided = False
         self._unread = 0  # slots before the root that some row has not read with the target's features yet
-        # By slot: the target's feature that the token there was sampled from, [R, capacity, D], and keys and values.
+        # By slot: the target's feature that the token there was sampled from, [R, capacity, D], and the KV cache.
         self._features = torch.empty(0)
-        self._k = self._v = torch.empty(0)
+        self._cache = KVCache(1, 0, head.heads, 0, head.hidden_size // head.heads, head.dtype, head.device)
         self._predicted = torch.empty(0)  # [R, entries, D], the features predicted after the entries read so far
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
@@ -64,7 +65,8 @@ class EagleRunner:
         if self._started:
             count = len(self._sampler.temperature)
             index = cfg_rows(row_ids, count, self._guided, self._features.device)
-            self._features, self._k, self._v = self._features[index], self._k[index], self._v[index]
+            self._features = self._features[index]
+            self._cache.select_rows(index)
         self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
 
     def root(self, state: BatchState) -> Tensor:
@@ -117,10 +119,9 @@ class EagleRunner:
         features, head = self._target.features(), self._head
         self._started, self._guided = True, len(features) > len(self._sampler.temperature)
         self._unread = head.prefix + 1
-        shape = (len(features), head.heads, self._capacity, head.hidden_size // head.heads)
-        self._k = torch.zeros(shape, dtype=head.dtype, device=head.device)
-        self._v = torch.zeros_like(self._k)
-        prompt = features[:, -self._unread :].to(self._k)
+        head_dim = head.hidden_size // head.heads
+        self._cache = KVCache(1, len(features), head.heads, self._capacity, head_dim, head.dtype, head.device)
+        prompt = features[:, -self._unread :].to(head.device, head.dtype)
         # If the prompt is shorter than the prefix of the head, the first slots stay empty.
         missing = self._unread - prompt.shape[1]
         self._features = F.pad(prompt, (0, 0, missing, self._capacity - self._unread))
@@ -147,17 +148,15 @@ class EagleRunner:
         if self._guided:
             tokens = tokens.repeat(2, 1)
         x, q, (k, v) = self._head.project(tokens.to(features.device), features, self._with_uncond(positions))
-        first, end = int(slots[0, 0]), int(slots.max()) + 1
-        if (slots == slots[0]).all():
-            self._k[:, :, first:end], self._v[:, :, first:end] = k, v
-        else:
-            rows, to = torch.arange(len(x), device=x.device)[:, None], self._with_uncond(slots)
-            self._k[rows, :, to], self._v[rows, :, to] = k.transpose(1, 2), v.transpose(1, 2)
+        window = WindowSlots(int(slots[0, 0]), int(slots.max()) + 1)
+        if (slots != slots[0]).any():
+            window.slots = self._with_uncond(slots)
+        keys, values = self._cache.layer(0)
+        seen = window.write(keys, k), window.write(values, v)
         bias = None
         if mask is not None:
-            bias = torch.zeros(mask.shape, dtype=q.dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-            bias = bias.to(q.device).repeat(1 + self._guided, 1, 1)[:, None]
-        return self._head.finish(x, q, (self._k[:, :, :end], self._v[:, :, :end]), bias)
+            bias = additive_mask(mask, q.dtype, hidden=-torch.inf).to(q.device).repeat(1 + self._guided, 1, 1, 1)
+        return self._head.finish(x, q, seen, bias)
 
     def _probs(self, features: Tensor, positions: NDArray[np.int64]) -> Tensor:
         """The draft distributions float32 [B, W, V] of predicted features [R, W, D]."""
