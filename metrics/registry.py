@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import ArgumentError, unknown_name
+from mmspec.importing import resolve
 
 if TYPE_CHECKING:
     from mmspec.metrics.metric import Metric
@@ -65,7 +65,7 @@ METRICS: Mapping[str, str] = {
 @cache
 def metrics() -> Mapping[str, str]:
     """All names -> "module:object", those of installed packages included."""
-    return {**METRICS, **{point.name: point.value for point in entry_points(group=GROUP)}}
+    return {**{point.name: point.value for point in entry_points(group=GROUP)}, **METRICS}
 
 
 def find_metric(name: str) -> Metric:
@@ -77,17 +77,12 @@ def find_metric(name: str) -> Metric:
     """
     known = metrics()
     if name in known and not name.endswith(EXTRACTOR):
-        return _checked(name, known[name], _resolve(known[name]))
+        return _checked(name, known[name], resolve(known[name]))
     family, _, extractor = name.partition("@")
     where = known.get(family + EXTRACTOR) if extractor else None
     if where is None:
         raise unknown_name("metric", name, known)
-    return _checked(name, where, _resolve(where)(extractor))
-
-
-def _resolve(where: str) -> Any:
-    module, _, attribute = where.partition(":")
-    return getattr(import_module(module), attribute)
+    return _checked(name, where, resolve(where)(extractor))
 
 
 def _checked(name: str, where: str, found: Any) -> Metric:

@@ -17,11 +17,11 @@ from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PluginError
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
 from mmspec.recipes import Recipe, ways_to_draft
-from mmspec.registry import resolve
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
@@ -128,6 +128,7 @@ def build_drafter(context: DraftingContext) -> Any:
 
     Raises:
         ArgumentError: If the recipe does not support this kind of token, or the target does not read trees.
+        PluginError: If the builder cannot be loaded, or does not return a drafter.
     """
     recipe, layout, target = context.recipe, context.layout, context.target
     builder = recipe.info.builders.get(layout.kind)
@@ -135,11 +136,18 @@ def build_drafter(context: DraftingContext) -> Any:
         kind = {"tokens": "tokens", "columns": "columns of codes", "latents": "vectors"}[layout.kind]
         raise ArgumentError(
             f"recipe '{recipe}' is not possible here: this model generates {kind}; the recipes for those are "
-            f"{', '.join(name for name, info in ways_to_draft().items() if info.supports(layout.kind))}"
+            f"{', '.join(name for name, info in ways_to_draft().usable().items() if info.supports(layout.kind))}"
         )
     if recipe.info.tree and not isinstance(target, TreeTarget):
         raise ArgumentError(f"recipes with a tree are not possible here: {type(target).__name__} reads windows only")
-    return resolve(builder)(context)
+    drafter = resolve(builder)(context)
+    members = ("propose", "observe", "select_rows", "calls", *(["verify"] if recipe.info.tree else []))
+    if missing := [name for name in members if not hasattr(drafter, name)]:
+        raise PluginError(
+            f"the builder '{builder}' of recipe {recipe.name!r} must return a "
+            f"{'TreeDrafter' if recipe.info.tree else 'Drafter'}, not {drafter!r}, which has no {', '.join(missing)}"
+        )
+    return drafter
 
 
 def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:

@@ -26,6 +26,10 @@ class UnknownNameError(MMSpecError, LookupError):
     """No model, recipe, rule or drafter has this name."""
 
 
+class PluginError(MMSpecError, RuntimeError):
+    """An entry point of another package cannot be loaded, or is not what its group requires."""
+
+
 class ModelError(MMSpecError, RuntimeError):
     """A model or checkpoint is invalid, or the model computed invalid values."""
 

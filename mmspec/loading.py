@@ -9,7 +9,8 @@ from typing import Any
 
 from mmspec import hub
 from mmspec.errors import ArgumentError, ModelError, unknown_name
-from mmspec.registry import Info, plugins, resolve
+from mmspec.importing import resolve
+from mmspec.registry import Info, plugins
 
 MODELS = {
     "shapes": Info("64x64 images of colored shapes; ships with mmspec", "mmspec.vision.shapes.model:load"),
@@ -23,7 +24,7 @@ MODELS = {
 
 def models() -> dict[str, Info]:
     """The models that `mmspec.load` accepts by name."""
-    return MODELS | plugins("mmspec.models")
+    return {**plugins("mmspec.models"), **MODELS}
 
 
 def check_device(device: Any) -> None:

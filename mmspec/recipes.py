@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
 from mmspec.knobs import LARGEST, RUNNERS, Branching, Knob, Value, branches, nodes
-from mmspec.registry import plugins, resolve, rules
+from mmspec.registry import Components, plugins, rules
 from mmspec.rules import Rule
 
 
@@ -27,7 +27,8 @@ class RecipeInfo:
         builders: The function that builds the drafter, "module:function", by the kind of token: "tokens", "columns"
             (one token per codebook), "latents" (vectors). It takes a `mmspec.decoding.resources.DraftingContext`. A
             recipe without builders is plain decoding.
-        knobs: The knobs, by name.
+        knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
+            number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
         runner: The network that drafts are sampled from: "model", "eagle" or "medusa".
         table: Whether it drafts from the model's n-gram table.
@@ -39,6 +40,13 @@ class RecipeInfo:
     tree: bool = False
     runner: str = "model"
     table: bool = False
+
+    def __post_init__(self) -> None:
+        if self.builders and not ({"window", "branch"} & set(self.knobs) or {"drafts", "length"} <= set(self.knobs)):
+            raise ArgumentError(
+                "RecipeInfo has builders, but no knob for the number of tokens in a target call; knobs must have "
+                "'window', 'branch', or 'drafts' and 'length'"
+            )
 
     @property
     def drafts(self) -> bool:
@@ -240,7 +248,7 @@ DEFAULT = "scd"  # the way of drafting of a recipe that names a rule only
 
 
 @cache
-def ways_to_draft() -> dict[str, RecipeInfo]:
+def ways_to_draft() -> Components[RecipeInfo]:
     """The recipes of mmspec and of plug-ins, by name.
 
     An entry point in the group `mmspec.recipes` names a `RecipeInfo`. One in the group `mmspec.drafters` names a
@@ -250,8 +258,7 @@ def ways_to_draft() -> dict[str, RecipeInfo]:
         name: RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)})
         for name, info in plugins("mmspec.drafters").items()
     }
-    recipes: dict[str, RecipeInfo] = {name: resolve(info.where) for name, info in plugins("mmspec.recipes").items()}
-    return {**RECIPES, **drafters, **recipes}
+    return Components(RECIPES, "mmspec.recipes", RecipeInfo, drafters)
 
 
 @dataclass(frozen=True)
@@ -282,7 +289,7 @@ class Recipe:
         values = {k: knob.read(f"{self.name}:{k}", self.knobs.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
         for knob in ("layers", "guidance"):
-            if values.get("start", "model") != "model" and values[knob] != known[knob].default:
+            if knob in values and values.get("start", "model") != "model" and values[knob] != known[knob].default:
                 raise ArgumentError(f"recipe '{self}' sets {knob}, which goes with start=model only")
 
     @property

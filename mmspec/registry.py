@@ -9,18 +9,24 @@
 | `mmspec.rules`    | an acceptance rule      | a `mmspec.rules.Rule`                                        |
 | `mmspec.metrics`  | a metric                | a metric object, see docs/adding-a-metric.md                 |
 
-Each group has a guide in docs/. Nothing is imported before it is used.
+Each group has a guide in docs/. Nothing is imported before it is used; an entry point that cannot be loaded is an error
+of the calls that use it, and of no others. The models, recipes, rules and metrics of mmspec keep their names: an entry
+point of the same name is ignored.
 """
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Generic, TypeVar
 
+from mmspec.errors import PluginError
+from mmspec.importing import resolve
 from mmspec.rules import RULES, Rule
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,55 @@ def plugins(group: str) -> dict[str, Info]:
     return {e.name: Info(f"plug-in {e.value}", e.value) for e in entry_points(group=group)}
 
 
-@cache
-def rules() -> dict[str, Rule]:
+class Components(Mapping[str, T], Generic[T]):
+    """Components of mmspec and of plug-ins, by name; a plug-in is imported when its component is looked up.
+
+    Args:
+        own: The components of mmspec, which keep their names.
+        group: The entry-point group.
+        kind: The class that the entry points must name.
+        more: Other components, by name.
+    """
+
+    def __init__(self, own: Mapping[str, T], group: str, kind: type[T], more: Mapping[str, T] | None = None) -> None:
+        self._own, self._group, self._kind, self._more = own, group, kind, more or {}
+
+    def __getitem__(self, name: str) -> T:
+        """The component of that name.
+
+        Raises:
+            KeyError: If there is none.
+            PluginError: If its plug-in cannot be loaded, or names something else.
+        """
+        found = plugins(self._group)
+        if name in self._own or name not in found:
+            return self._own[name] if name in self._own else self._more[name]
+        component = resolve(found[name].where)
+        if not isinstance(component, self._kind):
+            kind = f"{self._kind.__module__}.{self._kind.__name__}"
+            raise PluginError(f"plug-in {found[name].where!r} ({self._group}) must be a {kind}, not {component!r}")
+        return component
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._more or name in plugins(self._group)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._own, **self._more, **plugins(self._group)})
+
+    def __len__(self) -> int:
+        return len({**self._own, **self._more, **plugins(self._group)})
+
+    def usable(self) -> dict[str, T]:
+        """The components that can be loaded."""
+        found = {}
+        for name in self:
+            try:
+                found[name] = self[name]
+            except PluginError:
+                continue
+        return found
+
+
+def rules() -> Components[Rule]:
     """The acceptance rules of mmspec and of plug-ins, by name."""
-    return {**RULES, **{name: resolve(info.where) for name, info in plugins("mmspec.rules").items()}}
-
-
-def resolve(where: str) -> Any:
-    """Imports "module:attribute" and returns the attribute, or the module if no attribute is given."""
-    module, _, attribute = where.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    return Components(RULES, "mmspec.rules", Rule)

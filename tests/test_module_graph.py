@@ -25,7 +25,7 @@ import mmspec
 # From the lowest; a room imports rooms of lower layers only.
 LAYERS = (
     ("mmspec.errors",),
-    ("mmspec.knobs", "mmspec.files", "mmspec.hub"),
+    ("mmspec.importing", "mmspec.knobs", "mmspec.files", "mmspec.hub"),
     ("mmspec.kernels",),
     ("mmspec.sampling",),
     ("mmspec.codebook",),

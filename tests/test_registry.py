@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec import loading, registry
+from mmspec import importing, loading, registry
 from mmspec.codebook import Codebook
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
@@ -42,11 +42,11 @@ def test_folders_without_a_pipeline(tmp_path: Path, index: str) -> None:
 
 def test_every_name_resolves() -> None:
     for info in loading.models().values():
-        assert info.summary and callable(registry.resolve(info.where))
+        assert info.summary and callable(importing.resolve(info.where))
     for recipe in RECIPES.values():
-        assert recipe.summary and all(callable(registry.resolve(where)) for where in recipe.builders.values())
+        assert recipe.summary and all(callable(importing.resolve(where)) for where in recipe.builders.values())
     for where in GENERATE_ADAPTERS.values():
-        assert registry.resolve(where) is not None
+        assert importing.resolve(where) is not None
 
 
 def test_every_rule_can_be_made() -> None:

@@ -103,7 +103,8 @@ def all_recipes(columns: bool, latents: bool) -> list[Recipe]:
     """
     from mmspec.registry import rules
 
-    ways, others = ways_to_draft(), {name: rule for name, rule in rules().items() if name != "exact"}
+    ways = ways_to_draft().usable()
+    others = {name: rule for name, rule in rules().usable().items() if name != "exact"}
     if columns:
         drafting = [name for name, info in ways.items() if info.supports("columns")]
         # The toy of columns exposes no features.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from mmspec.cli.options import Json
-from mmspec.errors import unknown_name
+from mmspec.errors import PluginError, unknown_name
 
+T = TypeVar("T")
 KINDS = ("models", "adapters", "drafters", "recipes", "rules", "metrics")
 
 
@@ -33,6 +35,9 @@ def ls(
         print(kind if entries else f"{kind}\n  no plug-ins installed")
         width = max((len(entry["name"]) for entry in entries), default=0)
         for entry in entries:
+            if "error" in entry:
+                print(f"  {entry['name']:<{width}}  {entry['error']}")
+                continue
             guarantee = "" if "exact" not in entry else "exact    " if entry["exact"] else "relaxed  "
             knobs = f" [{', '.join(entry['knobs'])}]" if entry.get("knobs") else ""
             print(f"  {entry['name']:<{width}}  {guarantee}{entry['summary']}{knobs}")
@@ -47,20 +52,29 @@ def _entries(kind: str) -> list[dict[str, Any]]:
     from mmspec.registry import plugins, rules
 
     if kind == "recipes":
-        return [
-            {"name": name, "exact": True, "summary": info.summary, "knobs": list(info.knobs)}
-            for name, info in ways_to_draft().items()
-        ]
+        return _described(
+            ways_to_draft(), lambda info: {"exact": True, "summary": info.summary, "knobs": list(info.knobs)}
+        )
     if kind == "rules":
-        return [
-            {"name": name, "exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
-            for name, rule in rules().items()
-        ]
+        return _described(
+            rules(), lambda rule: {"exact": rule.exact, "summary": rule.summary, "knobs": list(rule.knobs)}
+        )
     named: dict[str, str] = {name: info.summary for name, info in plugins(f"mmspec.{kind}").items()}
     if kind == "models":
         named = {name: info.summary for name, info in models().items()}
     elif kind == "adapters":
         named = {**GENERATE_ADAPTERS, **named}
     elif kind == "metrics":
-        named = {**METRICS, **named}
+        named = {**named, **METRICS}
     return [{"name": name, "summary": summary} for name, summary in named.items()]
+
+
+def _described(components: Mapping[str, T], describe: Callable[[T], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Name and description of each; name and error of a plug-in that cannot be loaded."""
+    entries = []
+    for name in components:
+        try:
+            entries.append({"name": name, **describe(components[name])})
+        except PluginError as error:
+            entries.append({"name": name, "error": str(error)})
+    return entries

@@ -91,7 +91,7 @@ def build_latent_rule(recipe: Recipe) -> LatentRule:
     """
     if recipe.name == "plain":
         return Tolerance(0.0)
-    known = [name for name, rule in rules().items() if rule.continuous]
+    known = [name for name, rule in rules().usable().items() if rule.continuous]
     if not recipe.rule.continuous:
         ways = ", ".join(f"{recipe.parts[0]}+{name}" for name in known)
         raise ArgumentError(

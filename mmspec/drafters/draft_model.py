@@ -79,7 +79,7 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
         ArgumentError: If the model has no draft model, or none with guidance and the recipe sets guidance.
     """
     recipe, resources = context.recipe, context.resources
-    layers, scale = int(recipe.knobs["layers"]), float(recipe.knobs["guidance"])
+    layers, scale = int(recipe.knobs.get("layers", 0)), float(recipe.knobs.get("guidance", 1.0))
     target_settings = [replace(s, guidance_end=None) for s in context.samplings]
     settings = [replace(s, guidance_scale=scale) for s in resources.draft_sampling or target_settings]
     if layers:

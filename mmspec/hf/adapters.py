@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmspec.errors import ArgumentError, did_you_mean
-from mmspec.registry import plugins, resolve
+from mmspec.importing import resolve
+from mmspec.registry import plugins
 
 if TYPE_CHECKING:
     from mmspec.hf.plan import Plan, PlanRequest

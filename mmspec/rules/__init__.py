@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from mmspec.importing import resolve
 from mmspec.knobs import Knob, Value
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Rule:
 
     def build(self, knobs: Mapping[str, Value], codebook: Codebook | None) -> Accept:
         """The acceptance function for these knobs; knobs of other parts of the recipe are ignored."""
-        module, _, name = self.make.partition(":")
-        make: Callable[..., Callable[..., Tensor]] = getattr(import_module(module), name)
+        make: Callable[..., Callable[..., Tensor]] = resolve(self.make)
         own = {knob: knobs[knob] for knob in self.knobs}
         accept = make(codebook=codebook, **own) if self.takes_codebook else make(**own)
         if not self.takes_features:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
+from mmspec.importing import resolve
 from mmspec.metrics import metric, registry
 from mmspec.metrics.audio.cepstrum import mel_cepstral_distortion
 from mmspec.metrics.audio.stft_distance import stft_distance
@@ -176,11 +177,10 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert group == "mmspec.metrics"
         return [EntryPoint(name) for name in OBJECTS]
 
-    resolve = registry._resolve
     monkeypatch.setattr(registry, "entry_points", entry_points)
     monkeypatch.setattr(
         registry,
-        "_resolve",
+        "resolve",
         lambda where: OBJECTS[where[8:]] if where.startswith("outside:") else resolve(where),
     )
     registry.metrics.cache_clear()

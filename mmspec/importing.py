@@ -1,0 +1,27 @@
+"""Imports what a name "module:attribute" points to."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from mmspec.errors import PluginError
+
+
+def resolve(where: str) -> Any:
+    """Imports "module:attribute" and returns the attribute, or the module if no attribute is given.
+
+    Raises:
+        PluginError: If it is outside mmspec and cannot be imported.
+    """
+    module, _, attribute = where.partition(":")
+    try:
+        found = import_module(module)
+        for name in filter(None, attribute.split(".")):
+            found = getattr(found, name)
+    except Exception as error:  # a module of another package may raise anything
+        if module.partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        reason = " ".join(str(error).split())
+        raise PluginError(f"plug-in {where!r} cannot be loaded: {type(error).__name__}: {reason}") from error
+    return found
