@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 SAMPLED = 4096  # values of each tensor that are hashed; large models are not read completely
+# Attributes that the digest has another name for, so that results of earlier versions can be continued.
+NAMES = {"adapter": "speaker"}
 
 
 def fingerprint(pipe: Any) -> str:
@@ -40,4 +42,4 @@ def _modules(name: str, part: Any, depth: int) -> Iterator[tuple[str, torch.nn.M
         # A diffusers pipeline lists its components; other pipelines keep them as attributes.
         held = getattr(part, "components", None) or getattr(part, "__dict__", None)
         for key, value in held.items() if isinstance(held, Mapping) else ():
-            yield from _modules(f"{name}.{key}", value, depth - 1)
+            yield from _modules(f"{name}.{NAMES.get(key, key)}", value, depth - 1)

@@ -19,6 +19,7 @@ from mmspec.audio.load import smaller_model
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter, Style
 from mmspec.audio.text import split_text
+from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
@@ -56,6 +57,8 @@ def test_flat_pipeline(tmp_path: Path) -> None:
         assert torch.equal(greedy.tokens[0], pipe("one two", recipe="plain", temperature=0, seed=0).tokens[0])
     drafted = pipe("one two", recipe="draft:window=4", seed=0)
     assert drafted.stats.draft_calls > 0 and drafted.stats.tokens_per_call > 1
+    pipe("one two", recipe="draft:window=auto", seed=0)
+    assert ("draft:window=auto", 1, False) in adaptive_windows_of(pipe.adapter.model)  # for later calls
     long = pipe("one two six. seven. eight three", seed=0)
     assert len(long.tokens) == 2
     chunks = list(pipe.stream("one two six. seven. eight three", seed=0))

@@ -24,7 +24,9 @@ from PIL import Image
 import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, UnknownNameError
+from mmspec.loading import load
 from mmspec.metrics import metric
+from mmspec.metrics.evaluation.fingerprint import fingerprint
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
@@ -278,6 +280,11 @@ def test_changed_weights_are_detected(pipe: Pipe, tmp_path: Path, capsys: pytest
         network.weight[1, 1] += 1e-3
     assert main(arguments(tmp_path)) == 2
     assert "holds results of other weights (fingerprint" in capsys.readouterr().err
+
+
+def test_the_fingerprint_is_that_of_the_committed_results() -> None:
+    committed = Path(__file__).parents[2] / "examples" / "speech" / "eval" / "results.json"
+    assert fingerprint(load("spoken")) == json.loads(committed.read_text())["config"]["fingerprint"]
 
 
 def test_an_unreadable_image_is_named(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,7 +233,7 @@ def test_trees_and_tables_are_refused() -> None:
     for recipe in ("tree", "table", "scd:start=table", "sjd:start=up"):
         with pytest.raises(
             ArgumentError,
-            match="columns of codes; the recipes for those are plain, draft|columns of 2 codes, for which start must be",
+            match="columns of codes; the recipes for those are plain, draft|columns of 2 codes, for which start must",
         ):
             run(ColumnToy(1, 2, 2, 3, 0), parse(recipe), LAYOUTS["K=2"], [SamplingParams()], [0])
     with pytest.raises(ArgumentError, match="forced cells are for 3 rows, and there are 2"):

@@ -16,6 +16,7 @@ from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
 from mmspec.audio.pipeline import PreparedText, TargetJob
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
+from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
 from mmspec.decoding.resources import DraftResources
@@ -153,6 +154,7 @@ class FlatAdapter:
             codebook=self.codebook,
             draft_model=None if draft is None else lambda: self._target(draft, parts, recipe.window),
             draft_sampling=samplings,
+            adaptive_windows=adaptive_windows_of(self.model),
         )
         return TargetJob(self._target(self.model, parts, recipe.window), layout, resources)
 
