@@ -32,6 +32,8 @@ class RecipeInfo:
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
         runner: The network that drafts are sampled from: "model", "eagle" or "medusa".
         table: Whether it drafts from the model's n-gram table.
+        draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
+            knobs.
     """
 
     summary: str
@@ -40,6 +42,7 @@ class RecipeInfo:
     tree: bool = False
     runner: str = "model"
     table: bool = False
+    draft_model: bool = False
 
     def __post_init__(self) -> None:
         if self.builders and not ({"window", "branch"} & set(self.knobs) or {"drafts", "length"} <= set(self.knobs)):
@@ -255,7 +258,7 @@ def ways_to_draft() -> Components[RecipeInfo]:
     builder and becomes a recipe of the same name with the knob `window`.
     """
     drafters = {
-        name: RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)})
+        name: RecipeInfo(info.summary, {"tokens": info.where}, {"window": _window(5)}, draft_model=True)
         for name, info in plugins("mmspec.drafters").items()
     }
     return Components(RECIPES, "mmspec.recipes", RecipeInfo, drafters)
@@ -340,7 +343,7 @@ class Recipe:
     def needs_draft_model(self) -> bool:
         """Whether it drafts with a smaller model, not with the target's first layers, a head or an n-gram table."""
         uses = "layers" in self.knobs and self.info.runner == "model" and self.knobs.get("start", "model") == "model"
-        return uses and not int(self.knobs["layers"])
+        return self.info.draft_model or (uses and not int(self.knobs["layers"]))
 
     @property
     def needs_table(self) -> bool:

@@ -13,7 +13,8 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
-from mmspec.recipes import RECIPES, Recipe, parse
+from mmspec.knobs import Knob
+from mmspec.recipes import RECIPES, Recipe, RecipeInfo, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
 
@@ -68,3 +69,9 @@ def test_wrong_text(text: Any, error: type[MMSpecError], message: str) -> None:
 def test_a_recipe_whose_resources_the_model_lacks(recipe: str) -> None:
     with pytest.raises(ArgumentError, match="this model has none"):
         run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())
+
+
+def test_a_recipe_says_whether_it_uses_a_draft_model() -> None:
+    uses = {"draft": True, "scd:start=model": True, "tree": True, "scd": False, "draft:layers=1": False, "eagle": False}
+    assert {recipe: parse(recipe).needs_draft_model for recipe in uses} == uses
+    assert RecipeInfo("", {"tokens": "package:build"}, {"window": Knob(4, "tokens")}, draft_model=True).draft_model
