@@ -219,8 +219,9 @@ def test_two_processes_train_one_drafter(workspace: Path) -> None:
     """Under torchrun each process takes half of every batch; the drafter is the same up to rounding."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     script = workspace / "run.py"
+    here = Path(__file__).parent
     script.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport mmspec, test_training\n"
+        f"import sys\nsys.path[:0] = {[str(here), str(here.parent / 'helpers')]}\nimport mmspec, test_training\n"
         "mmspec.load = lambda model, device: test_training.tiny_pipe()\n"
         "from mmspec.cli.app import main\nsys.exit(main(sys.argv[1:]))\n"
     )
