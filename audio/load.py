@@ -14,7 +14,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.codecs.snac import is_snac, read_snac
 from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
-from mmspec.audio.models.codec_lm.speech import TextSide
+from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError
@@ -62,7 +62,7 @@ def is_speech_folder(folder: Path) -> bool:
     return is_speech_model(architecture(folder)) or codec_lm_reader(folder) is not None
 
 
-def codec_lm_reader(folder: Path) -> Callable[..., TextSide] | None:
+def codec_lm_reader(folder: Path) -> Callable[..., TextFrontend] | None:
     """The function that reads a published Chatterbox or CosyVoice folder, or None for any other folder."""
     if (folder / chatterbox.FILE).is_file():
         return chatterbox.read
@@ -130,7 +130,7 @@ def from_model(
 
 
 def from_codec_lm_folder(
-    read: Callable[..., TextSide],
+    read: Callable[..., TextFrontend],
     folder: Path,
     tokenizer: Any,
     codec: Path | None,

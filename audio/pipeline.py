@@ -33,10 +33,10 @@ _PART_SEED_STRIDE = 2**32  # between the seeds of one text's parts
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text as a model reads it.
+    """A text, split into the parts that a model decodes.
 
     Attributes:
-        parts: What is decoded separately and played in this order, such as sentences, in the adapter's own format.
+        parts: The parts, such as sentences, decoded separately and played in this order, in the adapter's own format.
         notes: Remarks for the caller.
     """
 
@@ -66,7 +66,7 @@ class TargetJob:
     Attributes:
         target: The model with its prompts given.
         layout: The tokens to generate.
-        resources: What drafters may use.
+        resources: The resources of the model for drafters.
     """
 
     target: Target
@@ -85,7 +85,7 @@ class TargetJob:
 
 
 class SpeechAdapter(Protocol):
-    """Everything that a `SpeechPipeline` needs of a speech or music model.
+    """The interface between `SpeechPipeline` and a speech or music model.
 
     Attributes:
         codec: Decodes the model's codes into audio.
@@ -178,9 +178,9 @@ class SpeechPipeline:
         """The same pipeline, following reference audio: a melody for music models, a voice for speech models.
 
         Args:
-            audio: float32 [channels, samples] in -1..1; channels are mixed and the model's rate is resampled to.
+            audio: float32 [channels, samples] in -1..1; it is mixed down and resampled as the model requires.
             sampling_rate: Samples per second.
-            transcript: What is said in it, for models that continue a voice.
+            transcript: The words spoken in it, for models that continue a voice.
 
         Raises:
             ArgumentError: For a model that does not accept reference audio, and for audio it cannot follow.
@@ -238,10 +238,10 @@ class SpeechPipeline:
             voice: A name of `adapter.voices`; None is the first.
             recipe: How to decode, e.g. `"table:window=8"`; None is the model's default.
             seed: Text i uses `seed + i`; or one seed per text. None is a random seed.
-            temperature: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
-            top_k: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
-            top_p: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
-            guidance_scale: See `mmspec.sampling.params.SamplingParams`; None is the model's default.
+            temperature: 0 takes the most likely token; None is the model's default.
+            top_k: Keeps the k most likely tokens, 0 all; None is the model's default.
+            top_p: Keeps the most likely tokens of this total probability, 1 all; None is the model's default.
+            guidance_scale: Classifier-free guidance, 1 is off; None is the model's default.
             on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
             measure_entropy: Also report the entropy of the target distribution.
 

@@ -19,7 +19,7 @@ class ReferenceAudio:
     Attributes:
         audio: float32 [channels, samples] in -1..1.
         sampling_rate: Samples per second.
-        transcript: What is said in it, or None.
+        transcript: The words spoken in it, or None.
 
     Raises:
         ArgumentError: For an array that is not audio, and a sampling rate below 1.
@@ -76,7 +76,7 @@ class ReferenceCodes:
     """Reference audio as codes, for models that continue from its transcript and its codes.
 
     Attributes:
-        transcript: What is said in it.
+        transcript: The words spoken in it.
         codes: int64 [F, codebooks], or [F] for codecs of one codebook.
     """
 

@@ -59,7 +59,7 @@ def write_stream(
         whole: Keep no partial file.
 
     Raises:
-        ArgumentError: As for `write_audio`.
+        ArgumentError: For another suffix than .wav or .flac, another shape, or a file that cannot be written.
     """
     import soundfile
 

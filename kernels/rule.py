@@ -1,4 +1,4 @@
-"""Acceptance rules as `mmspec.kernels.accept` takes them. This module imports no Triton."""
+"""Acceptance rules in the form that `mmspec.kernels.accept` reads. This module imports no Triton."""
 
 from __future__ import annotations
 

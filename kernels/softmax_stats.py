@@ -76,7 +76,7 @@ class SoftmaxStats:
         return torch.where(point >= 0, (columns == point).to(dtype), p)
 
     def source(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
-        """The tensors as kernels take them: `cond` and `uncond` with the same strides, the others contiguous."""
+        """The tensors that kernels read: `cond` and `uncond` with the same strides, the others contiguous."""
         cond, uncond = self.cond, self.uncond
         if uncond is not None and uncond.stride() != cond.stride():
             cond, uncond = cond.contiguous(), uncond.contiguous()
@@ -130,7 +130,7 @@ def logits(
     z = tl.load(cond + base + at, mask=inside, other=float("-inf")).to(tl.float32)
     if GUIDED:
         free = tl.load(uncond + base + at, mask=inside, other=0.0).to(tl.float32)
-        # Where the model itself forbids a token both sides are -inf, and their difference would be NaN.
+        # Where the model itself forbids a token both logits are -inf, and their difference would be NaN.
         never = z == float("-inf")
         gap = tl.where(never, 0.0, z) - tl.where(never, 0.0, free)
         # Fused explicitly: all kernels must compute the same bits, or a threshold found by one would fail in another.

@@ -111,7 +111,7 @@ def bootstrap(
     """The confidence interval of a statistic; the arguments are those of `resample`.
 
     Raises:
-        ArgumentError: As `resample` and `Estimate.interval`.
+        ArgumentError: If `resample` or `Estimate.interval` raises it.
     """
     return resample(statistic, count, groups=groups, halves=halves, resamples=resamples, seed=seed).interval(level)
 

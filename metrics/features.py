@@ -1,4 +1,4 @@
-"""Features: the rows that an extractor makes of samples, one per sample, validated here for every metric."""
+"""Features: the rows that an extractor computes, one per sample, validated here for every metric."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_feature_pair(a: Any, b: Any, names: tuple[str, str], least: int = 1) -> t
     Distances do not change by the shift, but features far from the origin would lose digits to rounding without it.
 
     Raises:
-        ArgumentError: As `as_features`, and if the numbers of columns differ.
+        ArgumentError: If `as_features` raises it, and if the numbers of columns differ.
     """
     first, second = as_features(a, names[0], least), as_features(b, names[1], least)
     check_same_width(first, second, names)

@@ -1,4 +1,4 @@
-"""Gaussians fitted to features: all that a Frechet distance needs of a set of samples."""
+"""Gaussians fitted to features: the statistics from which a Frechet distance is computed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fit(features: Any, name: str = "features") -> Gaussian:
     """The Gaussian of features [N, D].
 
     Raises:
-        ArgumentError: As `as_features`; at least two samples are needed.
+        ArgumentError: If `as_features` raises it; at least two samples are needed.
     """
     found = as_features(features, name, least=2)
     mean = found.mean(0)
@@ -52,7 +52,8 @@ def gaussian_root(given: Any, name: str = "features") -> GaussianRoot:
     """The root of features [N, D], of a `Gaussian`, or a `GaussianRoot` as it is.
 
     Raises:
-        ArgumentError: As `as_features`, and for a `Gaussian` of other shapes or with values that are not finite.
+        ArgumentError: If `as_features` raises it, and for a `Gaussian` of other shapes or with values that are not
+            finite.
     """
     if isinstance(given, GaussianRoot):
         return given

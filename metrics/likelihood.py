@@ -20,7 +20,7 @@ class Likelihood(Metric):
 
     Args:
         statistic: "entropy" or "nll".
-        higher_is_better: See `Metric`.
+        higher_is_better: None for what is neither good nor bad.
     """
 
     def __init__(self, statistic: str, higher_is_better: bool | None) -> None:

@@ -1,8 +1,8 @@
-"""What an evaluation needs of a metric: one object per metric, found by name through `mmspec.metrics.registry`.
+"""The interface of metrics: one object per metric, found by name through `mmspec.metrics.registry`.
 
 A metric turns each sample into a row (`Metric.extract`) and the rows of a set of samples into an estimate with its
-bootstrap replicates (`Metric.measure`). Intervals, paired differences, files, processes, weights and reports are the
-evaluation's. The base classes cover the usual cases:
+bootstrap replicates (`Metric.measure`). Intervals, paired differences, files, processes, weights and reports belong
+to the evaluation. The base classes cover the usual cases:
 
 - `MeanMetric`: a score per sample, averaged.
 - `FeatureMetric`: any statistic of the features of an extractor.
@@ -111,7 +111,7 @@ class Metric(ABC):
         return self.name
 
     def load_extractor(self, weights: Mapping[str, str], device: str) -> Any:
-        """Loads what `extract` gets as `extractor`; None for nothing.
+        """Loads the argument `extractor` of `extract`; returns None if the metric has none.
 
         Override it for a network of the metric's own; if the network has `name` and `fingerprint`, results record them.
 
@@ -165,12 +165,12 @@ class Metric(ABC):
         Paired differences subtract replicates, so that all sets must be resampled with the same settings and seed.
 
         Args:
-            rows: What `extract` returned, of all samples in order.
-            reference: What `make_reference` or `load_reference` returned; None unless `needs_reference`.
+            rows: The rows of all samples, in order; see `extract`.
+            reference: The result of `make_reference` or `load_reference`; None unless `needs_reference`.
         """
 
     def make_reference(self, rows: Rows, extractor: str) -> Any:
-        """What `measure` compares with, made of the rows of the reference samples.
+        """The reference that `measure` compares with, from the rows of the reference samples.
 
         Args:
             rows: Of the reference samples in order.
@@ -179,7 +179,7 @@ class Metric(ABC):
         return reference_of(np.stack(rows), extractor)
 
     def load_reference(self, path: Path, extractor: str) -> Any:
-        """The same from a file of statistics; see `mmspec.metrics.reference`."""
+        """The reference from a file of statistics; see `mmspec.metrics.reference`."""
         return load_reference(path, extractor)
 
     def _features_of(self, reference: Reference) -> Features:

@@ -1,4 +1,4 @@
-"""Reference statistics in a file: what a Frechet distance needs of the real images, computed once.
+"""Reference statistics in a file: the Gaussian of the real images, computed once.
 
 The format is that of the ADM evaluator: an .npz with `mu` [D] and `sigma` [D, D]. Files written here add the extractor
 that made the features, the number of samples and, optionally, the features themselves, which the other metrics need;
@@ -27,7 +27,7 @@ class Reference:
     Attributes:
         gaussian: Fitted to the features.
         features: float64 [N, D]; None if the file does not hold them.
-        extractor: Name and fingerprint of what made the features; "" if unknown.
+        extractor: Name and fingerprint of the extractor of the features; "" if unknown.
     """
 
     gaussian: Gaussian
@@ -39,16 +39,16 @@ def reference_of(features: Any, extractor: str = "") -> Reference:
     """The reference made of features [N, D] of the named extractor.
 
     Raises:
-        ArgumentError: As `mmspec.metrics.gaussian.fit`.
+        ArgumentError: If `mmspec.metrics.gaussian.fit` raises it.
     """
     return Reference(fit(features, "reference"), as_features(features, "reference"), extractor)
 
 
 def save_reference(reference: Reference, path: Path, keep_features: bool = True) -> None:
-    """Writes the file, whole or not at all.
+    """Writes the file atomically.
 
     Raises:
-        ArgumentError: If the system refuses.
+        ArgumentError: If the file cannot be written.
     """
     gaussian = reference.gaussian
     arrays: dict[str, Any] = {"mu": gaussian.mean, "sigma": gaussian.covariance}

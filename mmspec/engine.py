@@ -86,7 +86,7 @@ def run_rows(
     policy: WindowPolicy,
     meter: Meter,
     on_step: OnStep | None,
-    alone: int = 1,
+    plain_tokens: int = 1,
 ) -> int:
     """Builds the recipe's drafter and decodes until every row of `state` is finished.
 
@@ -104,7 +104,7 @@ def run_rows(
         policy: Chooses the width of each window.
         meter: Counts calls, tokens and seconds.
         on_step: Called after every target call.
-        alone: Tokens of each row that the target samples without drafts at the beginning.
+        plain_tokens: Tokens of each row that the target samples without drafts at the beginning.
 
     Returns:
         Calls of the drafter's own model.
@@ -118,7 +118,7 @@ def run_rows(
         else:
             drafter = build_drafter(context)
             step = decode_tree if recipe.info.tree else decode_window
-            decode(target, drafter, rule, sampler, state, policy, meter, on_step, step, alone)
+            decode(target, drafter, rule, sampler, state, policy, meter, on_step, step, plain_tokens)
     meter.clock.lap("other")
     return 0 if drafter is None else drafter.calls
 

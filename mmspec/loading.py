@@ -106,11 +106,11 @@ def load(
     if model not in known:
         from mmspec.audio import load as audio
         from mmspec.hf.folder import architecture
-        from mmspec.vision.hf.from_pretrained import from_folder, is_stage
+        from mmspec.vision.hf.from_pretrained import from_folder, is_glm_pipeline
 
         if audio.is_speech_folder(path):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
-        if is_stage(path) or architecture(path) is not None:
+        if is_glm_pipeline(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         from mmspec.vision.mar.from_checkpoints import from_checkpoints as from_mar
         from mmspec.vision.mar.from_checkpoints import is_mar

@@ -293,7 +293,7 @@ class Recipe:
         object.__setattr__(self, "knobs", MappingProxyType(values))
         for knob in ("layers", "guidance"):
             if knob in values and values.get("start", "model") != "model" and values[knob] != known[knob].default:
-                raise ArgumentError(f"recipe '{self}' sets {knob}, which goes with start=model only")
+                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires start=model")
 
     @property
     def parts(self) -> tuple[str, str]:

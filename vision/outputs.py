@@ -55,7 +55,7 @@ def observer(pipe: Any, bar: Any, on_step: OnStep | None, callback: Callable[...
     Args:
         pipe: The pipeline, which `callback_on_step_end` gets.
         bar: The progress bar; it counts the tokens of all rows.
-        on_step: See `mmspec.decoding.loop.OnStep`.
+        on_step: Called after every target call, or None.
         callback: In the form of diffusers, `(pipe, target calls, tokens so far, {"tokens": ...})`.
     """
     if bar.disable and on_step is None and callback is None:

@@ -1,4 +1,4 @@
-"""DAC: residual codes and convolutions that look in both directions."""
+"""DAC: residual codes and non-causal convolutions."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ class ColumnTarget:
     def prefill(self) -> Logits:
         return self._target.prefill()
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
-        return self._target.forward(tokens.flatten(1), at, part)
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        return self._target.forward(tokens.flatten(1), at, early_exit)
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._cross_attention is not None:

@@ -28,7 +28,7 @@ class CrossAttention:
         self.bias = self.bias.masked_fill_(~mask.bool(), torch.finfo(states.dtype).min)[:, None, None]
         self._cache: EncoderDecoderCache | None = None
 
-    def beside(self, own: Any, batch_size: int) -> EncoderDecoderCache:
+    def with_self_attention(self, own: Any, batch_size: int) -> EncoderDecoderCache:
         """The KV cache of an encoder-decoder for the first `batch_size` rows; `own` is that of its self-attention."""
         if self._cache is None:
             self._cache = EncoderDecoderCache(own, DynamicCache())
@@ -42,7 +42,7 @@ class CrossAttention:
         return EncoderDecoderCache(own, some)
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [rows'])."""
+        """Keeps these rows (int64 [rows']), in this order, and drops all others."""
         self.states, self.bias = self.states[row_ids], self.bias[row_ids]
         if self._cache is not None:
             for layer in self._cache.cross_attention_cache.layers:

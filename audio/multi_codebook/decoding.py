@@ -147,7 +147,7 @@ def decode_columns(
         call: The call.
         batch_size: Rows.
         plan: Makes the plan of the call with a given model, which is the target's or the draft model.
-        tables: See `ColumnDecodingPlan.decode`.
+        tables: Returns the vectors of the codes; see `ColumnDecodingPlan.decode`.
 
     Raises:
         ModelError: For a draft model of another class or family.
@@ -204,6 +204,6 @@ def refuse_logits_processors(model: Any, processors: Sequence[object]) -> None:
     """
     if processors:
         raise ArgumentError(
-            f"logits_processor looks back at ids, and {type(model).__name__} generates columns of codes; leave "
+            f"logits_processor depends on earlier ids, and {type(model).__name__} generates columns of codes; leave "
             "repetition_penalty and similar arguments out"
         )

@@ -39,7 +39,7 @@ class ColumnHistory:
 
         Args:
             token: A code.
-            codebooks: Cells to look at, from the first.
+            codebooks: Number of cells to search, from the first.
             positions: Host int64 [B, W].
 
         Returns:

@@ -1,4 +1,4 @@
-"""Count the n-gram table that the recipe `table` drafts from, over the training data.
+"""Counts the n-gram table that the recipe `table` drafts from, over the training data.
 
 Command: python -m mmspec.audio.spoken.count_ngrams        (about 5 core-minutes, after train)
 

@@ -1,4 +1,4 @@
-"""Measure the word error rate of the shipped voice, and write audio examples and a spectrogram.
+"""Measures the word error rate of the shipped voice, and writes audio examples and a spectrogram.
 
 Command: python -m mmspec.audio.spoken.evaluate --out examples/speech        (about 4 core-minutes)
 

@@ -1,4 +1,4 @@
-"""Synthesize and analyze the training sentences, and fit the codebook.
+"""Synthesizes and analyzes the training sentences, and fits the codebook.
 
 Command: python -m mmspec.audio.spoken.prepare_data        (about 6 core-minutes)
 """

@@ -1,4 +1,4 @@
-"""Train the transformer of the voice, or its draft model, and save the averaged weights at every checkpoint.
+"""Trains the transformer of the voice, or its draft model, and saves the averaged weights at every checkpoint.
 
 Command: python -m mmspec.audio.spoken.train --config target        (about 22 core-minutes, after prepare_data)
 Draft:   the same with --config draft                               (about 4 core-minutes)

@@ -1,4 +1,4 @@
-"""Train the decoder of the codec on the recorded sentences, and save it.
+"""Trains the decoder of the codec on the recorded sentences, and saves it.
 
 Command: python -m mmspec.audio.spoken.train_codec        (about 3 core-minutes, after prepare_data)
 """

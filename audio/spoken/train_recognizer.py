@@ -1,4 +1,4 @@
-"""Train the recognizer on sentences read by espeak-ng, not on the voice itself, and save it.
+"""Trains the recognizer on sentences read by espeak-ng, not on the voice itself, and saves it.
 
 Command: python -m mmspec.audio.spoken.train_recognizer        (about 3 core-minutes)
 """

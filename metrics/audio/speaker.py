@@ -22,7 +22,7 @@ def speaker_similarity(generated: Any, reference: Any) -> Features:
         reference: Embeddings [N, D], in row i of the voice that row i of `generated` should have.
 
     Raises:
-        ArgumentError: As `as_features`, if the shapes differ, or if an embedding has length 0.
+        ArgumentError: If `as_features` raises it, if the shapes differ, or if an embedding has length 0.
     """
     x, y = as_features(generated, "generated"), as_features(reference, "reference")
     check_same_width(x, y, ("generated", "reference"))

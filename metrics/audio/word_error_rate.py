@@ -34,7 +34,7 @@ def character_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -
     """Character edits per reference character, blanks included; the arguments are those of `word_error_rate`.
 
     Raises:
-        ArgumentError: As `word_error_rate`.
+        ArgumentError: If the lists differ in length, or the references contain no character at all.
     """
     return _rate(hypotheses, references, "characters")
 
@@ -95,7 +95,7 @@ class ErrorRate(Metric):
         recognizers = {metric.extractor for metric in metrics if isinstance(metric, ErrorRate)}
         if len(recognizers) > 1:
             raise ArgumentError(
-                f"error rates by {' and '.join(sorted(recognizers))} do not go together; ask for one of them"
+                f"error rates by {' and '.join(sorted(recognizers))} cannot be combined; name one of them"
             )
 
     def extract(self, samples: SampleBatch, extractor: SpeechRecognizer) -> Rows:

@@ -9,9 +9,9 @@ logits:
 - **torch**: the library's torch path; **compiled**: the same distribution through `torch.compile`.
 - **triton**: the kernels (on a CUDA device).
 
-Bytes are those that have to move: each logit of both sides of guidance once. Bytes that an implementation reads twice
-or writes in between do not count. Bandwidth is those bytes over the time, beside that of a copy measured in the same
-run.
+Bytes are the least that have to move: each conditional and unconditional logit once. Bytes that an implementation reads
+twice or writes in between do not count. Bandwidth is those bytes over the time; it is printed next to that of a copy
+measured in the same run.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def open_folder(folder: Path, config: EvalConfig) -> None:
     """Makes the results folder, or continues one of the same evaluation, and writes the configuration.
 
     Raises:
-        ArgumentError: As `check_folder`, and if the folder cannot be written.
+        ArgumentError: If `check_folder` raises it, and if the folder cannot be written.
     """
     check_folder(folder, config)
     import yaml

@@ -109,13 +109,14 @@ def evaluate(
         gate: The exactness check, called once for every recipe that claims to be exact; a recipe that fails it gets no
             speed-up.
         processes: The processes that share the work.
-        on_sample: See `generate`.
+        on_sample: Called for each finished sample; see `generate`.
 
     Returns:
         None on every process but the first.
 
     Raises:
-        ArgumentError: As `check`, and for files that cannot be read if the configuration is strict or too few are left.
+        ArgumentError: If `check` raises it, and for files that cannot be read if the configuration is strict or too
+            few are left.
     """
     metrics = check(config)
     with_reference = [metric for metric in metrics if metric.needs_reference]

@@ -1,4 +1,4 @@
-"""From files to the rows that metrics measure."""
+"""Loads files and extracts the rows that metrics measure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Columns = dict[str, list[Features]]
 
 
 class FeaturePipeline:
-    """The extractors of several metrics, loaded once, and the rows that they make of files.
+    """The extractors of several metrics, loaded once, and the rows that they compute from files.
 
     Args:
         metrics: The metrics to be measured.
-        weights: See `mmspec.metrics.extractors.registry.check_extractor`.
+        weights: For each extractor, the folder, file or Hub id to load.
         device: Where extractors run.
 
     Raises:

@@ -49,7 +49,7 @@ def measure_folders(
         names: Of metrics; see `mmspec.metrics.registry`.
         reference: An .npz of statistics or a folder, for metrics that need one.
         prompts: One for each file, in the order of their names; None takes the prompt that mmspec stores in PNG files.
-        weights: See `mmspec.metrics.extractors.registry.check_extractor`.
+        weights: For each extractor, the folder, file or Hub id to load.
         device: Where extractors run.
         strict: Refuse files that cannot be read, instead of leaving them out of all folders that pair with theirs.
 

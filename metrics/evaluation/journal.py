@@ -33,7 +33,7 @@ class SampleRecord:
         calls: Target calls it took part in.
         gains: Tokens that each of those calls emitted for it; empty if the pipeline does not report them.
         peak_memory: Bytes.
-        tv_bound: See `Stats`.
+        tv_bound: The bound that a relaxed rule reports, per token.
         entropy: Bits per token; None if not measured.
         nll: Bits per token; None if not measured.
         acceptance: Acceptance rate by slot of the window, of the whole call.
@@ -109,7 +109,7 @@ class Journal:
         """Appends a line per sample and waits until they are on the disk.
 
         Raises:
-            ArgumentError: If the system refuses.
+            ArgumentError: If the file cannot be written.
         """
         lines = b"".join(json.dumps(asdict(sample)).encode() + b"\n" for sample in samples)
         try:

@@ -72,10 +72,10 @@ def suffix_of(medium: Medium) -> str:
 
 
 def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
-    """Writes a file, whole or not at all; a PNG holds the notes.
+    """Writes a file atomically; a PNG contains the notes.
 
     Raises:
-        ArgumentError: If the system refuses.
+        ArgumentError: If the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(medium, AudioClip):

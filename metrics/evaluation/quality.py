@@ -47,7 +47,7 @@ def find_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -
 
     Raises:
         UnknownNameError: If there is no metric, or no extractor, of one of the names.
-        ArgumentError: If weights are not named, samples are too few, metrics do not go together, or metrics of images
+        ArgumentError: If weights are not named, samples are too few, metrics cannot be combined, or metrics of images
             are mixed with metrics of audio.
     """
     found = [find_metric(name) for name in names]

@@ -33,7 +33,7 @@ def record_of(config: EvalConfig, result: EvaluationResult, environment: Mapping
 
 
 def write_results(record: Record, folder: Path) -> None:
-    """Writes results.json and results.csv, each whole or not at all, beside the samples."""
+    """Writes results.json and results.csv, each atomically, next to the samples."""
     with replacing(folder / FILE) as partial:
         partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     with replacing(folder / CSV_FILE) as partial:
@@ -125,7 +125,7 @@ def guarantee(row: Mapping[str, Any]) -> str:
 def short(interval: Mapping[str, Any] | None) -> str:
     """Formats an interval as `1.23 [1.20, 1.26]`, tiny ones as `2.5e-07 [...]`, None as "-".
 
-    The number of digits is the smallest that tells the ends apart.
+    The number of digits is the smallest that distinguishes the ends.
     """
     if interval is None:
         return "-"

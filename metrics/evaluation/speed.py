@@ -63,7 +63,7 @@ def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: 
 
     Args:
         mine: The recipe's samples.
-        plain: Those of plain decoding, of the same prompts and seeds.
+        plain: The samples of plain decoding, of the same prompts and seeds.
         gate: Whether a recipe that claims to be exact passed its check; None if it makes no such claim.
         batch: Number of consecutive samples that shared a call, and are resampled together.
 

@@ -1,4 +1,4 @@
-"""What every extractor has: a name and a fingerprint, which tell networks apart in results and reference files."""
+"""The protocol of extractors: a name and a fingerprint, which identify networks in results and reference files."""
 
 from __future__ import annotations
 

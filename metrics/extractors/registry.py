@@ -1,4 +1,4 @@
-"""Extractors by name. Weights are named by the user, one place per extractor, and never fetched unasked."""
+"""Extractors by name. Weights are named by the user, one place per extractor, and never downloaded implicitly."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def load_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -
         device: Where the network runs.
 
     Raises:
-        UnknownNameError: As `check_extractor`.
-        ArgumentError: As `check_extractor`.
+        UnknownNameError: If there is no extractor of that name.
+        ArgumentError: If `weights` does not name what the extractor loads.
         ModelError: If it cannot be loaded.
     """
     check_extractor(name, weights)

@@ -26,7 +26,7 @@ def clip_scores(images: Any, texts: Any, weight: float = 100.0) -> Features:
         float64 [N].
 
     Raises:
-        ArgumentError: As `as_features`, if the shapes differ, or if an embedding has length 0.
+        ArgumentError: If `as_features` raises it, if the shapes differ, or if an embedding has length 0.
     """
     x, y = as_features(images, "images"), as_features(texts, "texts")
     check_same_width(x, y, ("images", "texts"))

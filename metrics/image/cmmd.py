@@ -29,8 +29,8 @@ def cmmd(generated: Any, reference: Any, sigma: float = 10.0, unbiased: bool = F
             0 and grows a little when samples are few.
 
     Raises:
-        ArgumentError: As `as_features` (each side needs two samples), if an embedding has length 0, or if sigma is not
-            above 0.
+        ArgumentError: If `as_features` raises it (each side needs two samples), if an embedding has length 0, or if
+            sigma is not above 0.
     """
     if not sigma > 0:
         raise ArgumentError(f"sigma={sigma} is not allowed; it must be above 0")

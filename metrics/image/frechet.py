@@ -29,7 +29,7 @@ def frechet_distance(a: Any, b: Any, names: tuple[str, str] = ("generated", "ref
         names: What the caller calls them, for messages.
 
     Raises:
-        ArgumentError: As `as_features`, or if the numbers of features differ.
+        ArgumentError: If `as_features` raises it, or if the numbers of features differ.
     """
     x, y = gaussian_root(a, names[0]), gaussian_root(b, names[1])
     check_same_width(x.root, y.root, names)

@@ -28,7 +28,7 @@ def inception_score(logits: Any, splits: int = 10) -> tuple[float, float | None]
         The mean, and the standard deviation or None for one split.
 
     Raises:
-        ArgumentError: As `as_features`, or if there is not at least one sample per split.
+        ArgumentError: If `as_features` raises it, or if there is not at least one sample per split.
     """
     if splits < 1:
         raise ArgumentError(f"splits={splits} is not allowed; it must be 1 or more")

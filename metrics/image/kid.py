@@ -45,7 +45,7 @@ def kid(
     is all samples, and the value is the estimate from all of them.
 
     Raises:
-        ArgumentError: As `as_features` (each side needs two samples), or if a setting is out of range.
+        ArgumentError: If `as_features` raises it (each side needs two samples), or if a setting is out of range.
     """
     x, y = as_features(generated, NAMES[0], least=2), as_features(reference, NAMES[1], least=2)
     check_same_width(x, y, NAMES)

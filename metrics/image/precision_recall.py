@@ -48,7 +48,7 @@ def precision_recall(generated: Any, reference: Any, k: int = 3) -> PrecisionRec
     """Precision and recall of features [N, D] against [M, D].
 
     Raises:
-        ArgumentError: As `as_features`; each side needs k + 1 samples.
+        ArgumentError: If `as_features` raises it; each side needs k + 1 samples.
     """
     if k < 1:
         raise ArgumentError(f"k={k} is not allowed; it must be 1 or more")

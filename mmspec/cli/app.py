@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        arguments: The words after `mmspec`; None takes those of the process.
+        arguments: The words after `mmspec`; None for those in `sys.argv`.
 
     Returns:
         The exit status: 0 for success, 1 for a failed check or a closed pipe, 2 for invalid input (one line on stderr),

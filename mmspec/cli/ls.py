@@ -23,7 +23,7 @@ def ls(
 ) -> None:
     """List what is installed, plug-ins included.
 
-    Exact recipes and rules keep the target distribution. Drafters are those of plug-ins; each is a recipe.
+    Exact recipes and rules keep the target distribution. Drafters are listed for plug-ins only; each is a recipe.
     """
     if what is not None and what not in KINDS:
         raise unknown_name("list", what, KINDS)

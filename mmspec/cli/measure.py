@@ -89,7 +89,7 @@ def _save(folder: Path, names: list[str], weights: dict[str, str], device: str, 
     metrics = [metric for metric in find_metrics(names, weights, 4) if metric.needs_reference]
     if len({metric.column for metric in metrics}) != 1:
         raise ArgumentError(
-            f"--save-reference keeps the features of one extractor; --metrics {','.join(names)} has not one"
+            f"--save-reference keeps the features of one extractor; --metrics {','.join(names)} names none, or several"
         )
     if not folder.is_dir():
         raise ArgumentError(f"DIR: '{folder}' is not a folder")

@@ -1,4 +1,4 @@
-"""Options for the weights of metrics' networks; none is ever fetched unasked."""
+"""Options for the weights of metrics' networks; weights are downloaded only if such an option names a Hub id."""
 
 from __future__ import annotations
 

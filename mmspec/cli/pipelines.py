@@ -52,7 +52,7 @@ def load_audio_pipeline(
         model: A name, a folder or a Hub id.
         device: Where the model runs.
         reference_audio: An audio file with the voice or the melody to follow. It is read before the model is loaded.
-        transcript: What is said in it.
+        transcript: The words spoken in the reference audio.
 
     Raises:
         ArgumentError: When the model generates no audio or does not accept reference audio, the file has none, or the

@@ -43,7 +43,7 @@ def audio_bar(quiet: bool, seconds: float) -> Iterator[Callable[[Step], None] | 
     """Yields an `on_step` that shows seconds of audio, the speed relative to real time, and tokens per target call.
 
     Args:
-        quiet: As for `token_bar`.
+        quiet: Whether to show nothing, and yield None; see `token_bar`.
         seconds: Seconds of audio per token.
     """
     if quiet or not sys.stderr.isatty():

@@ -66,8 +66,8 @@ def train_drafter(
 
     `mmspec image --drafter FOLDER` uses the folder. Its `training.json` has the curve of the expected acceptance rate
     of each draft in a window, measured on held-out prompts; `work` has the sequences and the checkpoint, and may be
-    deleted. The same command continues a training that was stopped. With --drafter, a small model starts from that
-    one's weights. Under `accelerate launch` or torchrun, several processes share the work.
+    deleted. The same command continues a training that was stopped. With --drafter, a small model starts from the
+    weights of that drafter. Under `accelerate launch` or torchrun, several processes share the work.
     """
     for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES)):
         if value not in known:

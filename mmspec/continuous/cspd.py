@@ -42,7 +42,7 @@ class CSpD(LatentRule):
         self.sigma = sigma
         self.prefill = prefill
 
-    def alone(self, length: int) -> int:
+    def plain_tokens(self, length: int) -> int:
         return max(1, math.ceil(self.prefill * length))
 
     def deviation(self, dist: Gaussian) -> Tensor:

@@ -66,7 +66,7 @@ def run_latents(
         recipe: `plain`, or a recipe with a rule for latents, such as `scd+smoothed:sigma=0.1`.
         layout: Layout with `cell` (D + M,) and a floating-point `dtype`.
         seeds: One per row. A row's latents depend only on its own seed and prompt, not on the batch.
-        resources: What drafters may use.
+        resources: The resources of the model for drafters.
         on_step: Called after every target call.
 
     Raises:
@@ -78,8 +78,8 @@ def run_latents(
     sampler = LatentSampler(head, CounterRNG(seeds, target.device), rule, layout.length)
     # Guidance and the head's steps change the cost of a call; the window controller adapts within a few calls.
     policy = window_policy(recipe, (), len(seeds), resources, layout.length)
-    alone = rule.alone(layout.length)
-    calls = run_rows(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step, alone)
+    plain_tokens = rule.plain_tokens(layout.length)
+    calls = run_rows(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step, plain_tokens)
     return Latents(state.result().clone(), with_counter(meter.stats(calls), sampler.counter))
 
 

@@ -34,7 +34,7 @@ class Gaussian:
         mean: Mean of the head's last step, float32 [B, W, D].
         log_sigma: Log standard deviation of the last step, float32 [B, W, D]; -inf where the head adds no noise there.
         path: Sum of log sigma over the earlier steps and the D coordinates, float32 [B, W]; 0 if there are none.
-        marks: Discrete properties of the token, float32 [B, W, M], such as whether it is the last one.
+        marks: Marks: discrete properties of the token, float32 [B, W, M], such as whether it is the last one.
     """
 
     mean: Tensor
@@ -106,7 +106,7 @@ class LatentRule(ABC):
     truncates = True
     dim = 0
 
-    def alone(self, length: int) -> int:
+    def plain_tokens(self, length: int) -> int:
         """Number of a row's `length` tokens that are decoded plainly before drafting begins, at least 1."""
         return 1
 
@@ -134,7 +134,7 @@ class LatentRule(ABC):
 def normals(draws: WindowRNG, stream: int, count: int) -> Tensor:
     """Standard normal values of a window, float32 [B, W, count], which change with the iteration."""
     half = -(-count // 2)
-    # Number 0 of a stream is left to the accept coins.
+    # Number 0 of a stream is reserved for the acceptance tests.
     u = draws.uniforms(stream, 1, 2 * half).add(2.0**-25)
     radius, angle = u[..., :half].log().mul(-2).sqrt(), u[..., half:] * (2 * torch.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :count]

@@ -1,6 +1,6 @@
 """A relaxed rule: accept drafts within a distance of the target's latent of the same noise.
 
-Every token lies within `distance` of the one that the target itself makes at that position, from the same noise and
+Every token lies within `distance` of the one that the target would generate at that position, from the same noise and
 after the same tokens.
 """
 

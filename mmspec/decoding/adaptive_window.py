@@ -23,8 +23,8 @@ _STEPS = 16  # consecutive single steps while drafting does not pay
 class AdaptiveWindow:
     """A policy that chooses among widths of 1, 2, 4, ... tokens, at most `largest`.
 
-    Follows `mmspec.decoding.loop.WindowPolicy`. It explores the neighbors of the best width known so far. Exploration
-    may lose at most 2 % of a run's time in all, so that a run whose drafts never pay stays within 5 % of plain
+    Implements `mmspec.decoding.loop.WindowPolicy`. It explores the neighbors of the best width so far. Exploration may
+    lose at most 2 % of a run's time in all, so that a run whose drafts never pay stays within 5 % of plain
     decoding. Measurements are kept for later runs.
 
     Args:

@@ -225,9 +225,9 @@ class CUDAGraphTarget:
         self._features = self._target.features()
         return logits
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
-        if part is not None:
-            return self._eager().forward(tokens, at, part)
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        if early_exit is not None:
+            return self._eager().forward(tokens, at, early_exit)
         replayed = self._replay(tokens, at)
         if replayed is None:
             logits = self._eager().forward(tokens, at)
@@ -237,10 +237,10 @@ class CUDAGraphTarget:
         return split_cfg(both, self._target.cfg_factor == 2)
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
-        logits = self._eager().forward_tree(tokens, at, tree, first, part)
-        if part is None:
+        logits = self._eager().forward_tree(tokens, at, tree, first, early_exit)
+        if early_exit is None:
             self._features = self._target.features()
         return logits
 

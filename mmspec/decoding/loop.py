@@ -111,7 +111,7 @@ def decode(
     meter: Meter,
     on_step: OnStep | None,
     window_step: WindowStep | None = None,
-    alone: int = 1,
+    plain_tokens: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Drafts and verifies until every row is finished.
@@ -130,11 +130,11 @@ def decode(
         meter: Counts calls, tokens and seconds.
         on_step: Called after every target call. An exception in it ends the loop.
         window_step: Decodes one window; None for `decode_window`.
-        alone: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
+        plain_tokens: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
         clock: Returns the current time in seconds.
     """
     step: WindowStep = window_step or decode_window
-    running = decode_steps(target, sampler, state, alone, meter, on_step, drafter)
+    running = decode_steps(target, sampler, state, plain_tokens, meter, on_step, drafter)
     while running:
         width = policy.choose()
         start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()

@@ -65,18 +65,22 @@ class ProcessedTarget:
     def prefill(self) -> Logits:
         return self._apply(self._target.prefill(), self._tokens[:, None, : self._before], committed=1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         slots = self._before + at[:, None] + np.arange(tokens.shape[1])
         self._tokens.scatter_(1, self._index(slots), tokens)
         self._as_chain = True
         longest = int(slots.max()) + 1
         # The prefix of the logits after a token ends with that token.
         prefix = slots[..., None] + np.arange(1 - longest, 1)
-        logits = self._target.forward(tokens, at) if part is None else self._early_exit().forward(tokens, at, part)
+        logits = (
+            self._target.forward(tokens, at)
+            if early_exit is None
+            else self._early_exit().forward(tokens, at, early_exit)
+        )
         return self._apply(logits, self._gather(self._tokens, prefix), committed=1)
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
         last = first + tokens.shape[1]
         root = self._before + at
@@ -98,10 +102,10 @@ class ProcessedTarget:
         room = self._tokens.shape[1]
         prefix = np.where(step > 0, room + on_path, root[:, None, None] + step)
         both = torch.cat([self._tokens, self._entries], dim=1)
-        if part is None:
+        if early_exit is None:
             logits = self._tree_target().forward_tree(tokens, at, tree, first)
         else:
-            logits = self._early_exit().forward_tree(tokens, at, tree, first, part)
+            logits = self._early_exit().forward_tree(tokens, at, tree, first, early_exit)
         return self._apply(logits, self._gather(both, prefix), committed=int(first == 0))
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:

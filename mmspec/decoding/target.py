@@ -120,11 +120,11 @@ class SupportsEarlyExit(Target, Protocol):
 
     layers: int
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
-        """See `mmspec.decoding.target.Target.forward`; if `part` is given, only that part runs.
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        """See `mmspec.decoding.target.Target.forward`; with `early_exit`, only that part runs.
 
         Early layers write their keys and values to the slots that a full call uses, and do not touch those of later
-        layers. The next full call therefore starts no later than the first token that only a part has read.
+        layers. The next full call therefore starts no later than the first token that only an early exit has read.
         """
         ...
 
@@ -134,14 +134,14 @@ class SupportsTreeEarlyExit(SupportsEarlyExit, TreeTarget, Protocol):
     """A target whose first layers can read trees alone."""
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
-        """See `mmspec.decoding.target.TreeTarget.forward_tree`; if `part` is given, only that part runs."""
+        """See `mmspec.decoding.target.TreeTarget.forward_tree`; with `early_exit`, only that part runs."""
         ...
 
 
 def bind_features(rule: Accept, target: object, batch_size: int) -> Accept:
-    """Gives an acceptance rule that reads features those of the target's last call; returns other rules unchanged.
+    """Binds the features of the target's last call to a rule that reads features; returns other rules unchanged.
 
     Args:
         rule: The acceptance rule.

@@ -50,7 +50,7 @@ class ChainDrafter:
     def _sample(
         self, state: BatchState, draft: Draft | None, reused: NDArray[np.int64], count: int, draws: WindowRNG
     ) -> Draft:
-        """`count` drafts per row; the first `reused` ones (host int64 [B]) are those of `draft`."""
+        """`count` drafts per row; the first `reused` ones (host int64 [B]) are taken from `draft`."""
         chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
         tokens, probs = list[Tensor](), list[Tensor]()
         q = self._runner.root(state)

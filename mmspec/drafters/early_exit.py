@@ -25,34 +25,36 @@ class EarlyExitTarget:
 
     Args:
         target: The target that is decoding.
-        part: The number of layers, and whether the unconditional rows run as well.
+        early_exit: The number of layers, and whether the unconditional rows run as well.
 
     Raises:
-        ArgumentError: If the target does not support early exits, or has no more than `part.layers` layers.
+        ArgumentError: If the target does not support early exits, or has no more than `early_exit.layers` layers.
     """
 
-    def __init__(self, target: object, part: EarlyExit) -> None:
+    def __init__(self, target: object, early_exit: EarlyExit) -> None:
         if not isinstance(target, SupportsEarlyExit):
             raise ArgumentError(
                 f"the first layers cannot draft here: {type(target).__name__} has no early exit; use a draft model"
             )
-        if part.layers >= target.layers:
-            raise ArgumentError(f"layers={part.layers} is not allowed; this model has {target.layers}, so take fewer")
+        if early_exit.layers >= target.layers:
+            raise ArgumentError(
+                f"layers={early_exit.layers} is not allowed; this model has {target.layers}, so take fewer"
+            )
         self.vocab_size = target.vocab_size
         self.device = target.device
         self._target = target
-        self._part = part
+        self._early_exit = early_exit
 
     def prefill(self) -> Logits:
         """Does nothing, since the target has read the prompts; returns empty logits, [0, 0, V]."""
         return Logits(torch.empty(0, 0, self.vocab_size, device=self.device), None)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        return self._target.forward(tokens, at, self._part)
+        return self._target.forward(tokens, at, self._early_exit)
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
         assert isinstance(self._target, SupportsTreeEarlyExit), "recipes with a tree need a target that reads trees"
-        return self._target.forward_tree(tokens, at, tree, first, self._part)
+        return self._target.forward_tree(tokens, at, tree, first, self._early_exit)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         """Does nothing: the target settles the cache that both share."""

@@ -32,7 +32,7 @@ def tabulate(allowed_fn: AllowedFn, prompts: Tensor, length: int, vocab_size: in
         ArgumentError: If the allowed ids depend on the generated tokens, or there are none at some position.
     """
     batch, start = prompts.shape
-    kinds = Kinds(vocab_size)
+    kinds = AllowedSets(vocab_size)
     rows = [*range(batch), 0]
     sequences = torch.cat([prompts, prompts[:1]])
     sequences = torch.cat([sequences, sequences.new_zeros(len(rows), length)], dim=1)
@@ -73,7 +73,7 @@ def confirm(request: PlanRequest, sequences: Tensor, eos: Collection[int]) -> No
     allowed, allowed_fn, start = request.allowed, request.allowed_fn, request.input_ids.shape[1]
     if allowed is None or allowed_fn is None:
         return
-    kinds = Kinds(allowed.ids.shape[1], allowed.ids)
+    kinds = AllowedSets(allowed.ids.shape[1], allowed.ids)
     expected = allowed.kind.expand(len(sequences), -1).tolist()
     for row, (ids, tokens) in enumerate(zip(sequences, sequences[:, start:].tolist(), strict=True)):
         for n, token in enumerate(tokens):
@@ -91,7 +91,7 @@ def depends_on_tokens(n: int, row: int) -> ArgumentError:
     )
 
 
-class Kinds:
+class AllowedSets:
     """The distinct sets of allowed ids, numbered in order of their first occurrence.
 
     Args:

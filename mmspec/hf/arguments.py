@@ -84,7 +84,7 @@ def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int
     """The number of new tokens, and the ids that end a row.
 
     Args:
-        stopping_criteria: Those of the call.
+        stopping_criteria: The stopping criteria of the call.
         prompt: Tokens of the prompt.
 
     Raises:

@@ -103,14 +103,14 @@ class CausalTarget:
         embeds, self._embeds = self._embeds, None
         return self._logits(self._read(embeds, np.zeros(self._rows, dtype=np.int64)), 1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
-        embeds = self._backbone.embed(torch.cat([tokens] * self._cfg_factor(part)))
-        return self._logits(self._read(embeds, self._prompt + at, part), part=part)
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        embeds = self._backbone.embed(torch.cat([tokens] * self._cfg_factor(early_exit)))
+        return self._logits(self._read(embeds, self._prompt + at, early_exit), early_exit=early_exit)
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
-        last, factor = first + tokens.shape[1], self._cfg_factor(part)
+        last, factor = first + tokens.shape[1], self._cfg_factor(early_exit)
         root = self._prompt + at
         end = int(root.max()) + last
         if (at == at[0]).all():
@@ -120,7 +120,7 @@ class CausalTarget:
         at_depth = self._repeat(factor, root[:, None] + tree.depth[:, first:last])
         embeds = self._backbone.embed(tokens.repeat(factor, 1))
         mask = self._tree_mask(self._repeat(factor, root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
-        return self._logits(self._run(embeds, at_depth, mask, part), part=part)
+        return self._logits(self._run(embeds, at_depth, mask, early_exit), early_exit=early_exit)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         steps = np.arange(1, 1 + path.shape[1])
@@ -178,21 +178,21 @@ class CausalTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._backbone.head(features).to(self.device)
 
-    def _read(self, embeds: Tensor, start: NDArray[np.int64], part: EarlyExit | None = None) -> Tensor:
+    def _read(self, embeds: Tensor, start: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window that begins at slots `start`, host int64 [B]."""
         width = embeds.shape[1]
         end = int(start.max()) + width
-        slots = self._repeat(self._cfg_factor(part), start[:, None] + np.arange(width))
+        slots = self._repeat(self._cfg_factor(early_exit), start[:, None] + np.arange(width))
         if (start == start[0]).all():
             self._cache.at(int(start[0]), end)
         else:
             self._cache.at_slots(slots, end)
-        return self._run(embeds, slots, self._causal_mask(slots, end, embeds.dtype), part)
+        return self._run(embeds, slots, self._causal_mask(slots, end, embeds.dtype), early_exit)
 
-    def _run(self, embeds: Tensor, slots: Tensor, mask: Tensor, part: EarlyExit | None) -> Tensor:
+    def _run(self, embeds: Tensor, slots: Tensor, mask: Tensor, early_exit: EarlyExit | None) -> Tensor:
         """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
-        out = self._decoder(part)(
+        out = self._decoder(early_exit)(
             inputs_embeds=embeds,
             attention_mask=mask,
             position_ids=positions[0] if len(positions) == 1 else positions,
@@ -201,17 +201,17 @@ class CausalTarget:
         )
         return out.last_hidden_state
 
-    def _decoder(self, part: EarlyExit | None) -> Callable[..., Any]:
+    def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:
         """The whole decoder, or the first layers that an early exit runs."""
-        if part is None:
+        if early_exit is None:
             return self._backbone.decoder
-        if part.layers not in self._early_exits:
-            self._early_exits[part.layers] = first_layers(self._backbone.decoder, part.layers)
-        return self._early_exits[part.layers]
+        if early_exit.layers not in self._early_exits:
+            self._early_exits[early_exit.layers] = first_layers(self._backbone.decoder, early_exit.layers)
+        return self._early_exits[early_exit.layers]
 
-    def _cfg_factor(self, part: EarlyExit | None) -> int:
+    def _cfg_factor(self, early_exit: EarlyExit | None) -> int:
         """2 if a call, or an early exit, also reads the unconditional rows, else 1."""
-        return 1 + (self._guided and (part is None or part.guided))
+        return 1 + (self._guided and (early_exit is None or early_exit.guided))
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
@@ -229,11 +229,11 @@ class CausalTarget:
         mask = tree_mask(root, sees, end) & self._visible[: len(root), None, :end]
         return additive_mask(mask, dtype)
 
-    def _logits(self, features: Tensor, last: int = 0, part: EarlyExit | None = None) -> Logits:
+    def _logits(self, features: Tensor, last: int = 0, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` tokens of a window (0: of all), given its features [R, W, D]."""
-        if part is None:
+        if early_exit is None:
             self._features = features
-        return split_cfg(self.head(features[:, -last:]), self._cfg_factor(part) == 2)
+        return split_cfg(self.head(features[:, -last:]), self._cfg_factor(early_exit) == 2)
 
 
 def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:

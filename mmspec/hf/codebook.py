@@ -11,7 +11,7 @@ from mmspec.hf.plan import Plan
 
 
 def read_codebook(model: Any, plan: Plan) -> Codebook | None:
-    """The codebook over the loop's tokens; None for a model without a VQ model (ImageGPT, those of plug-ins)."""
+    """The codebook over the loop's tokens; None for a model without a VQ model (ImageGPT, classes of plug-ins)."""
     quantiser = getattr(getattr(getattr(model, "model", None), "vqmodel", None), "quantize", None)
     if quantiser is None:
         return None

@@ -53,7 +53,7 @@ def read_processor(where: str | Path, name: str) -> Any:
 
 
 def model_class(folder: Path) -> str:
-    """As `architecture`.
+    """The name of the class in a folder's config.json.
 
     Raises:
         ModelError: If the folder does not contain a transformers model.
@@ -72,7 +72,7 @@ def load_model(
     """The transformers model in a folder, in evaluation mode.
 
     Args:
-        folder: What `save_pretrained` wrote.
+        folder: A folder written by `save_pretrained`.
         device: Where to put the model.
         dtype: The type of its weights.
         name: The class to load; None takes the one that config.json names.

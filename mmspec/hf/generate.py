@@ -184,7 +184,7 @@ class GenerateJob:
         return ProcessedTarget(target, processors, plan.history, plan.length + slack, guide)
 
     def resources(self, draft_model: Any, slack: int, heads: Sequence[Head] = ()) -> DraftResources:
-        """What the call provides for drafters.
+        """The resources that the call provides for drafters.
 
         Args:
             draft_model: A smaller model of the same class, or None.
@@ -228,7 +228,7 @@ def prepare(
     generation_config: Any,
     inputs: Mapping[str, Any],
 ) -> GenerateJob:
-    """Converts the arguments of `generate`; see there.
+    """Converts the arguments of `generate` to a job.
 
     Raises:
         ArgumentError: If an argument has a value that is not allowed, or is not supported for the model.

@@ -26,7 +26,8 @@ from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.sampling.logits_processors import RepetitionPenalty, one_by_one
 
 # Stateless processors that treat every id on its own, so that their order relative to `prefix_allowed_tokens_fn` does
-# not matter. Those of PREFIX_DEPENDENT read the ids before the position, those of POSITION_INDEPENDENT only the logits.
+# not matter. Classes in PREFIX_DEPENDENT read the ids before the position, classes in
+# POSITION_INDEPENDENT only the logits.
 PREFIX_DEPENDENT: tuple[type, ...] = (
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,

@@ -23,10 +23,10 @@ class GenerateRequest:
         criteria: The stopping criteria.
         config: The prepared `GenerationConfig`.
         inputs: All other inputs of the model.
-        recipe: See `mmspec.generate`.
-        seed: See `mmspec.generate`.
+        recipe: How to decode, as in `mmspec.generate`.
+        seed: One seed, or one per row, as in `mmspec.generate`.
         draft_model: The draft model, without the wrapper of `torch.compile`, or None.
-        on_step: See `mmspec.generate`.
+        on_step: Called after every target call, as in `mmspec.generate`.
     """
 
     model: Any

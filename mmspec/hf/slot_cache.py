@@ -43,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
         return self._window.write(self.keys, key_states), self._window.write(self.values, value_states)
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [R'])."""
+        """Keeps these rows (int64 [R']), in this order, and drops all others."""
         if self.is_initialized:
             row_ids = row_ids.to(self.keys.device)
             self.keys, self.values = self.keys[row_ids], self.values[row_ids]
@@ -91,7 +91,7 @@ class SlotCache(Cache):
         self.window.end, self.window.slots = end, slots
 
     def select_rows(self, row_ids: Tensor) -> None:
-        """Drops all rows but these (int64 [R'])."""
+        """Keeps these rows (int64 [R']), in this order, and drops all others."""
         for layer in self.layers:
             layer.select_rows(row_ids)
 

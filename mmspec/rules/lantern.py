@@ -5,7 +5,7 @@ probability: a(x) = (p(x) + sum of p over A) / q(x), where A is the longest run 
 within a budget. The budget of LANTERN is delta, that of LANTERN++ is (lambda - 1) p(x).
 
 Both keep the plain residual here. The published code subtracts the probability of all neighbors after a rejection,
-whether they lent it or not, which moves the outcome further from the target than the budget says.
+whether they lent it or not, which moves the outcome further from the target than the budget allows.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class SupportsKernels(Protocol):
     """An acceptance function that `mmspec.kernels.accept` can evaluate as well."""
 
     def kernel_rule(self, device: torch.device) -> KernelRule:
-        """The same rule as the kernel takes it, with its tensors on `device`."""
+        """The rule in the form that the kernel reads, with its tensors on `device`."""
         ...
 
 
@@ -47,7 +47,7 @@ class FeatureRule:
         return self.accept(p, q, x, self.features[:, 1:])
 
     def entry(self, entry: Tensor) -> Accept:
-        """The acceptance function for drafts that are all one entry of each row, int64 [B]."""
+        """The acceptance function for one entry of each row, int64 [B]: all drafts use the feature of that entry."""
         assert self.features is not None
         feature = self.features[torch.arange(len(entry), device=self.features.device), entry.to(self.features.device)]
         return lambda p, q, x: self.accept(p, q, x, feature[:, None].expand(-1, x.shape[1], -1))

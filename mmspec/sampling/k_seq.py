@@ -11,8 +11,8 @@ one of them is accepted with probability 1 - (1 - beta)^n, and is x with probabi
     min(q, p / rho)(x) (1 - (1 - beta)^n) / beta,
 
 which is at most p(x); after n rejections the token is resampled from the rest of p. So the outcome follows p: the test
-is exact. All drafts that begin with the accepted token go on to the next position, where they were sampled from the
-draft distribution after it, again independently of each other.
+is exact. All drafts that begin with the accepted token stay candidates at the next position, where they
+were sampled from the draft distribution after it, again independently of each other.
 
 With n = 1 this is the exact test of a window. A relaxed rule adds to each test the difference by which it exceeds the
 exact rule.

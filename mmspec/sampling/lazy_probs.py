@@ -205,7 +205,7 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
 
 
 def _kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
-    """A rule as the kernel takes it; None if the kernel does not support it."""
+    """A rule in the form that the kernel reads; None if the kernel does not support it."""
     if rule is ratio:
         return KernelRule()
     return rule.kernel_rule(device) if isinstance(rule, SupportsKernels) else None
@@ -228,7 +228,7 @@ def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor,
 
 
 def _branches(draft: TreeDraft) -> Branches | None:
-    """A tree draft as the kernel takes it; None if the kernel does not support its siblings."""
+    """A tree draft in the form that the kernel reads; None if the kernel does not support its siblings."""
     tree, siblings = draft.tree, draft.siblings
     shape = draft.tokens, tree.children, tree.height
     match siblings:

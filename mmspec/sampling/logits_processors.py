@@ -83,7 +83,7 @@ class RepetitionAware:
     whole distribution. The two samples together follow the distribution
     p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x), whose logarithm this processor returns: the
     `SamplingParams` of its rows have temperature 1, no top-k and no top-p. It does not apply to greedy decoding, which
-    samples nothing. If a constraint forbids all tokens that p' allows, the whole distribution decides.
+    samples nothing. If a constraint forbids all tokens that p' allows, the whole distribution is used.
 
     Args:
         top_p: The nucleus is the most likely tokens up to `top_p` of the mass, at most `top_k` tokens.

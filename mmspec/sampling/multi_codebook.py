@@ -1,8 +1,8 @@
 """Rejection sampling of columns: tokens of K cells, one per codebook, sampled in one call from a product distribution.
 
 p(x) = prod_k p_k(x_k), so a column is tested as a whole: it is accepted with probability min(1, prod_k p_k / q_k), on
-average 1 - TV of the joint distributions, which is never less than the cells tested one by one give. A rejected column
-is resampled from norm((p - q)+) by thinning: sample y ~ p, accept it with probability (1 - q(y) / p(y))+, else sample
+average 1 - TV of the joint distributions, which is never less than with cells tested one by one. A rejected column is
+resampled from norm((p - q)+) by thinning: sample y ~ p, accept it with probability (1 - q(y) / p(y))+, else sample
 again. This takes TV * 1 / TV = 1 sample per test on average and no table of V**K entries.
 
 Forced cells are constants and have no factor in any product. A forced id may lie outside the vocabulary, as padding
@@ -32,7 +32,7 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: 
     Args:
         p: float32 [B, m + 1, K, V], the target distribution at every slot.
         draft: m columns [B, m, K] and their q [B, m, K, V].
-        rule: The acceptance rule of one cell; columns take the product, see `chance`.
+        rule: The acceptance rule of one cell; columns take the product, see `acceptance_probs`.
         rng: The random numbers of the window.
         free: bool [B, m + 1, K], whether a cell is free, or None if all are; forced cells of the result are arbitrary.
     """
@@ -40,7 +40,7 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: 
         return handle_torch_function(verify_columns, (p,), p, draft, rule, rng, free)
     batch, m = len(p), p.shape[1] - 1
     free = None if free is None else free[:, :m]
-    accept = chance(rule, p[:, :m], draft, free)
+    accept = acceptance_probs(rule, p[:, :m], draft, free)
     first = (rng[ACCEPT][:, :m] < accept).long().cumprod(-1).sum(-1)
     rows = torch.arange(batch, device=p.device)
     # Where all drafts were accepted nothing is subtracted: the bonus column is sampled from p itself.
@@ -49,7 +49,7 @@ def verify_columns(p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG, free: 
     resampled = thin(p[rows, first], q, rng.at(np.arange(batch), accepted))
     excess = None
     if rule is not ratio:
-        excess = (accept.clamp(max=1.0) - chance(ratio, p[:, :m], draft, free).clamp(max=1.0)).float()
+        excess = (accept.clamp(max=1.0) - acceptance_probs(ratio, p[:, :m], draft, free).clamp(max=1.0)).float()
     return Verdict(with_resampled(draft.tokens, first, resampled), accepted, p, draft, excess)
 
 
@@ -64,7 +64,7 @@ def entries(tokens: Tensor, vocab_size: int) -> Tensor:
     return tokens.clamp(0, vocab_size - 1)
 
 
-def chance(rule: Accept, p: Tensor, draft: Draft, free: Tensor | None) -> Tensor:
+def acceptance_probs(rule: Accept, p: Tensor, draft: Draft, free: Tensor | None) -> Tensor:
     """The acceptance probability float64 [B, m] of each column: the product of the rule's ratios of its free cells.
 
     A relaxed rule applies to a cell only if it exceeds the exact ratio. A column is then never accepted less often than

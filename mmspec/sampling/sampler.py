@@ -27,7 +27,7 @@ NO_END = 2**62
 
 
 class Sampler(Protocol):
-    """What the decoding loop needs of a kind of token: target distributions, samples from them, the test of drafts."""
+    """The interface of samplers, one per kind of token: target distributions, samples from them, tests of drafts."""
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """The target distribution at each slot of a window, [B, W, ...], from the target's output there."""
@@ -111,7 +111,7 @@ class TokenSampler:
             if self._guidance_ends:
                 position = torch.from_numpy(positions).to(z.device)[..., None]
                 scale = torch.where(position < self.guidance_end, scale, 1.0)
-            # Where the model itself forbids a token both sides are -inf, and their difference would be NaN.
+            # Where the model itself forbids a token both logits are -inf, and their difference would be NaN.
             z = torch.lerp(logits.uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
         if self.constraint is not None:
             z = z.masked_fill(self.constraint.mask(positions), -torch.inf)
@@ -194,7 +194,7 @@ class ColumnSampler:
             p: float32 [B, m + 1, K, V], the target distribution at every slot.
             draft: m columns [B, m, K] and their q [B, m, K, V]; m may be 0.
             rule: The acceptance rule of one cell; columns take the product of the cells' ratios, see
-                `mmspec.sampling.multi_codebook.chance`.
+                `mmspec.sampling.multi_codebook.acceptance_probs`.
             rng: The random numbers of the window.
         """
         if p.shape[1] == 1:

@@ -36,7 +36,7 @@ class DrafterAcceptance:
 class AcceptanceProbe:
     """A drafter that forwards to another one and accumulates the acceptance probability of its drafts.
 
-    The sum of min(p, q) is the mean of the accept coin, so that it has less variance than a count of accepted drafts.
+    The sum of min(p, q) is the probability that the test accepts; it has less variance than a count of accepted drafts.
 
     Args:
         drafter: The drafter to measure.

@@ -23,7 +23,7 @@ class PreparedPrompts:
         make: Makes the target with these prompts, before its prefill.
         layout: Layout of the sequences.
         samplings: Sampling parameters of each row.
-        resources: What drafters may use.
+        resources: The resources of the model for drafters.
         embedding: Embedding [V, D] of the target's tokens, to initialize a head with; None if it has another shape.
         small: Computes raw logits [B, N, V] of a small model for these prompts and tokens int64 [B, N], with gradients;
             None if the pipeline has no small model.

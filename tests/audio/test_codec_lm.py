@@ -42,7 +42,7 @@ def prompts(lengths: list[int]) -> list[Tensor]:
 def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalty: float, start: int, n: int) -> Tensor:
     """One row of Chatterbox's own loop: guidance as a batch of two, the penalty over the start token and all codes."""
     cache, made = DynamicCache(), [start]
-    assert model.places is not None
+    assert model.learned_positions is not None
     embeds = torch.stack([prompt, uncond])
     for step in range(n):
         hidden = model.decoder(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
@@ -51,7 +51,7 @@ def greedy(model: CodecLM, prompt: Tensor, uncond: Tensor, weight: float, penalt
         seen = torch.tensor(made).unique()
         z[seen] = torch.where(z[seen] < 0, z[seen] * penalty, z[seen] / penalty)
         made.append(int(z.argmax()))
-        embeds = (model.embed.weight[made[-1]] + model.places[step + 1]).expand(2, 1, -1)
+        embeds = (model.embed.weight[made[-1]] + model.learned_positions[step + 1]).expand(2, 1, -1)
     return torch.tensor(made[1:])
 
 

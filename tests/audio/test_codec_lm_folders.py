@@ -119,7 +119,7 @@ def test_chatterbox_matches_the_published_package(tmp_path: Path, monkeypatch: p
     assert hashlib.sha256(listed.encode()).hexdigest()[:16] == "8265ccc73ec8e6ab"
     monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.MAX_CODES", 12)
     pipe = load(chatterbox(tmp_path))
-    prompt = pipe.adapter.side.prompt("one two three")
+    prompt = pipe.adapter.frontend.prompt("one two three")
     for side, embeds in (("cond", prompt.cond), ("uncond", prompt.uncond)):
         np.testing.assert_allclose(embeds.sum(1).numpy(), SUMS[side], atol=1e-4)
     for recipe in ("plain", "scd:window=4", "recycle:window=3"):
@@ -127,7 +127,7 @@ def test_chatterbox_matches_the_published_package(tmp_path: Path, monkeypatch: p
         assert [each.tokens[0].tolist() for each in out] == list(GREEDY.values())
     for where in (tmp_path, tmp_path / "tokenizer.json"):
         other = mmspec.load(str(tmp_path), processor=where, config={"codec": Levels(6561)})
-        assert other.adapter.side.prompt("one two").cond.shape == pipe.adapter.side.prompt("one two").cond.shape
+        assert other.adapter.frontend.prompt("one two").cond.shape == pipe.adapter.frontend.prompt("one two").cond.shape
     audible = sum(code < 6561 for code in GREEDY["two"])
     assert out[1].sampling_rate == 1000 and out[1].audio.shape == (1, 4 * audible)
 
@@ -147,7 +147,7 @@ def test_chatterbox_samples_do_not_depend_on_the_batch_or_on_streaming(
     # An older voice file, without reference codes.
     torch.save({"t3": {"speaker_emb": torch.ones(1, 8)}}, tmp_path / "voice.pt")
     other = load(folder, voice=str(tmp_path / "voice.pt"))
-    assert len(other.adapter.side.prompt("two").cond) == len(pipe.adapter.side.prompt("two").cond) - 4
+    assert len(other.adapter.frontend.prompt("two").cond) == len(pipe.adapter.frontend.prompt("two").cond) - 4
 
 
 # --- CosyVoice -------------------------------------------------------------------------------------------------------

@@ -169,7 +169,12 @@ INVALID: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
         ArgumentError,
         "max_new_tokens=3 is not allowed; 4 columns make one frame of 4",
     ),
-    ("musicgen", {"repetition_penalty": 1.2}, ArgumentError, "looks back at ids, and MusicgenForConditionalGeneration"),
+    (
+        "musicgen",
+        {"repetition_penalty": 1.2},
+        ArgumentError,
+        "depends on earlier ids, and MusicgenForConditionalGeneration",
+    ),
     ("musicgen", {"num_beams": 2}, ArgumentError, "num_beams=2 is not supported"),
     (
         "musicgen",
@@ -180,7 +185,12 @@ INVALID: list[tuple[str, dict[str, Any], type[MMSpecError], str]] = [
     ("musicgen", {"recipe": "draft"}, ArgumentError, "recipe 'draft' needs a draft model"),
     ("musicgen", {"draft_model": tiny.dia()}, ModelError, "draft_model is a DiaForConditionalGeneration"),
     ("musicgen", {"draft_model": tiny.musicgen(codes=8)}, ModelError, "draft_model makes 8 codes, the model 16"),
-    ("dia", {"repetition_penalty": 1.2}, ArgumentError, "looks back at ids, and DiaForConditionalGeneration generates"),
+    (
+        "dia",
+        {"repetition_penalty": 1.2},
+        ArgumentError,
+        "depends on earlier ids, and DiaForConditionalGeneration generates",
+    ),
     (
         "higgs",
         {"input_ids": SPOKEN.where(SPOKEN != 5, 33)},

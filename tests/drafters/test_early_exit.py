@@ -162,15 +162,15 @@ def test_targets_without_early_exit_are_refused() -> None:
     assert count_layers(hooked) > 0
     hooked.forward = lambda x: x  # as accelerate replaces it
     assert count_layers(hooked) == 0 and count_layers(lambda embeds: embeds) == 0
-    with pytest.raises(ArgumentError, match="sets layers, which goes with start=model only"):
+    with pytest.raises(ArgumentError, match="sets layers, which requires start=model"):
         parse("scd:layers=2")
 
 
 def test_an_early_exit_that_writes_the_wrong_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = LlamaGenTarget.forward
 
-    def shifted(self: LlamaGenTarget, tokens: Tensor, at: Any, part: EarlyExit | None = None) -> Logits:
-        return forward(self, tokens, at if part is None else at + 1, part)
+    def shifted(self: LlamaGenTarget, tokens: Tensor, at: Any, early_exit: EarlyExit | None = None) -> Logits:
+        return forward(self, tokens, at if early_exit is None else at + 1, early_exit)
 
     monkeypatch.setattr(LlamaGenTarget, "forward", shifted)
     assert not agree(llamagen()(), llamagen(1)(), True, tiny_llamagen.V)

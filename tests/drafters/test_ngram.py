@@ -77,11 +77,11 @@ class FixedStream(ToyTarget):
     def prefill(self) -> Logits:
         return Logits(self._likely[None, :1], None)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         return Logits(self._likely[at[:, None] + 1 + np.arange(tokens.shape[1])], None)
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
         return Logits(self._likely[at[:, None] + 1 + tree.depth], None)
 

@@ -244,7 +244,7 @@ def test_metrics_of_images_refuse_audio(
     assert main(arguments(tmp_path, networks, "--metrics", "wer@clap")) == 2
     assert "unknown extractor 'clap'; known: spoken, whisper" in capsys.readouterr().err
     assert main(arguments(tmp_path, networks, "--metrics", "wer@spoken,cer")) == 2
-    assert "error rates by spoken and whisper do not go together" in capsys.readouterr().err
+    assert "error rates by spoken and whisper cannot be combined" in capsys.readouterr().err
 
 
 def test_an_unreadable_recording_is_named(tmp_path: Path) -> None:

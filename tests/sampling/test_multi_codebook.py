@@ -27,7 +27,7 @@ from mmspec.recipes import parse
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import ForcedCells
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.multi_codebook import chance, thin
+from mmspec.sampling.multi_codebook import acceptance_probs, thin
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
@@ -136,7 +136,7 @@ def test_whole_columns_are_accepted_more_often(codebooks: int, apart: float) -> 
     """1024 entries, 1000 columns: the joint test against a test of every cell."""
     p, q = probs(1000, codebooks, 1024, apart)
     x = sample(q, torch.rand(1000, codebooks, generator=torch.Generator().manual_seed(1)))
-    joint = float(chance(ratio, p[:, None], Draft(x[:, None], q[:, None]), None).clamp(max=1).mean())
+    joint = float(acceptance_probs(ratio, p[:, None], Draft(x[:, None], q[:, None]), None).clamp(max=1).mean())
     by_cell = float(torch.minimum(p, q).sum(-1).prod(-1).mean())
     print(f"K={codebooks}: cell by cell {by_cell:.3f}, joint {joint:.3f}")
     assert joint > by_cell * (1.4 if codebooks == 4 else 2)
@@ -167,7 +167,7 @@ def test_thinning_ends_if_the_residual_is_empty(monkeypatch: pytest.MonkeyPatch)
 def test_equal_distributions_accept_whatever_the_random_number() -> None:
     p, _ = probs(50, 9, 1000, 0.0)
     x = sample(p, torch.rand(50, 9))
-    assert (chance(ratio, p[:, None], Draft(x[:, None], p[:, None].clone()), None) == 1).all()
+    assert (acceptance_probs(ratio, p[:, None], Draft(x[:, None], p[:, None].clone()), None) == 1).all()
 
 
 def test_thirty_two_ratios_stay_numbers() -> None:
@@ -175,7 +175,7 @@ def test_thirty_two_ratios_stay_numbers() -> None:
     p, q = torch.full((1, 1, 32, 2), 0.5), torch.full((1, 1, 32, 2), 0.5)
     q[:, :, :16, 0], p[:, :, 20, 0] = 1e-30, 0.0
     x = torch.zeros(1, 1, 32, dtype=torch.int64)
-    assert float(chance(ratio, p, Draft(x, q), None)) == 0
+    assert float(acceptance_probs(ratio, p, Draft(x, q), None)) == 0
 
 
 @pytest.mark.parametrize("rule", ["beta:beta=0.3", "top-m:m=1", "ensemble", "omega"])
@@ -261,7 +261,7 @@ def every_cell_tested_alone(patch: pytest.MonkeyPatch) -> None:
         x = draft.tokens.clamp(max=p.shape[-1] - 1)
         return ratio(p, draft.q, x).clamp(max=1).prod(-1).double()
 
-    patch.setattr(mmspec.sampling.multi_codebook, "chance", clamped)
+    patch.setattr(mmspec.sampling.multi_codebook, "acceptance_probs", clamped)
 
 
 def forced_cells_counted(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokeniz
 UNUSED = "model.vqmodel."
 
 
-def is_stage(folder: Path) -> bool:
+def is_glm_pipeline(folder: Path) -> bool:
     """Whether a folder contains diffusers' pipeline of GLM-Image."""
     return read_json(folder / "model_index.json").get("_class_name") == "GlmImagePipeline"
 
@@ -52,7 +52,7 @@ def from_folder(
         ModelError: If the files cannot be loaded, or weights are missing.
     """
     processor_folder = folder
-    if is_stage(folder):
+    if is_glm_pipeline(folder):
         folder, processor_folder = folder / STAGE, folder / STAGE_PROCESSOR
     found = model_class(folder)
     name, layout = ALIASES.get(found, (found, None))

@@ -81,7 +81,7 @@ class Components:
     vqvae: Any = None
     layout: str | None = None
 
-    def refuse_chameleon_parts(self, model: Any) -> None:
+    def refuse_chameleon_components(self, model: Any) -> None:
         """Checks that there are no parts that only Chameleon uses.
 
         Raises:

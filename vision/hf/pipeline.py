@@ -39,11 +39,11 @@ class TransformersPipeline(DiffusionPipeline):
             returns tokens only (`output_type="latent"`).
         draft_model: A smaller model of the same class, for the recipe `draft`; optional.
         layout: For Chameleon, "anole" (the default) or "lumina".
-        temperature: The default of a call; None takes that of the model's generation config, or of its published
-            sampler.
-        top_k: As `temperature`.
-        top_p: As `temperature`.
-        guidance_scale: As `temperature`.
+        temperature: The default of a call. For this and the next three, None takes the value of the model's generation
+            config, or of its published sampler.
+        top_k: The default of a call.
+        top_p: The default of a call.
+        guidance_scale: The default of a call.
         recipe: The default of a call.
 
     Attributes:
@@ -118,10 +118,10 @@ class TransformersPipeline(DiffusionPipeline):
             recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
             seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
                 `generator`, or from torch's global generator.
-            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's default.
-            top_k: As `temperature`.
-            top_p: As `temperature`.
-            guidance_scale: As `temperature`.
+            temperature: 0 takes the most likely token; None takes the pipeline's default.
+            top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
+            top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
+            guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent"; floats have the values of the 8-bit image.

@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class LabelEmbedder(nn.Module):
-    """Class ids int64 [B] to one condition slot [B, 1, dim]; id `num_classes` is the unconditional one."""
+    """Maps class ids int64 [B] to one condition slot [B, 1, dim]; id `num_classes` is the unconditional one."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class CaptionMLP(nn.Module):
 
 
 class CaptionEmbedder(nn.Module):
-    """Caption features [B, T, caption_dim] to condition slots [B, T, dim]."""
+    """Maps caption features [B, T, caption_dim] to condition slots [B, T, dim]."""
 
     uncond_embedding: Tensor
 
@@ -129,7 +129,7 @@ class LlamaGenGPT(ModelMixin, ConfigMixin):
         n_layer: Depth.
         n_head: Heads.
         ffn_dim: The width of the feed-forward part, by default `2/3 * 4 * dim` rounded up to `multiple_of`.
-        multiple_of: See `ffn_dim`.
+        multiple_of: The default of `ffn_dim` is a multiple of this.
         model_type: `"c2i"` (condition: class ids [B]) or `"t2i"` (condition: caption features [B, T, caption_dim]).
         num_classes: Classes of a c2i model.
         cls_token_num: Condition slots T.

@@ -138,10 +138,10 @@ class LlamaGenPipeline(DiffusionPipeline):
             recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
             seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
                 `generator`, or from torch's global generator.
-            temperature: See `mmspec.sampling.params.SamplingParams`; None takes the pipeline's default.
-            top_k: As `temperature`.
-            top_p: As `temperature`.
-            guidance_scale: As `temperature`.
+            temperature: 0 takes the most likely token; None takes the pipeline's default.
+            top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
+            top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
+            guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
             cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.

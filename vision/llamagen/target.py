@@ -75,8 +75,8 @@ class LlamaGenTarget:
         h = self._gpt.cls_embedding(self._condition).to(self._gpt.dtype) + self._position[:t]
         return self._logits(h, self._span(0, t, len(h)), 1)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
-        width, factor = tokens.shape[1], self._cfg_factor(part)
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        width, factor = tokens.shape[1], self._cfg_factor(early_exit)
         tokens = torch.cat([tokens] * factor)
         h = self._gpt.embed(tokens)
         if (at == at[0]).all():
@@ -87,7 +87,7 @@ class LlamaGenTarget:
             slots = self._repeat(factor, self._slots + at[:, None] + np.arange(width))
             span = self._ragged_span(slots, self._slots + int(at.max()) + width)
             h = h + self._position[slots]
-        return self._logits(h, span, width, part)
+        return self._logits(h, span, width, early_exit)
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
@@ -127,9 +127,9 @@ class LlamaGenTarget:
         self._padding = padding[0] if padding else None
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, part: EarlyExit | None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
-        width, factor = tokens.shape[1], self._cfg_factor(part)
+        width, factor = tokens.shape[1], self._cfg_factor(early_exit)
         last = first + width
         root = self._slots + at
         at_depth = self._repeat(factor, root[:, None] + tree.depth[:, first:last])
@@ -140,7 +140,7 @@ class LlamaGenTarget:
         if (at != at[0]).any():
             window.slots = self._repeat(factor, root[:, None] + np.arange(first, last))
         span = Span(self._cos[at_depth][:, None], self._sin[at_depth][:, None], bias, window)
-        return self._logits(h, span, width, part)
+        return self._logits(h, span, width, early_exit)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         steps = np.arange(1, 1 + path.shape[1])
@@ -164,16 +164,16 @@ class LlamaGenTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._gpt.output(features)
 
-    def _logits(self, h: Tensor, span: Span, last: int, part: EarlyExit | None = None) -> Logits:
+    def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
-        features = self._gpt.features(h, span, self._cache, None if part is None else part.layers)
-        if part is None:
+        features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.layers)
+        if early_exit is None:
             self._features = features
-        return split_cfg(self._gpt.output(features[:, -last:]), self._cfg_factor(part) == 2)
+        return split_cfg(self._gpt.output(features[:, -last:]), self._cfg_factor(early_exit) == 2)
 
-    def _cfg_factor(self, part: EarlyExit | None) -> int:
+    def _cfg_factor(self, early_exit: EarlyExit | None) -> int:
         """2 if a call, or an early exit, also reads the unconditional rows, else 1."""
-        return 1 + (self._guided and (part is None or part.guided))
+        return 1 + (self._guided and (early_exit is None or early_exit.guided))
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""

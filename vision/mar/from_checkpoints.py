@@ -46,7 +46,7 @@ def from_checkpoints(
 
     Raises:
         ModelError: If a file cannot be read, or does not fit its model.
-        ArgumentError: If the number of attention heads is unknown, or the parts do not fit each other.
+        ArgumentError: If the number of attention heads is unknown, or the components do not fit each other.
     """
     transformer = load_mar(path, config).to(dtype)
     return MARPipeline(

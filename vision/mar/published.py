@@ -68,7 +68,7 @@ def decode_published(
         head: The target's head.
         draft: The draft model, blind.
         draft_head: The draft model's head.
-        rule: Samples and verifies latents; `rule.alone(passes)` passes are the target's.
+        rule: Samples and verifies latents; the target samples the first `rule.plain_tokens(passes)` passes.
         seeds: One per row.
         places: N.
         passes: S, 1 to N.
@@ -86,7 +86,7 @@ def decode_published(
     verifier = ModelWithHead(target, head, noise, guided_as)
     drafter = ModelWithHead(draft, draft_head, noise, guided_as)
     tokens = torch.zeros(len(seeds), places, head.dim, device=target.device)
-    alone, done, verified, draft_calls = rule.alone(passes), 0, 0, 0
+    plain_passes, done, verified, draft_calls = rule.plain_tokens(passes), 0, 0, 0
     dists: list[Gaussian] = []
 
     def put(latents: Tensor, at: int) -> None:
@@ -98,7 +98,7 @@ def decode_published(
         positions = np.tile(np.arange(done, goal), (len(seeds), 1))
         draws = noise.window(positions, s)
         meter.clock.lap("other")
-        if s < alone:
+        if s < plain_passes:
             p = verifier.dists(positions)
             put(rule.sample(p, normals(draws, RESAMPLE, head.dim)), done)
             meter.clock.lap("target")

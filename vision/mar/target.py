@@ -1,5 +1,7 @@
 """MAR as a target: one latent per position, in a random order of places for each row.
 
+A place is a cell of the image grid in raster order; a position counts latents in the order of generation.
+
 The decoder's attention is bidirectional, so one pass cannot compute the conditions of W positions: a window is W passes
 in one batch. That saves calls but no work, which pays on a device with spare capacity only.
 """

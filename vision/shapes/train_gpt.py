@@ -70,7 +70,7 @@ def muon_blocks(name: str) -> int:
 
 
 def share_gradients(gpt: LlamaGenGPT, done: float, world: int) -> float:
-    """Average the gradients, and the share of the budget that is spent, over the processes."""
+    """Averages the gradients over the processes, in place; returns the mean share of the budget that is spent."""
     if world == 1:
         return done
     gradients = [p.grad for p in gpt.parameters() if p.grad is not None]

@@ -1,1 +1,1 @@
-"""Bark."""
+"""Bark: text to EnCodec codes in three stages."""

@@ -33,7 +33,7 @@ MAX_LETTERS = 200  # of a part: Bark's audio is good for about 13 seconds
 class BarkAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of Bark.
 
-    The last stage looks in both directions, so that a stream arrives as one chunk.
+    The last stage is not causal, so that a stream arrives as one chunk.
 
     Args:
         model: A `BarkModel`.

@@ -34,12 +34,12 @@ ROPE = {
 
 
 class Chatterbox:
-    """The `mmspec.audio.models.codec_lm.speech.TextSide` of Chatterbox.
+    """The `mmspec.audio.models.codec_lm.speech.TextFrontend` of Chatterbox.
 
     Args:
         codec_lm: The part that generates codes.
         texts: The embedding of text ids.
-        places: The embedding of their learned positions.
+        positions: The embedding of their learned positions.
         voice: Embeddings [T, D] with which a prompt begins.
         tokenizer: The tokenizer of texts.
     """
@@ -51,18 +51,18 @@ class Chatterbox:
     guided = True
 
     def __init__(
-        self, codec_lm: CodecLM, texts: nn.Embedding, places: nn.Embedding, voice: Tensor, tokenizer: Tokenizer
+        self, codec_lm: CodecLM, texts: nn.Embedding, positions: nn.Embedding, voice: Tensor, tokenizer: Tokenizer
     ) -> None:
         self.codec_lm = codec_lm
-        self._texts, self._places, self._voice, self._tokenizer = texts, places, voice, tokenizer
+        self._texts, self._positions, self._voice, self._tokenizer = texts, positions, voice, tokenizer
 
     def prompt(self, text: str) -> TextPrompt:
         ids = [START_TEXT, *self._tokenizer.encode(text.replace(" ", "[SPACE]")).ids, STOP_TEXT]
         device = self._voice.device
-        words, places = self._texts(torch.tensor(ids, device=device)), self._places.weight[: len(ids)]
-        assert self.codec_lm.places is not None
-        start = (self.codec_lm.embed.weight[START_SPEECH] + self.codec_lm.places[0]).expand(2, -1)
-        cond, uncond = (torch.cat([self._voice, embeds, start]) for embeds in (words + places, places))
+        words, positions = self._texts(torch.tensor(ids, device=device)), self._positions.weight[: len(ids)]
+        assert self.codec_lm.learned_positions is not None
+        start = (self.codec_lm.embed.weight[START_SPEECH] + self.codec_lm.learned_positions[0]).expand(2, -1)
+        cond, uncond = (torch.cat([self._voice, embeds, start]) for embeds in (words + positions, positions))
         return TextPrompt(cond, uncond, 0, MAX_CODES)
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
@@ -89,7 +89,7 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     needed = ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb", "tfmr.layers.0.self_attn.q_proj")
     if missing := [name for name in needed if f"{name}.weight" not in state]:
         raise ModelError(f"model '{file}' is not a Chatterbox with a Llama decoder; missing: {', '.join(missing)}")
-    embed, texts, text_places, places = (
+    embed, texts, text_positions, positions = (
         fill(file, nn.Embedding(*state[f"{name}.weight"].shape), state, f"{name}.")
         for name in ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb")
     )
@@ -98,13 +98,17 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     decoder = fill(file, LlamaModel(config_of(state)), state, "tfmr.")
     if voice is None or isinstance(voice, (str, Path)):
         voice = read_voice(Path(voice or folder / "conds.pt"))
-    voice_embeds = embed_voice(state, voice, embed.weight.float(), places.weight.float())
-    for part in (embed, texts, text_places, places, head, decoder):
+    voice_embeds = embed_voice(state, voice, embed.weight.float(), positions.weight.float())
+    for part in (embed, texts, text_positions, positions, head, decoder):
         part.to(device, dtype).eval()
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         tokenizer = read_tokenizer(Path(tokenizer or folder))
     return Chatterbox(
-        CodecLM(decoder, embed, head, places.weight), texts, text_places, voice_embeds.to(device, dtype), tokenizer
+        CodecLM(decoder, embed, head, positions.weight),
+        texts,
+        text_positions,
+        voice_embeds.to(device, dtype),
+        tokenizer,
     )
 
 
@@ -139,7 +143,7 @@ def read_tokenizer(where: Path) -> Tokenizer:
 
 
 def read_voice(file: Path) -> Mapping[str, Any]:
-    """The part of a voice file that the text side uses, under the key `t3`.
+    """The part of a voice file that the text frontend uses, under the key `t3`.
 
     Raises:
         ArgumentError: If the file does not exist.
@@ -153,14 +157,14 @@ def read_voice(file: Path) -> Mapping[str, Any]:
     return found
 
 
-def embed_voice(state: Mapping[str, Tensor], voice: Mapping[str, Any], codes: Tensor, places: Tensor) -> Tensor:
+def embed_voice(state: Mapping[str, Tensor], voice: Mapping[str, Any], codes: Tensor, positions: Tensor) -> Tensor:
     """The embeddings [T, D] of a voice: its speaker, a summary of its reference codes, and its emotion.
 
     Args:
         state: The state dict of the model.
         voice: `speaker_emb` [1, E], and optionally `cond_prompt_speech_tokens` int64 [1, n] and `emotion_adv`.
         codes: Embeddings of codes.
-        places: Embeddings of their learned positions.
+        positions: Embeddings of their learned positions.
 
     Raises:
         ArgumentError: For a voice without a speaker embedding.
@@ -171,7 +175,7 @@ def embed_voice(state: Mapping[str, Tensor], voice: Mapping[str, Any], codes: Te
     own = {name.removeprefix(prefix): value.float() for name, value in state.items() if name.startswith(prefix)}
     parts = [F.linear(voice["speaker_emb"].float().view(1, -1), own["spkr_enc.weight"], own["spkr_enc.bias"])]
     if (reference_codes := voice.get("cond_prompt_speech_tokens")) is not None:
-        reference = codes[reference_codes.view(-1).long()] + places[: reference_codes.numel()]
+        reference = codes[reference_codes.view(-1).long()] + positions[: reference_codes.numel()]
         if "perceiver.pre_attention_query" in own:
             query = own["perceiver.pre_attention_query"][0]
             reference = attend(own, query, reference)

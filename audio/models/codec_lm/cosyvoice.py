@@ -27,12 +27,12 @@ MIN_CODES, MAX_CODES = 2, 20  # per id of text
 
 
 class CosyVoice:
-    """The `mmspec.audio.models.codec_lm.speech.TextSide` of CosyVoice 2 and 3.
+    """The `mmspec.audio.models.codec_lm.speech.TextFrontend` of CosyVoice 2 and 3.
 
     Args:
         codec_lm: The part that generates codes.
         texts: The embedding of text ids.
-        marks: Embeddings [2, D] of the start token and of the token that begins speech.
+        start_embeds: Embeddings [2, D] of the start token and of the token that begins speech.
         tokenizer: The tokenizer of texts.
         voice: The voice to continue, its codes int64 [n]; or None.
         codes: Number of codes.
@@ -47,23 +47,23 @@ class CosyVoice:
         self,
         codec_lm: CodecLM,
         texts: nn.Embedding,
-        marks: Tensor,
+        start_embeds: Tensor,
         tokenizer: Any,
         voice: ReferenceCodes | None,
         codes: int,
         ends: Sequence[int],
     ) -> None:
         self.codec_lm, self.codes, self.ends = codec_lm, codes, ends
-        self._texts, self._marks, self._tokenizer, self._voice = texts, marks, tokenizer, voice
+        self._texts, self._start_embeds, self._tokenizer, self._voice = texts, start_embeds, tokenizer, voice
 
     def prompt(self, text: str) -> TextPrompt:
         ids = self._ids(text)
         before, after = [], self.codec_lm.embed.weight[:0]
         if self._voice is not None:
             before = self._ids(self._voice.transcript)
-            after = self.codec_lm.embed(self._voice.codes.to(self._marks.device))
-        words = self._texts(torch.tensor(before + ids, dtype=torch.int64, device=self._marks.device))
-        cond = torch.cat([self._marks[:1], words, self._marks[1:], after])
+            after = self.codec_lm.embed(self._voice.codes.to(self._start_embeds.device))
+        words = self._texts(torch.tensor(before + ids, dtype=torch.int64, device=self._start_embeds.device))
+        cond = torch.cat([self._start_embeds[:1], words, self._start_embeds[1:], after])
         return TextPrompt(cond, None, MIN_CODES * len(ids), MAX_CODES * len(ids))
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
@@ -111,13 +111,13 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     decoder = fill(file, Qwen2Model(Qwen2Config.from_pretrained(folder / TEXT_MODEL)), state, "llm.model.model.")
     for part in (head, embed, decoder):
         part.to(device, dtype).eval()
-    marks = state["llm_embedding.weight"] if second else table[[codes, codes + 2]]
+    start_embeds = state["llm_embedding.weight"] if second else table[[codes, codes + 2]]
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         tokenizer = read_processor(tokenizer or folder / TEXT_MODEL, "Qwen2ForCausalLM")
     return CosyVoice(
         CodecLM(decoder, embed, head),
         decoder.embed_tokens,
-        marks.to(device, dtype),
+        start_embeds.to(device, dtype),
         tokenizer,
         voice,
         codes,

@@ -1,6 +1,6 @@
 """Codec language models: a Llama or Qwen decoder with a separate embedding and head for codes.
 
-CosyVoice 2 and 3 and Chatterbox are of this kind. Their text side makes the prompt, as embeddings; then the model
+CosyVoice 2 and 3 and Chatterbox are of this kind. Their text frontend makes the prompt, as embeddings; then the model
 generates one code after the other, with logits processors that depend on the latest codes.
 """
 
@@ -47,7 +47,7 @@ class LearnedPositions:
 
     Args:
         decoder: A decoder of transformers.
-        table: Vectors [places, D]; inputs without a learned position, such as the prompt, have index `places`.
+        table: Vectors [P, D]; inputs without a learned position, such as the prompt, have index P.
     """
 
     def __init__(self, decoder: Any, table: Tensor) -> None:
@@ -56,8 +56,8 @@ class LearnedPositions:
 
     def __call__(self, inputs_embeds: Tensor, position_ids: Tensor, **inputs: Any) -> Any:
         """Runs the decoder; `position_ids` int64 [2, R, W] holds rotary positions and learned positions."""
-        positions, places = position_ids
-        return self._decoder(inputs_embeds=inputs_embeds + self._table[places], position_ids=positions, **inputs)
+        rotary_ids, learned_ids = position_ids
+        return self._decoder(inputs_embeds=inputs_embeds + self._table[learned_ids], position_ids=rotary_ids, **inputs)
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class CodecLM:
         decoder: A `LlamaModel`, a `Qwen2Model` or similar.
         embed: Embedding of the V codes and special tokens.
         head: Maps hidden states to V logits.
-        places: Learned positions of codes [places, D], or None. Position 0 is that of the start token, the last token
-            of a prompt.
+        learned_positions: Learned positions of codes [P, D], or None. Position 0 is that of the start token, the
+            last token of a prompt.
     """
 
     decoder: Any
     embed: nn.Embedding
     head: nn.Linear
-    places: Tensor | None = None
+    learned_positions: Tensor | None = None
 
     def target(
         self,
@@ -98,7 +98,7 @@ class CodecLM:
                 Chatterbox.
         """
         backbone = Backbone(
-            self.decoder if self.places is None else LearnedPositions(self.decoder, self.places),
+            self.decoder if self.learned_positions is None else LearnedPositions(self.decoder, self.learned_positions),
             self.embed,
             self.head,
             self.head.out_features,
@@ -115,10 +115,12 @@ class CodecLM:
         lengths = torch.tensor([len(row) for row in rows], device=embeds.device)
         mask = torch.arange(longest, device=embeds.device) >= longest - lengths[:, None]
         counted = (mask.long().cumsum(-1) - 1).clamp(min=0)[None]
-        if self.places is None:
+        if self.learned_positions is None:
             return Prompt(embeds, mask, counted)
         steps = torch.arange(1, length + 1, device=embeds.device)
         following = torch.stack(
-            [lengths[:, None] - 1 + steps, steps.clamp(max=len(self.places) - 1).expand(len(rows), -1)]
+            [lengths[:, None] - 1 + steps, steps.clamp(max=len(self.learned_positions) - 1).expand(len(rows), -1)]
         )
-        return Prompt(embeds, mask, torch.cat([counted, torch.full_like(counted, len(self.places))]), following)
+        return Prompt(
+            embeds, mask, torch.cat([counted, torch.full_like(counted, len(self.learned_positions))]), following
+        )

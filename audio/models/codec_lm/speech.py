@@ -51,8 +51,8 @@ class TextPrompt:
     max_codes: int
 
 
-class TextSide(Protocol):
-    """A codec language model together with the text side that makes its prompts.
+class TextFrontend(Protocol):
+    """A codec language model together with the code that makes its prompts from text.
 
     Attributes:
         codec_lm: The part that generates codes.
@@ -83,9 +83,9 @@ class CodecLMAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of codec language models.
 
     Args:
-        side: The model and its text side.
+        frontend: The model and its text frontend.
         codec: The codec of its codes, with one codebook.
-        draft: A smaller model of the same codes, with its own text side, or None.
+        draft: A smaller model of the same codes, with its own text frontend, or None.
 
     Raises:
         ModelError: If the codec or the draft model has other codes.
@@ -94,18 +94,18 @@ class CodecLMAdapter:
     recipe = "recycle:window=4"
     voices: Sequence[str] = ()
 
-    def __init__(self, side: TextSide, codec: Codec, draft: TextSide | None = None) -> None:
-        if codec.codebooks != 1 or codec.codebook_size < side.codes:
+    def __init__(self, frontend: TextFrontend, codec: Codec, draft: TextFrontend | None = None) -> None:
+        if codec.codebooks != 1 or codec.codebook_size < frontend.codes:
             raise ModelError(
-                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model one of {side.codes}"
+                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model one of {frontend.codes}"
             )
-        ids = side.codec_lm.head.out_features
-        if draft is not None and (draft.codec_lm.head.out_features, draft.codes) != (ids, side.codes):
+        ids = frontend.codec_lm.head.out_features
+        if draft is not None and (draft.codec_lm.head.out_features, draft.codes) != (ids, frontend.codes):
             raise ModelError(
-                f"draft_model makes {draft.codes} codes, the model {side.codes}; they belong to different families"
+                f"draft_model makes {draft.codes} codes, the model {frontend.codes}; they belong to different families"
             )
-        self.side, self.codec, self.draft = side, codec, draft
-        self.sampling, self.guided = side.sampling, side.guided
+        self.frontend, self.codec, self.draft = frontend, codec, draft
+        self.sampling, self.guided = frontend.sampling, frontend.guided
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         return PreparedText(split_text(text, MAX_LETTERS))
@@ -114,14 +114,14 @@ class CodecLMAdapter:
         return CodecLMJob(self, parts)
 
     def codes(self, tokens: Tensor) -> Tensor:
-        ends = torch.isin(tokens, torch.tensor(self.side.ends, device=tokens.device)).nonzero()
+        ends = torch.isin(tokens, torch.tensor(self.frontend.ends, device=tokens.device)).nonzero()
         tokens = tokens[: int(ends[0])] if len(ends) else tokens
-        return tokens[tokens < self.side.codes][None]  # special tokens have no audio
+        return tokens[tokens < self.frontend.codes][None]  # special tokens have no audio
 
     def codebook(self) -> Codebook:
         """The vectors that tokens stand for."""
-        count = self.side.codes
-        return Codebook(self.codec.tables()[0][:count], torch.arange(count), self.side.codec_lm.head.out_features)
+        count = self.frontend.codes
+        return Codebook(self.codec.tables()[0][:count], torch.arange(count), self.frontend.codec_lm.head.out_features)
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,16 @@ class CodecLMJob:
         measure_entropy: bool,
     ) -> Decoded:
         """Codes int64 [B, N], sampled with the parameters and logits processors of the model's settings."""
-        side, draft = self.adapter.side, self.adapter.draft
-        settings, prompts = side.settings(samplings[0]), [side.prompt(part) for part in self.parts]
-        layout = layout_of(prompts, side.ends, side.codec_lm.head.out_features)
+        frontend, draft = self.adapter.frontend, self.adapter.draft
+        settings, prompts = frontend.settings(samplings[0]), [frontend.prompt(part) for part in self.parts]
+        layout = layout_of(prompts, frontend.ends, frontend.codec_lm.head.out_features)
         row_sampling = [settings.sampling] * len(prompts)
 
-        def target(side: TextSide, prompts: Sequence[TextPrompt], guided: bool) -> ProcessedTarget:
+        def target(frontend: TextFrontend, prompts: Sequence[TextPrompt], guided: bool) -> ProcessedTarget:
             conds = [prompt.cond for prompt in prompts]
             unconds = [prompt.uncond for prompt in prompts if prompt.uncond is not None] if guided else None
-            before = None if side.start is None else torch.full((len(prompts), 1), side.start)
-            return side.codec_lm.target(conds, unconds, layout.length, recipe.window, settings, before)
+            before = None if frontend.start is None else torch.full((len(prompts), 1), frontend.start)
+            return frontend.codec_lm.target(conds, unconds, layout.length, recipe.window, settings, before)
 
         def draft_target() -> ProcessedTarget:
             assert draft is not None
@@ -164,9 +164,9 @@ class CodecLMJob:
             draft_model=None if draft is None else draft_target,
             draft_sampling=row_sampling,
             codebook=self.adapter.codebook,
-            adaptive_windows=adaptive_windows_of(side.codec_lm.decoder),
+            adaptive_windows=adaptive_windows_of(frontend.codec_lm.decoder),
         )
-        prompted = target(side, prompts, settings.guidance != 1)
+        prompted = target(frontend, prompts, settings.guidance != 1)
         return run(prompted, recipe, layout, row_sampling, seeds, resources, on_step, measure_entropy)
 
 
@@ -182,7 +182,9 @@ def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: in
     return Layout(len(position), constraint=constraint, eos=frozenset(ends), pad=ends[0])
 
 
-def make(side: TextSide, codec: Codec | None, draft: TextSide | None, options: dict[str, Any]) -> CodecLMAdapter:
+def make(
+    frontend: TextFrontend, codec: Codec | None, draft: TextFrontend | None, options: dict[str, Any]
+) -> CodecLMAdapter:
     """The `CodecLMAdapter` of a loaded model; see `mmspec.audio.load.from_codec_lm_folder`.
 
     Raises:
@@ -198,7 +200,7 @@ def make(side: TextSide, codec: Codec | None, draft: TextSide | None, options: d
             "this model generates codes, and the codec that decodes them belongs to another library; pass one as "
             "config={'codec': ...} (mmspec.audio.codec.Codec)"
         )
-    return CodecLMAdapter(side, codec, draft)
+    return CodecLMAdapter(frontend, codec, draft)
 
 
 def read_state(file: Path) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""CSM."""
+"""CSM: frames of Mimi codes from a backbone and a depth decoder."""

@@ -1,1 +1,1 @@
-"""Dia."""
+"""Dia: delayed columns of DAC codes from an encoder-decoder."""

@@ -214,9 +214,11 @@ class DiaTarget:
         logits = self._inner.prefill()
         return self._processed(logits, np.zeros((len(logits.cond), 1), dtype=np.int64))
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         self._history.write(tokens, at)
-        return self._processed(self._inner.forward(tokens, at, part), at[:, None] + 1 + np.arange(tokens.shape[1]))
+        return self._processed(
+            self._inner.forward(tokens, at, early_exit), at[:, None] + 1 + np.arange(tokens.shape[1])
+        )
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._history.select_rows(row_ids)
@@ -256,7 +258,7 @@ class DiaLayers(DecoderLayers):
 
     def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
         text, rows = self._cross_attention, len(embeds)
-        cache, states, bias = text.beside(cache, rows), text.states[:rows], text.bias[:rows]
+        cache, states, bias = text.with_self_attention(cache, rows), text.states[:rows], text.bias[:rows]
         rotary = self._rotary(embeds, position_ids=positions)
 
         def run(layer: Any, hidden: Tensor) -> Tensor:

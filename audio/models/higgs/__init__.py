@@ -1,1 +1,1 @@
-"""Higgs Audio v2."""
+"""Higgs Audio v2: delayed columns of codes from a Llama."""

@@ -216,9 +216,11 @@ class HiggsTarget:
         logits = self._inner.prefill()
         return self._processed(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], part: EarlyExit | None = None) -> Logits:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         self._history.write(tokens, at)
-        return self._processed(self._inner.forward(tokens, at, part).cond, at[:, None] + 1 + np.arange(tokens.shape[1]))
+        return self._processed(
+            self._inner.forward(tokens, at, early_exit).cond, at[:, None] + 1 + np.arange(tokens.shape[1])
+        )
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._history.select_rows(row_ids)
@@ -255,28 +257,28 @@ class HiggsLayers(DecoderLayers):
     """The layers of a Higgs Audio, which treat text and audio apart.
 
     Args:
-        marks: bool [B, T], where the prompt is audio; after the prompt, everything is.
+        audio_mask: bool [B, T], where the prompt is audio; after the prompt, everything is.
     """
 
-    def __init__(self, core: Any, marks: Tensor) -> None:
+    def __init__(self, core: Any, audio_mask: Tensor) -> None:
         super().__init__(core.layers, core.norm)
         self._rotary = core.rotary_emb
-        self._marks: Tensor | None = marks
+        self._audio_mask: Tensor | None = audio_mask
 
     def first(self, count: int) -> HiggsLayers:
         part = super().first(count)
-        part._marks = None  # early exits read windows only, which follow the prompt
+        part._audio_mask = None  # early exits read windows only, which follow the prompt
         return part
 
     def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
-        marks, self._marks = self._marks, None  # the first call reads the prompt
+        audio_mask, self._audio_mask = self._audio_mask, None  # the first call reads the prompt
         rotary = self._rotary(embeds, positions)
 
         def run(layer: Any, hidden: Tensor) -> Tensor:
             out: Tensor = layer(
                 hidden,
                 attention_mask=mask,
-                audio_token_mask=marks,
+                audio_token_mask=audio_mask,
                 position_ids=positions,
                 past_key_values=cache,
                 position_embeddings=rotary,

@@ -1,1 +1,1 @@
-"""MusicGen and MusicGen-melody."""
+"""MusicGen and MusicGen-melody: delayed columns of EnCodec codes."""

@@ -225,7 +225,7 @@ class MusicgenLayers(DecoderLayers):
             table.make_weights(needed, table.embedding_dim)
         text = {}
         if self._cross_attention is not None:
-            cache, bias = self._cross_attention.beside(cache, rows), self._cross_attention.bias[:rows]
+            cache, bias = self._cross_attention.with_self_attention(cache, rows), self._cross_attention.bias[:rows]
             text = {"encoder_hidden_states": self._cross_attention.states[:rows], "encoder_attention_mask": bias}
 
         def run(layer: Any, hidden: Tensor) -> Tensor:

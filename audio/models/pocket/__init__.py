@@ -1,1 +1,1 @@
-"""Pocket TTS and Gradium Phonon TTS."""
+"""Pocket TTS and Gradium Phonon TTS: latents from a flow head."""

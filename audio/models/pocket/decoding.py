@@ -125,7 +125,7 @@ class PocketTarget:
         return self._runner.read(embeds, slots, self._positions.gather(1, slots), visible)
 
     def _logits(self, hidden: Tensor, before: Tensor) -> Logits:
-        """What `PocketHead` reads: hidden states, previous marks, and frames after an end, [B, W, H + 2]."""
+        """The input of `PocketHead`: hidden states, previous marks, and frames after an end, [B, W, H + 2]."""
         after = self._after[:, None].expand_as(before)
         return Logits(torch.cat([hidden.float(), before[..., None], after[..., None]], dim=-1), None)
 

@@ -1,1 +1,1 @@
-"""VibeVoice."""
+"""VibeVoice: latents from a diffusion head on a language model."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.coupling import Coupling
-from mmspec.sampling.multi_codebook import chance, thin
+from mmspec.sampling.multi_codebook import acceptance_probs, thin
 from mmspec.sampling.rejection import Verdict, ratio, sample
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
@@ -30,7 +30,7 @@ def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     p, draft = verdict.p, verdict.draft
     batch, width = p.shape[:2]
     # Forced cells are one-hot in both p and q, so that their ratio is 1 and they need no special treatment.
-    keep = draws[ACCEPT][:, : width - 1] < chance(ratio, p[:, :-1], draft, None)
+    keep = draws[ACCEPT][:, : width - 1] < acceptance_probs(ratio, p[:, :-1], draft, None)
     # The last slot has no draft, so that its column is sampled from p itself.
     rejected = torch.cat([~keep, torch.ones(batch, 1, dtype=torch.bool, device=p.device)], dim=1)
     row, slot = rejected.nonzero(as_tuple=True)

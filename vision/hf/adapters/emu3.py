@@ -30,13 +30,13 @@ class Emu3Adapter:
         components: An `Emu3Processor`.
 
     Raises:
-        ArgumentError: If the processor is missing, or there is a part that Emu3 does not have.
+        ArgumentError: If the processor is missing, or there is a component that Emu3 does not have.
     """
 
     no_pixels = None
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse_chameleon_parts(model)
+        components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "Emu3Processor")
         self.sampling = default_sampling(model, GUIDANCE_SCALE)

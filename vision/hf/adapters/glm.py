@@ -28,7 +28,7 @@ class GlmAdapter:
         components: A `GlmImageProcessor`.
 
     Raises:
-        ArgumentError: If the processor is missing, or there is a part that GLM-Image does not have.
+        ArgumentError: If the processor is missing, or there is a component that GLM-Image does not have.
     """
 
     no_pixels = (
@@ -37,7 +37,7 @@ class GlmAdapter:
     )
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse_chameleon_parts(model)
+        components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "GlmImageProcessor")
         self.sampling = default_sampling(model)

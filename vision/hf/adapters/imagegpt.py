@@ -26,11 +26,11 @@ class ImageGPTAdapter:
         components: For pixels an `ImageGPTImageProcessor`, which contains the colors.
 
     Raises:
-        ArgumentError: If there is a part that ImageGPT does not have.
+        ArgumentError: If there is a component that ImageGPT does not have.
     """
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse_chameleon_parts(model)
+        components.refuse_chameleon_components(model)
         self._model = model
         self._clusters = getattr(components.processor, "clusters", None)
         self.no_pixels = (

@@ -23,13 +23,13 @@ class JanusAdapter:
         components: A `JanusProcessor`.
 
     Raises:
-        ArgumentError: If the processor is missing, or there is a part that Janus does not have.
+        ArgumentError: If the processor is missing, or there is a component that Janus does not have.
     """
 
     no_pixels = None
 
     def __init__(self, model: Any, components: Components) -> None:
-        components.refuse_chameleon_parts(model)
+        components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "JanusProcessor")
         self.sampling = default_sampling(model, DEFAULT_SCALE)
