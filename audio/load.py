@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError
 from mmspec.hf.folder import architecture, load_model, read_processor
+from mmspec.importing import resolve
 
 # Model class -> function that makes its `SpeechAdapter` from the model, its processor, a codec or None, the remaining
 # options of `config`, and a draft model or None.
@@ -122,8 +122,7 @@ def from_model(
     own_codec: Codec | None = options.pop("codec", None)
     if codec is not None:
         own_codec = read_codec(codec, str(model.device))
-    module, _, name = SPEECH_ADAPTERS[type(model).__name__].partition(":")
-    make: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    make: Callable[..., Any] = resolve(SPEECH_ADAPTERS[type(model).__name__])
     if processor is None:
         raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
     return SpeechPipeline(make(model, processor, own_codec, options, draft_model))

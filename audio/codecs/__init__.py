@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from mmspec.audio.codec import Codec
 from mmspec.errors import ModelError, did_you_mean
+from mmspec.importing import resolve
 
 # Model class -> codec, by name, so that a codec is imported only when a model of its class is used.
 CODECS = {
@@ -26,8 +26,7 @@ def codec_of(model: Any) -> Codec:
     """
     for model_class in type(model).__mro__:
         if model_class.__name__ in CODECS:
-            module, _, name = CODECS[model_class.__name__].partition(":")
-            codec: Codec = getattr(importlib.import_module(module), name)(model)
+            codec: Codec = resolve(CODECS[model_class.__name__])(model)
             return codec
     name = type(model).__name__
     supported = ", ".join(CODECS)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from mmspec.errors import ArgumentError, unknown_name
+from mmspec.importing import resolve
 
 EXTRACTORS: Mapping[str, str] = {
     "shapes": "mmspec.metrics.extractors.shapes:load",
@@ -57,5 +57,4 @@ def load_extractor(name: str, weights: Mapping[str, str], device: str = "cpu") -
         ModelError: If it cannot be loaded.
     """
     check_extractor(name, weights)
-    module, _, attribute = EXTRACTORS[name].partition(":")
-    return getattr(import_module(module), attribute)(weights.get(name, ""), device)
+    return resolve(EXTRACTORS[name])(weights.get(name, ""), device)

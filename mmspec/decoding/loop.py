@@ -98,7 +98,7 @@ class FixedWindow:
 
 
 # One window: draft, call the target, verify, commit. Returns whether any row is still running.
-WindowStep = Callable[["Target", Any, "Accept", Sampler, BatchState, int, Meter, OnStep | None], bool]
+WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter, OnStep | None], bool]
 
 
 def decode(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import adapter_of
+from mmspec.importing import resolve
 from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 
 # By class name, as `mmspec.hf.adapters.GENERATE_ADAPTERS`.
@@ -32,11 +32,7 @@ def image_adapter_of(model: Any, components: Components) -> ImageAdapter:
     where = next(
         (IMAGE_ADAPTERS[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in IMAGE_ADAPTERS), None
     )
-    if where is None:
-        make = getattr(generate_adapter, "image_adapter", None)
-    else:
-        module, _, attribute = where.partition(":")
-        make = getattr(importlib.import_module(module), attribute)
+    make = getattr(generate_adapter, "image_adapter", None) if where is None else resolve(where)
     if make is None:
         raise ArgumentError(
             f"{type(model).__name__} has an adapter for model.generate(custom_generate=mmspec.generate), but none for "

@@ -198,9 +198,9 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     spec = FrameSpec(length, frame_ends(model), pad, first, depth_sampling(model))
     draft = None
     if call.draft_model is not None:
-        check_draft(call.draft_model, model)
-    if call.draft_model is not None and call.recipe.needs_draft_model:
-        draft = frames_of(check_draft(call.draft_model, model), input_ids, length, inputs, ahead)
+        draft_model = check_draft(call.draft_model, model)
+        if call.recipe.needs_draft_model:
+            draft = frames_of(draft_model, input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
     windows = adaptive_windows_of(model)
     decoded = decode_csm(prompted, call.recipe, spec, seeds, ahead, draft, call.on_step, windows)
