@@ -19,7 +19,7 @@ class Knob:
     """One setting: a number within bounds, or one of several words; if it has both, either.
 
     Attributes:
-        default: The default value, whose type is that of all numbers.
+        default: The default value. Numbers have its type; if it is a word, they are floats.
         summary: One line.
         low: The least number; None if only words are allowed.
         high: The largest number.
@@ -51,12 +51,12 @@ class Knob:
         if self.low is None:
             raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
         try:
-            number = type(self.default)(value)
+            number = (float if isinstance(self.default, str) else type(self.default))(value)
         except (TypeError, ValueError, OverflowError):
             raise wrong from None
         if isinstance(value, float) and number != value:
             raise wrong
-        assert self.high is not None and not isinstance(number, str)
+        assert self.high is not None
         if not self.low <= number <= self.high:
             raise wrong
         return number

@@ -98,6 +98,22 @@ _MODEL = {
     "layers": Knob(0, "number of the target's first layers to draft with; 0: the draft model", low=0, high=1000),
     "guidance": _GUIDANCE,
 }
+_REFRESH = {
+    "refresh": Knob(
+        "none",
+        "network that the first reused drafts are coupled to, after the corrected prefix: that of the recipes draft, "
+        "eagle, medusa",
+        choices=("none", *RUNNERS),
+    ),
+    "refreshed": Knob(1, "drafts per window to refresh", low=1, high=64),
+    "weight": Knob(
+        "auto",
+        "share of the network in the refreshed distribution; auto: by the overlap measured in earlier windows",
+        low=0.0,
+        high=1.0,
+        choices=("auto",),
+    ),
+}
 _DEPTH = "length of the longest path of drafts"
 _TOP = "children of a node, and nodes that get children at each depth"
 
@@ -155,7 +171,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: the rejected part of the previous window, resampled",
             _JACOBI_BUILDERS,
-            {"window": _window(16), "start": _START, **_MODEL},
+            {"window": _window(16), "start": _START, **_MODEL, **_REFRESH},
         ),
         "scd": RecipeInfo(
             "speculative coupled decoding: the rejected part of the previous window, coupled to its old tokens",
@@ -165,6 +181,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 "start": _START,
                 "coupling": Knob("maximal", "coupling of the old and the new tokens", choices=("maximal", "gumbel")),
                 **_MODEL,
+                **_REFRESH,
             },
         ),
         "few-steps": RecipeInfo(
@@ -291,9 +308,18 @@ class Recipe:
                 raise ArgumentError(f"recipe {self.name!r} has no knob {knob!r}{did_you_mean(knob, known)}; {listed}")
         values = {k: knob.read(f"{self.name}:{k}", self.knobs.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
+        networks = {values.get("start", "model"), values.get("refresh", "none")}
         for knob in ("layers", "guidance"):
-            if knob in values and values.get("start", "model") != "model" and values[knob] != known[knob].default:
-                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires start=model")
+            if knob in values and "model" not in networks and values[knob] != known[knob].default:
+                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires start=model or refresh=model")
+        if values.get("refresh", "none") == "none":
+            for knob in ("refreshed", "weight"):
+                if knob in values and values[knob] != known[knob].default:
+                    raise ArgumentError(f"recipe '{self}' sets {knob}, which requires refresh={'|'.join(RUNNERS)}")
+        elif values["start"] in RUNNERS:
+            raise ArgumentError(
+                f"recipe '{self}' sets refresh and start={values['start']}; take one network, to refresh or to start"
+            )
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -342,7 +368,8 @@ class Recipe:
     @property
     def needs_draft_model(self) -> bool:
         """Whether it drafts with a smaller model, not with the target's first layers, a head or an n-gram table."""
-        uses = "layers" in self.knobs and self.info.runner == "model" and self.knobs.get("start", "model") == "model"
+        networks = {self.knobs.get("start", "model"), self.knobs.get("refresh", "none")}
+        uses = "layers" in self.knobs and self.info.runner == "model" and "model" in networks
         return self.info.draft_model or (uses and not int(self.knobs["layers"]))
 
     @property

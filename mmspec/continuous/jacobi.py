@@ -93,4 +93,6 @@ def build(context: DraftingContext) -> LatentJacobi:
     knobs, sampler = context.recipe.knobs, context.sampler
     assert isinstance(sampler, LatentSampler)
     start = str(knobs["start"])
+    if knobs["refresh"] != "none":
+        raise ArgumentError(f"recipe '{context.recipe}' is not possible here: drafts of vectors cannot be refreshed")
     return LatentJacobi(sampler, str(knobs.get("coupling", "fresh")), "hold" if start == "auto" else start)

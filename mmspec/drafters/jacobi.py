@@ -14,6 +14,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
+from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.runners import build_runner
 from mmspec.knobs import RUNNERS
 from mmspec.sampling.rejection import Draft, Verdict
@@ -62,12 +63,20 @@ class Jacobi:
         continuation: Drafts positions that are new to the window.
         coupling: Resamples the rejected part; None drops it, so that every draft comes from `continuation`.
         vocab_size: V.
+        refresh: Couples the first drafts of every window to a draft network; None leaves them as they are.
     """
 
-    def __init__(self, continuation: ContinuationDrafter, coupling: Coupling | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        continuation: ContinuationDrafter,
+        coupling: Coupling | None,
+        vocab_size: int,
+        refresh: Refresh | None = None,
+    ) -> None:
         self._continuation = continuation
         self._coupling = coupling
         self._vocab_size = vocab_size
+        self._refresh = refresh
         # The resampled tokens of the previous window, [B, W, *cell], and their q; reused from slot `_offset` on.
         self._tokens: Tensor | None = None
         self._q: Tensor | None = None
@@ -75,10 +84,12 @@ class Jacobi:
 
     @property
     def calls(self) -> int:
-        return self._continuation.calls
+        return self._continuation.calls + (0 if self._refresh is None else self._refresh.calls)
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._continuation.observe(verdict, state, draws)
+        if self._refresh is not None:
+            self._refresh.observe(verdict, state)
         self._offset = verdict.accepted + 1
         if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
             self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
@@ -87,6 +98,8 @@ class Jacobi:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._continuation.select_rows(row_ids)
+        if self._refresh is not None:
+            self._refresh.select_rows(row_ids)
         self._offset = self._offset[row_ids]
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
@@ -96,7 +109,7 @@ class Jacobi:
         if self._tokens is None or self._q is None:
             reused = np.zeros(batch, dtype=np.int64)
             cell = state.layout.cell
-            tokens = torch.empty(batch, count, *cell, dtype=torch.int64, device=state.device)
+            tokens = torch.zeros(batch, count, *cell, dtype=torch.int64, device=state.device)
             q = torch.zeros(batch, count, *cell, self._vocab_size, device=state.device)
         else:
             width = self._tokens.shape[1]
@@ -104,6 +117,8 @@ class Jacobi:
             slots = torch.from_numpy(np.minimum(self._offset[:, None] + np.arange(count), width - 1)).to(state.device)
             row = torch.arange(batch, device=state.device)[:, None]
             tokens, q = self._tokens[row, slots], self._q[row, slots]
+        if self._refresh is not None:
+            tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)
         return self._continuation.extend(state, draft, reused, draws) if reused.min() < count else draft
 
@@ -118,7 +133,12 @@ def build(context: DraftingContext) -> Jacobi:
     if start == "auto":
         has_table = (resources.table or resources.continuation) is not None
         start = "table" if has_table else "up" if context.layout.width else "left"
-    return Jacobi(_continuation(context, start), coupling, context.target.vocab_size)
+    refresh = None
+    if (network := str(knobs["refresh"])) != "none":
+        weight = None if knobs["weight"] == "auto" else float(knobs["weight"])
+        runner = build_runner(context, network)
+        refresh = Refresh(runner, int(knobs["refreshed"]), weight, context.target.device)
+    return Jacobi(_continuation(context, start), coupling, context.target.vocab_size, refresh)
 
 
 def build_ngram(context: DraftingContext) -> Jacobi:

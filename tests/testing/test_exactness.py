@@ -28,6 +28,7 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.ngram import NGramTable
+from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.token_init import repeat_left
 from mmspec.engine import run
 from mmspec.recipes import parse
@@ -277,6 +278,28 @@ def skip_roll_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ToyTarget, "forward", without_roll_back)
 
 
+def stale_q_after_refresh(patch: pytest.MonkeyPatch) -> None:
+    refresh = Refresh.refresh
+
+    def with_old_q(
+        self: Refresh, state: BatchState, tokens: Tensor, q: Tensor, reused: np.ndarray, draws: WindowRNG
+    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        new_tokens, new_q, known = refresh(self, state, tokens, q, reused, draws)
+        old = torch.from_numpy(np.arange(q.shape[1]) < reused[:, None])
+        return new_tokens, torch.where(old[..., None], q, new_q), known
+
+    patch.setattr(Refresh, "refresh", with_old_q)
+
+
+def refresh_by_the_test_numbers(patch: pytest.MonkeyPatch) -> None:
+    """Refreshes with the accept coin and the resample number of the slot's own test."""
+
+    def uniforms(self: WindowRNG, stream: int, first: int, count: int) -> Tensor:
+        return torch.stack([self[ACCEPT], self[RESAMPLE]], dim=-1)
+
+    patch.setattr(WindowRNG, "uniforms", uniforms)
+
+
 BROKEN: dict[str, tuple[Break, str]] = {
     "resample from p": (resample_from_p, "sjd:window=3,start=left"),
     "temperature applied to the residual": (apply_temperature_to_residual, "sjd:window=3,start=left"),
@@ -287,6 +310,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "initial drafts by argmax with a softmax q": (init_by_argmax_but_claim_softmax, "scd:window=4,start=model"),
     "draft noise shared with the resample": (share_draft_noise_with_resample, "draft:window=3"),
     "accept coin shared with the resample": (share_accept_coin_with_resample, "draft:window=3"),
+    "stale q of refreshed drafts": (stale_q_after_refresh, "scd:window=4,start=left,refresh=model"),
+    "refresh with the numbers of the test": (refresh_by_the_test_numbers, "scd:window=4,start=left,refresh=model"),
     "no roll-back": (skip_roll_back, "draft:window=3"),
 }
 

@@ -42,6 +42,12 @@ JACOBI = [
     "scd:window=3,coupling=gumbel",
     "scd:window=5,coupling=gumbel,start=random",
     "scd:window=4,coupling=gumbel,start=model",
+    "scd:window=4,refresh=model",
+    "scd:window=4,refresh=eagle,refreshed=2",
+    "scd:window=4,refresh=medusa,refreshed=3,weight=0.5,start=left",
+    "scd:window=4,refresh=model,layers=1,weight=1,start=random",
+    "scd:window=3,refresh=model,refreshed=2,coupling=gumbel",
+    "sjd:window=4,refresh=model,refreshed=2,guidance=2",
 ]
 TREES = [
     "tree:branch=2/2/1",

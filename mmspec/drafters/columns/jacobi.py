@@ -30,6 +30,8 @@ def build(context: DraftingContext) -> Jacobi:
             f"recipe '{recipe}' is not possible here: this model generates columns of {context.layout.cell[0]} codes, "
             f"for which start must be one of {', '.join(STARTS)}"
         )
+    if recipe.knobs["refresh"] != "none":
+        raise ArgumentError(f"recipe '{recipe}' is not possible here: drafts of columns cannot be refreshed")
     coupling = COLUMN_COUPLINGS[str(recipe.knobs.get("coupling", "fresh"))]
     return Jacobi(ColumnInitDrafter(_token_init(context, start)), coupling, context.target.vocab_size)
 
