@@ -71,7 +71,24 @@ def test_a_recipe_whose_resources_the_model_lacks(recipe: str) -> None:
         run(ToyTarget(1, 3, 3, 0), parse(recipe), Layout(3), [SamplingParams()], [0], DraftResources())
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scd:refreshed=2", "sets refreshed, which requires refresh=model|eagle|medusa"),
+        ("scd:weight=0.5", "sets weight, which requires refresh="),
+        ("scd:refresh=model,start=eagle", "take one network, to refresh or to start"),
+        ("scd:refresh=eagle,layers=1", "sets layers, which requires start=model or refresh=model"),
+        ("scd:refresh=table", "it must be one of none, model, eagle, medusa"),
+        ("scd:refresh=model,weight=2", "must be a number from 0.0 to 1.0 or one of auto"),
+    ],
+)
+def test_knobs_of_refreshed_drafts(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        parse(text)
+
+
 def test_a_recipe_says_whether_it_uses_a_draft_model() -> None:
     uses = {"draft": True, "scd:start=model": True, "tree": True, "scd": False, "draft:layers=1": False, "eagle": False}
+    uses |= {"scd:refresh=model": True, "scd:refresh=eagle": False, "sjd:refresh=model,layers=1": False}
     assert {recipe: parse(recipe).needs_draft_model for recipe in uses} == uses
     assert RecipeInfo("", {"tokens": "package:build"}, {"window": Knob(4, "tokens")}, draft_model=True).draft_model

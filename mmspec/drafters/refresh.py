@@ -1,4 +1,4 @@
-"""Refreshed Jacobi drafts: the first reused drafts are coupled to what a draft network says after the corrected prefix.
+"""Refreshed Jacobi drafts: the first reused drafts are coupled to a draft network, which has read the corrected prefix.
 
 The drafts after a resampled token come from a target call that saw another token there, so that more than half of the
 calls of coupled Jacobi decoding give one token where images have much entropy. A reused draft x may be coupled to any
@@ -74,10 +74,8 @@ class Refresh:
         weights = self._weights(len(tokens), q.device)
         new_tokens, new_q, network = list[Tensor](), list[Tensor](), list[Tensor]()
         for i in range(count):
-            if i == 0:
-                d = self._runner.root(state)
-            else:
-                d = self._runner.nodes(state, new_tokens[-1], self._chain(count), i)
+            root = i == 0
+            d = self._runner.root(state) if root else self._runner.nodes(state, new_tokens[-1], self._chain(count), i)
             u = draws.slot(i).uniforms(DRAFT, 1, 2)
             x, old = tokens[:, i : i + 1], q[:, i : i + 1]
             w = weights[:, i, None, None]
@@ -88,7 +86,7 @@ class Refresh:
             new_tokens.append(torch.where(keep, x, sample(rest, u[..., 1], fallback=r)))
             new_q.append(r)
             network.append(d)
-        self._last = torch.cat(network, dim=1) + 0, q[:, :count] + 0, reused
+        self._last = torch.cat(network, dim=1), q[:, :count], reused
         tokens = torch.cat([*new_tokens, tokens[:, count:]], dim=1)
         return tokens, torch.cat([*new_q, q[:, count:]], dim=1), np.maximum(reused, count)
 
@@ -118,7 +116,7 @@ class Refresh:
         """Adds the overlaps of the last window with its target distributions, where both drafts and tests exist."""
         assert self._overlap is not None
         count = network.shape[1]
-        p = verdict.p[:, :count] + 0
+        p = verdict.p[:, :count]
         index = np.arange(count)
         known = (index < reused[:, None]) & (index < verdict.tested[:, None])
         seen = torch.from_numpy(known).to(p.device)[..., None]

@@ -236,6 +236,10 @@ def test_trees_and_tables_are_refused() -> None:
             match="columns of codes; the recipes for those are plain, draft|columns of 2 codes, for which start must",
         ):
             run(ColumnToy(1, 2, 2, 3, 0), parse(recipe), LAYOUTS["K=2"], [SamplingParams()], [0])
+    with pytest.raises(ArgumentError, match="drafts of columns cannot be refreshed"):
+        run(
+            ColumnToy(1, 2, 2, 3, 0), parse("scd:refresh=eagle"), LAYOUTS["K=2"], [SamplingParams()], [0],
+        )  # fmt: skip
     with pytest.raises(ArgumentError, match="forced cells are for 3 rows, and there are 2"):
         ColumnSampler([SamplingParams()] * 2, ForcedCells(np.zeros((3, 4, 2), dtype=np.int64)), torch.device("cpu"))
 
