@@ -96,6 +96,7 @@ def source(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ROOTS:
         if (root / folder).is_dir():
             shutil.copytree(root / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root / "tests" / "golden", copy / "tests" / "golden")
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(root / name, copy)
     return copy
@@ -185,3 +186,6 @@ def test_the_source_distribution_is_complete(root: Path, source: Path, tmp_path:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {path.relative_to(root).as_posix() for path in shipped(root).values()} <= names
     assert {"pyproject.toml", "README.md", "LICENSE"} <= names
+    # The tests come with all that they read, so that distributors can run them.
+    golden = {path.relative_to(root).as_posix() for path in (root / "tests" / "golden").rglob("*.*")}
+    assert golden <= names and sum((root / name).stat().st_size for name in golden) < 4e6

@@ -167,7 +167,7 @@ def test_several_runs_make_one_page(
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser")
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_renders_the_page_without_messages(record: dict[str, Any], tmp_path: Path, width: int) -> None:
     # What only a browser can check: nothing overflows sideways, the charts have a size. In a frame, since a headless

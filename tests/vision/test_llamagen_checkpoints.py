@@ -1,7 +1,4 @@
-"""Original LlamaGen checkpoints: the results of the original implementation, every file format, and errors.
-
-The reference vectors are not part of the package; `MMSPEC_GOLDEN` names their folder.
-"""
+"""Original LlamaGen checkpoints: the results of the original implementation, every file format, and errors."""
 
 from __future__ import annotations
 
@@ -9,13 +6,15 @@ import argparse
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from golden import GOLDEN, expected
+from safetensors.torch import save_file
 from torch import Tensor
 
 import mmspec
@@ -28,14 +27,8 @@ from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.tokenizer import decode_tokens
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = Path(os.environ.get("MMSPEC_GOLDEN", ROOT.parent / "shared" / "golden"))
-golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are missing; set MMSPEC_GOLDEN")
-FILES = {
-    "c2i": GOLDEN / "llamagen_c2i" / "c2i_tiny.pt",
-    "c2i flat": GOLDEN / "llamagen_c2i" / "c2i_tiny_fsdp_flat.pt",
-    "t2i": GOLDEN / "llamagen_t2i" / "t2i_tiny.pt",
-}
+C2I = GOLDEN / "llamagen_c2i" / "c2i_tiny.pt"
+FILES = {"c2i": C2I, "t2i": GOLDEN / "llamagen_t2i" / "t2i_tiny.pt"}
 VQ = GOLDEN / "vq_ds16" / "vq_ds16_tiny.pt"
 RECIPES = ["plain", "sjd:window=4", "scd:window=6", "scd:window=4,coupling=gumbel,start=random"]
 
@@ -45,18 +38,13 @@ def quiet(pipe: LlamaGenPipeline) -> LlamaGenPipeline:
     return pipe
 
 
-def expected(file: Path) -> dict[str, Tensor]:
-    return load_file(file.parent / "expected.safetensors")
-
-
 def conditions(gpt: LlamaGenGPT, e: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     return (e["class_ids"], None) if "class_ids" in e else (e["caption_emb"], e["emb_mask"])
 
 
-@golden
 @pytest.mark.parametrize("name", FILES)
 def test_logits_in_one_pass_and_with_the_kv_cache(name: str) -> None:
-    gpt, e = load_gpt(FILES[name]), expected(FILES[name])
+    gpt, e = load_gpt(FILES[name]), expected(FILES[name].parent)
     condition, mask = conditions(gpt, e)
     tokens, batch = e["image_tokens"], len(e["image_tokens"])
     with torch.inference_mode():
@@ -74,11 +62,10 @@ def test_logits_in_one_pass_and_with_the_kv_cache(name: str) -> None:
     assert (uncond + (cond - uncond) * e["cfg_scale"] - e["logits_cfg"]).abs().max() < 2e-4
 
 
-@golden
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", ["c2i", "t2i"])
 def test_greedy_tokens_equal_those_of_the_original_sampler(name: str, recipe: str) -> None:
-    pipe, e = quiet(mmspec.load(str(FILES[name]))), expected(FILES[name])
+    pipe, e = quiet(mmspec.load(str(FILES[name]))), expected(FILES[name].parent)
     if name == "c2i":
         condition: dict[str, Any] = {"class_labels": e["class_ids"].tolist()}
     else:
@@ -91,9 +78,16 @@ def test_greedy_tokens_equal_those_of_the_original_sampler(name: str, recipe: st
     assert torch.equal(by_interval, e["greedy_tokens_cfg_interval"])
 
 
-@golden
+def test_a_flat_file_is_the_same_model(tmp_path: Path) -> None:
+    # Sizes that were trained with FSDP are published without a wrapper.
+    torch.save(torch.load(C2I, weights_only=True)["model"], tmp_path / "flat.pt")
+    shutil.copy(C2I.parent / "config.json", tmp_path)
+    wrapped, flat = (load_gpt(file).state_dict() for file in (C2I, tmp_path / "flat.pt"))
+    assert wrapped.keys() == flat.keys() and all(torch.equal(wrapped[k], flat[k]) for k in wrapped)
+
+
 def test_the_tokenizer_equals_the_original(tmp_path: Path) -> None:
-    vq, e = load_tokenizer(VQ), expected(VQ)
+    vq, e = load_tokenizer(VQ), expected(VQ.parent)
     with torch.inference_mode():
         latents = vq.encode(e["image"]).latents
     assert (latents - e["latents_before_quant"]).abs().max() < 1e-4
@@ -243,14 +237,12 @@ def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
         mmspec.load("shapes", tokenizer="x.pt")
 
 
-@golden
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     torch.save(tiny_checkpoint("c2i"), tmp_path / "gpt.pt")
     with pytest.raises(ModelError, match="has 64 codes, the transformer 24; they do not belong together"):
         mmspec.load(str(tmp_path / "gpt.pt"), tokenizer=str(VQ), config=CONFIG)
 
 
-@golden
 def test_a_joined_pipeline_is_saved_and_loaded(tmp_path: Path) -> None:
     torch.save({"model": tiny_checkpoint("c2i", 64)}, tmp_path / "gpt.pt")
     pipe = quiet(mmspec.load(str(tmp_path / "gpt.pt"), tokenizer=str(VQ), config=CONFIG))

@@ -1,14 +1,13 @@
 """MAR: the results of the original implementation, the order of decoding, and every recipe with an analytic head.
 
 Chains of a random head diverge, so tests of sampling use a head that predicts the noise of a Gaussian around a function
-of the condition. The reference vectors are not part of the package; `MMSPEC_GOLDEN` names their folder.
+of the condition.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
-from safetensors.torch import load_file, save_file
+from golden import GOLDEN, expected
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import mmspec
@@ -32,9 +32,7 @@ from mmspec.vision.mar.masked import missing
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = Path(os.environ.get("MMSPEC_GOLDEN", ROOT.parent / "shared" / "golden")) / "mar"
-golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the reference vectors are missing; set MMSPEC_GOLDEN")
+MAR = GOLDEN / "mar"
 SIZES: dict[str, Any] = {
     "grid_size": 4, "token_dim": 4, "encoder_dim": 16, "encoder_depth": 2, "encoder_heads": 2, "decoder_dim": 16,
     "decoder_depth": 2, "decoder_heads": 2, "class_num": 7, "buffer_size": 3, "head_depth": 1, "head_width": 16,
@@ -73,9 +71,8 @@ def quiet(pipe: MARPipeline) -> MARPipeline:
     return pipe
 
 
-@golden
 def test_backbone_and_head_have_the_originals_numbers() -> None:
-    model, e = load_mar(GOLDEN), load_file(GOLDEN / "expected.safetensors")
+    model, e = load_mar(MAR), expected(MAR)
     rows = len(e["labels"])
     condition = torch.cat([model.conditions(e["labels"], rows), model.conditions(None, rows)])
     with torch.no_grad():
@@ -101,10 +98,9 @@ def test_backbone_and_head_have_the_originals_numbers() -> None:
             assert float((log_variance - e["step_log_variance"][n]).abs().max()) < 1e-4
 
 
-@golden
 def test_every_form_of_checkpoint_loads(tmp_path: Path) -> None:
-    config = json.loads((GOLDEN / "config.json").read_text())
-    file = GOLDEN / "checkpoint-last.pth"
+    config = json.loads((MAR / "config.json").read_text())
+    file = MAR / "checkpoint-last.pth"
     averaged = torch.load(file, weights_only=True)["model_ema"]
     save_file(averaged, tmp_path / "mar-tiny.safetensors")
     assert isinstance(mmspec.load(str(file)), MARPipeline)
