@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.errors import ArgumentError
+from mmspec.metrics.values import Real
 
 Index = NDArray[np.int64]
 Statistic = Callable[[Index], float]
@@ -26,9 +27,9 @@ Statistic = Callable[[Index], float]
 class Interval:
     """A value and the ends of its confidence interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Real
+    low: Real
+    high: Real
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PluginError
 from mmspec.metrics.bootstrap import Estimate, Index, Statistic, resample
 from mmspec.metrics.extractors.audio import SpeechRecognizer, Waveform
 from mmspec.metrics.extractors.image import Images
@@ -28,6 +28,7 @@ from mmspec.metrics.features import Features
 from mmspec.metrics.reference import Reference, load_reference, reference_of
 
 Kind = Literal["image", "audio"]
+NOUNS: Mapping[Kind, str] = {"image": "images", "audio": "audio"}
 Rows = Sequence[Features]
 """One float64 array per sample, of any shape that the metric chooses."""
 
@@ -155,8 +156,11 @@ class Metric(ABC):
         Args:
             samples: A batch of one kind.
             extractor: What `load_extractor` returned.
+
+        Raises:
+            PluginError: If the metric has neither `statistic` nor a method `extract`.
         """
-        raise NotImplementedError(f"metric {self.name!r} has neither `statistic` nor `extract`")
+        raise PluginError(f"metric {self.name!r} has neither `statistic` nor `extract`; its class must have one")
 
     @abstractmethod
     def measure(self, rows: Rows, reference: Any) -> Estimate:

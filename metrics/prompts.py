@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmspec import limits
 from mmspec.errors import ArgumentError
 
 BUILTIN = (
@@ -57,15 +58,17 @@ def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] =
         builtin: The prompts that the word `builtin` stands for.
 
     Raises:
-        ArgumentError: If the file cannot be read or holds no prompt.
+        ArgumentError: If the file cannot be read, holds no prompt, or one longer than `limits.TEXT`.
     """
     if source == "builtin":
         return list(builtin[:limit])
     try:
         lines = Path(source).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
         raise ArgumentError(f"--prompts: cannot read '{source}': {error}") from error
     prompts = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not prompts:
         raise ArgumentError(f"--prompts: '{source}' holds no prompt")
+    for prompt in prompts[:limit]:
+        limits.TEXT.check(f"--prompts: a line of '{source}'", len(prompt))
     return prompts[:limit]

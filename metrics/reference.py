@@ -7,17 +7,22 @@ readers of the plain format ignore the additions.
 
 from __future__ import annotations
 
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.metrics.features import Features, as_features
 from mmspec.metrics.gaussian import Gaussian, fit
+
+_BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -74,17 +79,28 @@ def load_reference(path: Path, extractor: str = "") -> Reference:
         ArgumentError: If the file cannot be read, lacks `mu` or `sigma`, or comes from another extractor.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ("mu", "sigma", "count", "extractor", "features") if key in file}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ArgumentError(f"reference '{path}' cannot be read: {error}") from error
+    # Broken archives raise errors of several modules; a file without pickles that is no archive is an array.
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, *_BROKEN) as error:
+        raise ArgumentError(f"reference '{path}' cannot be read: {one_line(error)}") from error
     missing = [key for key in ("mu", "sigma") if key not in arrays]
     if missing:
         raise ArgumentError(f"reference '{path}' has no {' and no '.join(missing)}; it needs mu [D] and sigma [D, D]")
+    try:
+        mean, covariance = arrays["mu"].astype(np.float64), arrays["sigma"].astype(np.float64)
+        count = int(arrays["count"]) if "count" in arrays else None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ArgumentError(f"reference '{path}' holds no numbers: {one_line(error)}") from error
+    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)) or not len(mean):
+        raise ArgumentError(
+            f"reference '{path}' has mu {list(mean.shape)} and sigma {list(covariance.shape)}; they must be [D] and "
+            "[D, D]"
+        )
+    if not np.isfinite(mean).all() or not np.isfinite(covariance).all():
+        raise ArgumentError(f"reference '{path}' has values that are not finite")
     made_by = str(arrays["extractor"]) if "extractor" in arrays else ""
     if extractor and made_by and made_by != extractor:
         raise ArgumentError(f"reference '{path}' was made by extractor {made_by!r}, not by {extractor!r}")
-    mean, covariance = arrays["mu"].astype(np.float64), arrays["sigma"].astype(np.float64)
-    count = int(arrays["count"]) if "count" in arrays else None
     features = as_features(arrays["features"], f"'{path}'") if "features" in arrays else None
     return Reference(Gaussian(mean, covariance, count), features, made_by)

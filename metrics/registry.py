@@ -26,7 +26,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from mmspec.errors import ArgumentError, unknown_name
+from mmspec.errors import ArgumentError, PluginError, unknown_name
 from mmspec.importing import resolve
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def find_metric(name: str) -> Metric:
     Raises:
         UnknownNameError: If there is no metric of that name, or no extractor of the name after the `@`.
         ArgumentError: If the entry point of another package does not name a metric.
+        PluginError: If a metric cannot be computed from anything.
     """
     known = metrics()
     if name in known and not name.endswith(EXTRACTOR):
@@ -92,4 +93,6 @@ def _checked(name: str, where: str, found: Any) -> Metric:
         raise ArgumentError(f"metric {name!r}: '{where}' must be a mmspec.metrics.metric.Metric, not {found!r}")
     if found.name != name:
         raise ArgumentError(f"metric {name!r}: '{where}' is named {found.name!r}; the two names must be equal")
+    if not found.statistic and type(found).extract is Metric.extract:
+        raise PluginError(f"metric {name!r} has neither `statistic` nor `extract`; its class must have one")
     return found

@@ -25,7 +25,8 @@ import mmspec
 # From the lowest; a room imports rooms of lower layers only.
 LAYERS = (
     ("mmspec.errors",),
-    ("mmspec.importing", "mmspec.knobs", "mmspec.files", "mmspec.hub"),
+    ("mmspec.importing", "mmspec.knobs", "mmspec.files", "mmspec.hub", "mmspec.limits"),
+    ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),
     ("mmspec.sampling",),
     ("mmspec.codebook",),

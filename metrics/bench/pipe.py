@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
+from mmspec.metrics.metric import Kind
 from mmspec.recipes import Recipe
 
 
@@ -36,3 +37,10 @@ class Pipe(Protocol):
     ) -> Any:
         """Returns an `Output`; row i belongs to prompt i and, if there are several seeds, to seed i."""
         ...
+
+
+def kind_of(pipe: Any) -> Kind | None:
+    """What a pipeline generates; None for one of another package that is neither like diffusers' nor like ours."""
+    if hasattr(pipe, "stream"):
+        return "audio"
+    return "image" if hasattr(pipe, "set_progress_bar_config") else None

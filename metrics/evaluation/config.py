@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mmspec.documents import read_yaml
 from mmspec.errors import ArgumentError, UnknownNameError, did_you_mean
 from mmspec.files import replacing
+from mmspec.locks import is_own_file, locked
 from mmspec.metrics.extractors.registry import EXTRACTORS
 from mmspec.metrics.registry import find_metric
 
@@ -108,6 +111,7 @@ def _is_likelihood(metric: str) -> bool:
         return False
 
 
+_LARGEST = 2**63
 _TEXTS, _WHOLE, _NUMBER, _TEXT, _TRUTH = "a text or a list", "a whole number", "a number", "a text", "true or false"
 _KINDS: Mapping[str, str] = {
     **{field.name: _TEXT for field in fields(EvalConfig)},
@@ -124,12 +128,7 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ArgumentError: If the file cannot be read, has an unknown key, or a value of the wrong type.
     """
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ArgumentError(f"--config: cannot read '{path}': {' '.join(str(error).split())}") from error
+    found = read_yaml(path, "--config")
     known = list(_KINDS)
     if not isinstance(found, Mapping):
         raise ArgumentError(f"--config: '{path}' must hold keys and values; the keys are {', '.join(known)}")
@@ -139,6 +138,8 @@ def read_file(path: Path) -> dict[str, Any]:
             raise ArgumentError(f"--config: '{path}' has an unknown key {key!r}{hint}; known: {', '.join(known)}")
         if value is not None and not _is(value, _KINDS[key]):
             raise ArgumentError(f"--config: '{path}': {key} must be {_KINDS[key]}, not {value!r}")
+        if isinstance(value, (int, float)) and not abs(value) < _LARGEST:
+            raise ArgumentError(f"--config: '{path}': {key} must be a finite number below 2**63, not {value!r}")
         if key in ("limit", "batch") and value is not None and value < 1:
             raise ArgumentError(f"--config: '{path}': {key} must be 1 or more, not {value!r}")
     return {key: value for key, value in found.items() if value is not None}
@@ -163,7 +164,7 @@ def check_folder(folder: Path, config: EvalConfig) -> None:
     if not folder.exists():
         return
     try:
-        inside = {path.name for path in folder.iterdir()}
+        inside = {path.name for path in folder.iterdir() if not is_own_file(path.name)}
     except OSError as error:
         raise ArgumentError(f"-o/--output: cannot write '{folder}': {error.strerror or error}") from error
     if FILE in inside:
@@ -172,11 +173,12 @@ def check_folder(folder: Path, config: EvalConfig) -> None:
         raise ArgumentError(f"-o/--output: '{folder}' is not empty and holds no {FILE}; name another folder")
 
 
-def open_folder(folder: Path, config: EvalConfig) -> None:
-    """Makes the results folder, or continues one of the same evaluation, and writes the configuration.
+@contextmanager
+def open_folder(folder: Path, config: EvalConfig) -> Iterator[None]:
+    """Makes the results folder, or continues one of the same evaluation; it is this process's during the block.
 
     Raises:
-        ArgumentError: If `check_folder` raises it, and if the folder cannot be written.
+        ArgumentError: If `check_folder` raises it, another process uses the folder, or it cannot be written.
     """
     check_folder(folder, config)
     import yaml
@@ -185,8 +187,11 @@ def open_folder(folder: Path, config: EvalConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(f"-o/--output: cannot write '{folder}': {error.strerror or error}") from error
-    with replacing(folder / FILE) as partial:
-        partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with locked(folder, "-o/--output"):
+        check_folder(folder, config)  # what another process may have written since
+        with replacing(folder / FILE) as partial:
+            partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        yield
 
 
 def refuse_other(folder: Path, config: EvalConfig) -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mmspec import limits
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.metrics.bench.pipe import Pipe
+from mmspec.metrics.bench.pipe import Pipe, kind_of
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.distributed import ProcessGroup
 from mmspec.metrics.evaluation.features import Columns, FeaturePipeline
 from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord
 from mmspec.metrics.evaluation.media import check_readable, list_media
-from mmspec.metrics.evaluation.quality import Quality, compare, find_metrics
+from mmspec.metrics.evaluation.quality import Quality, check_kind, compare, find_metrics
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.metric import Metric
 from mmspec.recipes import Recipe, parse
@@ -70,6 +71,10 @@ def check(config: EvalConfig) -> list[Metric]:
             a setting is out of range.
     """
     count = len(config.prompts) * len(config.seeds)
+    limits.SAMPLES.check("--recipes, --prompts and --seeds", count * len(config.recipes))
+    for text in _texts(config):
+        if not _is_unicode(text):
+            raise ArgumentError(f"{text!r} holds characters that are not valid Unicode; correct the encoding")
     if count < 2:
         raise ArgumentError(f"--prompts and --seeds make {count} sample; a comparison needs at least 2")
     SamplingParams(**{key: value for key, value in config.sampling.items() if value is not None})
@@ -86,12 +91,61 @@ def check(config: EvalConfig) -> list[Metric]:
     return metrics
 
 
-def evaluate(
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that is ready to run: everything that it reads is loaded, and nothing has been written.
+
+    Attributes:
+        pipe: Generates images or audio.
+        config: What to evaluate.
+        metrics: To be measured.
+        features: Their extractors.
+        references: By metric, what it compares with; empty if that is plain decoding with other seeds.
+        processes: The processes that share the work.
+    """
+
+    pipe: Pipe
+    config: EvalConfig
+    metrics: list[Metric]
+    features: FeaturePipeline
+    references: Mapping[str, Any]
+    processes: ProcessGroup
+
+
+def prepare(
     pipe: Pipe,
     config: EvalConfig,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008 (frozen)
+) -> Evaluation:
+    """Loads the extractors and the reference of an evaluation.
+
+    Args:
+        pipe: Generates images or audio.
+        config: What to evaluate.
+        processes: The processes that share the work; the first one loads the reference.
+
+    Raises:
+        ArgumentError: If `check` raises it, the model generates what a metric cannot read, or the reference is not
+            usable.
+        ModelError: If an extractor cannot be loaded.
+    """
+    metrics = check(config)
+    kind = kind_of(pipe)
+    if kind is not None:
+        check_kind(metrics, kind)
+    features = FeaturePipeline(metrics, config.weights, config.device)
+    references = {
+        metric.name: reference_from(Path(config.reference), features, metric)
+        for metric in metrics
+        if metric.needs_reference and config.reference != "plain" and not processes.rank
+    }
+    return Evaluation(pipe, config, metrics, features, references, processes)
+
+
+def evaluate(
+    evaluation: Evaluation,
     folder: Path,
     gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
 ) -> EvaluationResult | None:
     """Runs an evaluation, continuing what the folder already holds.
@@ -103,26 +157,24 @@ def evaluate(
     comparable.
 
     Args:
-        pipe: Generates images or audio.
-        config: What to evaluate.
-        folder: The results folder.
+        evaluation: The result of `prepare`.
+        folder: The results folder, inside `mmspec.metrics.evaluation.config.open_folder`.
         gate: The exactness check, called once for every recipe that claims to be exact; a recipe that fails it gets no
             speed-up.
-        processes: The processes that share the work.
         on_sample: Called for each finished sample; see `generate`.
 
     Returns:
         None on every process but the first.
 
     Raises:
-        ArgumentError: If `check` raises it, and for files that cannot be read if the configuration is strict or too
-            few are left.
+        ArgumentError: For files that cannot be read if the configuration is strict or too few are left, and as
+            `generate`.
     """
-    metrics = check(config)
+    config, metrics, processes = evaluation.config, evaluation.metrics, evaluation.processes
+    features = evaluation.features
     with_reference = [metric for metric in metrics if metric.needs_reference]
     own_reference = config.reference == "plain" and bool(with_reference)
-    features = FeaturePipeline(metrics, config.weights, config.device)
-    generate(pipe, config, folder, keys(config, own_reference), processes, on_sample)
+    generate(evaluation.pipe, config, folder, keys(config, own_reference), processes, on_sample, metrics)
     processes.gather(None)  # wait until all have finished
     done = Journal(folder).read()
     generated = [[done[recipe, prompt, seed] for prompt, seed in units(config)] for recipe in config.recipes]
@@ -135,12 +187,10 @@ def evaluate(
     plain = _extract(features, with_reference, folder, whole[-1], processes) if own_reference else {}
     if processes.rank:
         return None
-    references = {
-        metric.name: metric.make_reference(plain[metric.column], features.identity(metric))
-        if own_reference
-        else reference_from(Path(config.reference), features, metric)
-        for metric in with_reference
-    }
+    references = {**evaluation.references}
+    if own_reference:
+        for metric in with_reference:
+            references[metric.name] = metric.make_reference(plain[metric.column], features.identity(metric))
     quality = {
         metric.name: compare(metric, tables, references.get(metric.name), features.identity(metric))
         for metric in metrics
@@ -188,6 +238,20 @@ def _extract(
                 )
             merged[metric.column] = [np.asarray(value, dtype=np.float64) for value in values]
     return merged
+
+
+def _texts(config: EvalConfig) -> Iterator[str]:
+    for value in config.to_dict().values():
+        yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
+
+
+def _is_unicode(text: str) -> bool:
+    """False for lone surrogates, which arguments and YAML files may contain and no file can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def reference_from(path: Path, features: FeaturePipeline, metric: Metric) -> Any:

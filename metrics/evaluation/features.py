@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.metrics.evaluation.media import is_audio, read_audio, read_image
+from mmspec.metrics.evaluation.media import is_audio, open_image, read_audio, read_image
 from mmspec.metrics.extractors.extractor import identity
 from mmspec.metrics.extractors.image import stack_images
 from mmspec.metrics.features import Features
-from mmspec.metrics.metric import Metric, SampleBatch
+from mmspec.metrics.metric import NOUNS, Metric, SampleBatch
 
 _BATCH = 32
-NOUNS = {"image": "images", "audio": "audio"}
 
 Columns = dict[str, list[Features]]
 """For each `Metric.column`, one row per sample."""
@@ -94,15 +94,21 @@ def _key(metric: Metric) -> str:
 
 def _batches(paths: Sequence[Path], prompts: Sequence[str] | None) -> Iterator[SampleBatch]:
     """The decoded files, a few at a time."""
-    starts = range(0, len(paths), _BATCH)
+    size = _BATCH if is_audio(paths[0]) else _batch_of(paths[0])
     chunks = [
-        (paths[first : first + _BATCH], None if prompts is None else prompts[first : first + _BATCH])
-        for first in starts
+        (paths[first : first + size], None if prompts is None else prompts[first : first + size])
+        for first in range(0, len(paths), size)
     ]
     if is_audio(paths[0]):
         for files, texts in chunks:
             yield SampleBatch(files, texts, audio=[read_audio(path) for path in files])
         return
-    stacks = stack_images(map(read_image, paths), _BATCH, list(map(str, paths)))
+    stacks = stack_images(map(read_image, paths), size, list(map(str, paths)))
     for (files, texts), images in zip(chunks, stacks, strict=True):
         yield SampleBatch(files, texts, images=images)
+
+
+def _batch_of(path: Path) -> int:
+    """Images per batch, fewer of large ones, so that a batch has no more pixels than the largest image allowed."""
+    with open_image(path) as image:
+        return max(1, min(_BATCH, limits.PIXELS.value // (image.width * image.height)))

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation.evaluate import reference_from
 from mmspec.metrics.evaluation.features import FeaturePipeline
-from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media
+from mmspec.metrics.evaluation.media import check_readable, is_audio, list_media, open_image
 from mmspec.metrics.evaluation.quality import Quality, compare, find_metrics
+from mmspec.metrics.reference import load_reference
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ def measure_folders(
             )
         if metric.needs_reference and reference is None:
             raise ArgumentError(f"metric {metric.name!r} needs --reference: an .npz of statistics, or a folder")
-    if reference is not None and not reference.exists():
-        raise ArgumentError(f"--reference: '{reference}' must be an .npz file or a folder of images or recordings")
+    if reference is not None:
+        _check_reference(reference)
     if prompts is not None and any(len(paths) != len(prompts) for paths in listed):
         counts = ", ".join(str(len(paths)) for paths in listed)
         raise ArgumentError(f"--prompts has {len(prompts)} prompts, the folders hold {counts} files; each needs one")
@@ -100,6 +99,20 @@ def measure_folders(
     return FolderResults([str(folder) for folder in folders], quality, paired, skipped)
 
 
+def _check_reference(path: Path) -> None:
+    """Checks a reference even where no metric needs one.
+
+    Raises:
+        ArgumentError: If it is neither a folder with media nor a file of statistics.
+    """
+    if path.is_dir():
+        list_media(path, "--reference")
+    elif path.is_file():
+        load_reference(path)
+    else:
+        raise ArgumentError(f"--reference: '{path}' must be an .npz file or a folder of images or recordings")
+
+
 def _stored_prompt(path: Path) -> str:
     """The prompt that mmspec stored in a PNG file.
 
@@ -107,7 +120,7 @@ def _stored_prompt(path: Path) -> str:
         ArgumentError: If the file holds none.
     """
     if not is_audio(path):
-        with Image.open(path) as image:
+        with open_image(path) as image:
             prompt = image.info.get("prompt")
         if isinstance(prompt, str) and prompt:
             return prompt

@@ -17,9 +17,12 @@ from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.distributed import ProcessGroup
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord, sample_path
 from mmspec.metrics.evaluation.media import AudioClip, Medium, media_of, suffix_of, write_medium
+from mmspec.metrics.evaluation.quality import check_kind, check_statistics
+from mmspec.metrics.evaluation.sweep import LAST_SEED
+from mmspec.metrics.metric import Metric
 from mmspec.recipes import parse
 
-REFERENCE_SEEDS = 2**40  # added to the seeds of the plain samples that serve as reference, out of users' range
+REFERENCE_SEEDS = LAST_SEED  # added to the seeds of the plain samples that serve as reference
 Unit = tuple[str, int]  # prompt, seed
 
 
@@ -78,6 +81,7 @@ def generate(
     wanted: Sequence[Sequence[Sequence[Key]]],
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008 (frozen)
     on_sample: Callable[[Key], None] | None = None,
+    metrics: Sequence[Metric] = (),
 ) -> None:
     """Generates this process's share of the missing samples, `config.batch` samples per call.
 
@@ -91,6 +95,10 @@ def generate(
         wanted: The result of `keys`.
         processes: The processes that share the work.
         on_sample: Called for each sample of the share, including those already finished.
+        metrics: What the samples are for; checked against the first one.
+
+    Raises:
+        ArgumentError: If a metric cannot be computed from what the pipeline generates.
     """
     journal = Journal(folder, processes.rank)
     done = journal.read()
@@ -101,7 +109,9 @@ def generate(
             missing = [key for key in group if key not in done]
             if missing:
                 if missing[0][0] not in warm:
-                    _call(pipe, config, missing)
+                    first = _call(pipe, config, missing)
+                    check_kind(metrics, "audio" if isinstance(first.media[0], AudioClip) else "image")
+                    check_statistics(metrics, first.stats)
                     warm.add(missing[0][0])
                 journal.append(_write(folder, missing, _call(pipe, config, missing)))
             if on_sample is not None:

@@ -6,10 +6,13 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from mmspec.errors import ArgumentError
+from mmspec.metrics.values import Count, Gain, Quantity, Real, Share, Width, first_error
 
 Key = tuple[str, str, int]  # recipe, prompt, seed
 
@@ -43,23 +46,23 @@ class SampleRecord:
 
     recipe: str
     prompt: str
-    seed: int
-    drawn: int
+    seed: Count
+    drawn: Count
     file: str
-    seconds: float
-    latency: float
-    first: float
-    parts: dict[str, float]
-    tokens: int
-    calls: float
-    gains: list[int]
-    peak_memory: int
-    tv_bound: float
-    entropy: float | None
-    nll: float | None
-    acceptance: list[float | None]
-    grid: int | None
-    length: float | None
+    seconds: Quantity
+    latency: Quantity
+    first: Quantity
+    parts: dict[str, Quantity]
+    tokens: Count
+    calls: Quantity
+    gains: list[Gain]
+    peak_memory: Count
+    tv_bound: Quantity
+    entropy: Real | None
+    nll: Real | None
+    acceptance: list[Share | None]
+    grid: Width | None
+    length: Quantity | None
 
     @property
     def key(self) -> Key:
@@ -68,9 +71,24 @@ class SampleRecord:
 
 def sample_path(recipe: str, prompt: str, seed: int, suffix: str = ".png") -> Path:
     """The path of a sample's file inside the results folder, in names that every file system accepts."""
-    readable = "".join(c if c.isalnum() or c in "+.-" else "_" for c in recipe)
-    names = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in (recipe, prompt)]
+    readable = "".join(c if c.isalnum() or c in "+.-" else "_" for c in recipe[:100])
+    names = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8] for text in (recipe, prompt)]
     return Path("samples") / f"{readable}-{names[0]}" / f"{names[1]}-{seed}{suffix}"
+
+
+SUFFIXES = (".png", ".wav")
+
+
+def find_sample(folder: Path, recipe: str, prompt: str, seed: int) -> Path | None:
+    """The file of a sample inside a results folder; None if it is missing, or a link leads out of the folder.
+
+    The name is computed, never read from a file: results folders of others cannot point anywhere else.
+    """
+    for suffix in SUFFIXES:
+        path = folder / sample_path(recipe, prompt, seed, suffix)
+        if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+            return path
+    return None
 
 
 class Journal:
@@ -89,19 +107,13 @@ class Journal:
         """The finished samples of all processes and earlier runs whose files exist; a line that was cut off is ignored.
 
         Raises:
-            ArgumentError: If a complete line does not hold a sample.
+            ArgumentError: If a complete line does not hold a sample, or names a file that is not the sample's.
         """
         found: dict[Key, SampleRecord] = {}
-        for path in sorted(self.folder.glob("samples-*.jsonl")):
+        for path in filter(Path.is_file, sorted(self.folder.glob("samples-*.jsonl"))):
             for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-                try:
-                    values: dict[str, Any] = json.loads(line)
-                    sample = SampleRecord(**values)
-                except (ValueError, TypeError) as error:
-                    raise ArgumentError(
-                        f"'{path}' line {number} is not a sample record: {error}; delete the line"
-                    ) from error
-                if (self.folder / sample.file).is_file():
+                sample = _read_sample(line, f"'{path}' line {number}")
+                if find_sample(self.folder, *sample.key) is not None:
                     found[sample.key] = sample
         return found
 
@@ -133,3 +145,26 @@ class Journal:
                     return start + cut + 1
                 end = start
         return 0
+
+
+@cache
+def _sample() -> TypeAdapter[SampleRecord]:
+    return TypeAdapter(SampleRecord)
+
+
+def _read_sample(line: bytes, name: str) -> SampleRecord:
+    """The sample in a line, which must have the types of `SampleRecord` and name that sample's own file.
+
+    Raises:
+        ArgumentError: If it does not.
+    """
+    try:
+        sample = _sample().validate_json(line, strict=True)
+    except ValidationError as error:
+        raise ArgumentError(f"{name} is not a sample record: {first_error(error)}; delete the line") from None
+    own = [sample_path(*sample.key, suffix).as_posix() for suffix in SUFFIXES]
+    if sample.file not in own:
+        raise ArgumentError(
+            f"{name} is not a sample record: its file {sample.file!r} must be {own[0]!r}; delete the line"
+        )
+    return sample

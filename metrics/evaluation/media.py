@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mmspec import limits
+from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.metrics.extractors.audio import Waveform
@@ -87,31 +93,63 @@ def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
         write_png(medium, path, notes)
 
 
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Opens an image whose header has been checked; its pixels are not decoded yet.
+
+    Raises:
+        ArgumentError: If the file cannot be read, there or inside the block, or has more pixels than `limits.PIXELS`.
+    """
+    if not path.is_file():
+        raise ArgumentError(f"'{path}' is not a readable image (no such file)")
+    try:
+        with warnings.catch_warnings():
+            # Pillow has two bounds of its own, a warning and an error.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:
+                limits.PIXELS.check(f"'{path}'", image.width * image.height)
+                yield image
+    except Image.DecompressionBombError:
+        raise ArgumentError(
+            f"'{path}' is not a readable image: it exceeds the {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels of Pillow"
+        ) from None
+    except ArgumentError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:  # a broken PNG is a SyntaxError
+        raise ArgumentError(f"'{path}' is not a readable image ({one_line(error)})") from error
+
+
 def read_image(path: Path) -> Images:
     """An image as uint8 [H, W, 3].
 
     Raises:
-        ArgumentError: If the file cannot be read.
+        ArgumentError: If the file cannot be read, or has more pixels than `limits.PIXELS`.
     """
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
-        raise ArgumentError(f"'{path}' is not a readable image ({_reason(error)})") from error
+    with open_image(path) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def read_audio(path: Path) -> Waveform:
     """A recording, its channels mixed into one.
 
     Raises:
-        ArgumentError: If the file cannot be read, is empty, or has values that are not finite.
+        ArgumentError: If the file cannot be read, is empty, is longer than `limits.AUDIO_SECONDS`, or has values that
+            are not finite.
     """
     import soundfile
 
+    if not path.is_file():
+        raise ArgumentError(f"'{path}' is not a readable recording (no such file)")
     try:
-        wave, rate = soundfile.read(path, dtype="float64", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            rate, seconds = file.samplerate, limits.AUDIO_SECONDS.value
+            limits.AUDIO_SECONDS.check(f"'{path}'", ceil(file.frames / rate))
+            # A header may promise less than the file holds.
+            wave = file.read(seconds * rate, dtype="float64", always_2d=True)
+    except ArgumentError:
+        raise
     except (OSError, RuntimeError, ValueError) as error:  # soundfile raises its own RuntimeErrors
-        raise ArgumentError(f"'{path}' is not a readable recording ({_reason(error)})") from error
+        raise ArgumentError(f"'{path}' is not a readable recording ({one_line(error)})") from error
     if not len(wave) or not np.isfinite(wave).all():
         raise ArgumentError(f"'{path}' is not a readable recording (it is empty, or has values that are not finite)")
     return Waveform(np.asarray(wave.mean(1)), rate)
@@ -151,7 +189,3 @@ def list_media(folder: Path, argument: str) -> list[Path]:
     if len({is_audio(path) for path in paths}) > 1:
         raise ArgumentError(f"{argument}: '{folder}' holds images and recordings; name a folder with one kind")
     return paths
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bootstrap import Interval
 from mmspec.metrics.extractors.registry import check_extractor
-from mmspec.metrics.metric import Metric, Rows
+from mmspec.metrics.metric import NOUNS, Kind, Metric, Rows
 from mmspec.metrics.registry import find_metric
+from mmspec.metrics.values import Count, Real
 
 Table = Mapping[str, Rows]
 """The rows of one set of samples, by `Metric.column`."""
@@ -29,10 +31,10 @@ class Quality:
         difference: The paired difference from plain decoding; None for plain itself, and where nothing pairs.
     """
 
-    value: float
-    low: float
-    high: float
-    n: int
+    value: Real
+    low: Real
+    high: Real
+    n: Count
     extractor: str
     difference: Interval | None
 
@@ -61,6 +63,31 @@ def find_metrics(names: Sequence[str], weights: Mapping[str, str], count: int) -
     if len(kinds) > 1:
         raise ArgumentError(f"metric {kinds['audio']!r} is of audio and {kinds['image']!r} of images; ask for one kind")
     return found
+
+
+def check_kind(metrics: Sequence[Metric], kind: Kind) -> None:
+    """Checks that metrics can be computed from what a model generates.
+
+    Raises:
+        ArgumentError: If one is of the other kind.
+    """
+    for metric in metrics:
+        if metric.kind is not None and metric.kind != kind:
+            raise ArgumentError(
+                f"metric {metric.name!r} is of {NOUNS[metric.kind]}, and the model generates {NOUNS[kind]}"
+            )
+
+
+def check_statistics(metrics: Sequence[Metric], stats: Stats) -> None:
+    """Checks that a call measured what metrics read.
+
+    Raises:
+        ArgumentError: If it did not.
+    """
+    for metric in metrics:
+        parts: Sequence[object] = stats.rows or [stats]
+        if metric.statistic and any(getattr(part, metric.statistic, 0) is None for part in parts):
+            raise ArgumentError(f"metric {metric.name!r} is not possible: this model's pipeline does not measure it")
 
 
 def compare(

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mmspec import limits
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.evaluate import EvaluationResult
+from mmspec.metrics.evaluation.schema import SCHEMA_VERSION, read_record
 
-SCHEMA_VERSION = 2
 FILE, CSV_FILE = "results.json", "results.csv"
 
 Record = dict[str, Any]
@@ -36,25 +37,28 @@ def write_results(record: Record, folder: Path) -> None:
     """Writes results.json and results.csv, each atomically, next to the samples."""
     with replacing(folder / FILE) as partial:
         partial.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_csv(record, folder)
+
+
+def write_csv(record: Record, folder: Path) -> None:
+    """Writes results.csv atomically."""
     with replacing(folder / CSV_FILE) as partial:
         partial.write_text(as_csv(record["rows"]), encoding="utf-8")
 
 
 def read_results(folder: Path) -> Record:
-    """The results in a folder.
+    """The results in a folder, checked against their schema.
 
     Raises:
         ArgumentError: If the folder holds none, or the schema version differs.
     """
     path = folder / FILE
     try:
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
-        version = record["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with path.open("rb") as file:
+            content = file.read(limits.FILE_BYTES.value + 1)
+    except OSError as error:
         raise ArgumentError(f"'{folder}' holds no results of `mmspec eval` that can be read: {error}") from error
-    if version != SCHEMA_VERSION:
-        raise ArgumentError(f"'{path}' has schema version {version}; this mmspec reads {SCHEMA_VERSION}")
-    return record
+    return read_record(content, f"'{path}'")
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bootstrap import Index, Interval, bootstrap
 from mmspec.metrics.evaluation.journal import SampleRecord
+from mmspec.metrics.values import Count, Quantity, Share, Width
 
 SHOWN = 4096  # positions whose acceptance rate is reported
 
@@ -40,22 +41,22 @@ class Speed:
         grid: Tokens per row of an image; None if positions are along time.
     """
 
-    samples: int
-    nfe: float
+    samples: Count
+    nfe: Quantity
     tokens_per_call: Interval
     speedup: Interval | None
-    seconds: float
-    p50: float
-    p95: float
-    first: float
-    parts: dict[str, float]
-    real_time: float | None
-    peak_memory: int
-    tv_bound: float
-    acceptance: list[float | None]
-    gains: list[int]
-    accepted_at: list[float]
-    grid: int | None
+    seconds: Quantity
+    p50: Quantity
+    p95: Quantity
+    first: Quantity
+    parts: dict[str, Quantity]
+    real_time: Quantity | None
+    peak_memory: Count
+    tv_bound: Quantity
+    acceptance: list[Share | None]
+    gains: list[Count]
+    accepted_at: list[Share]
+    grid: Width | None
 
 
 def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: bool | None, batch: int = 1) -> Speed:
@@ -68,10 +69,16 @@ def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: 
         batch: Number of consecutive samples that shared a call, and are resampled together.
 
     Raises:
-        ArgumentError: If the samples do not pair, or there are fewer than 2.
+        ArgumentError: If the samples do not pair, there are fewer than 2, or one emitted no token in no time.
     """
     if [(s.prompt, s.seed) for s in mine] != [(s.prompt, s.seed) for s in plain]:
         raise ArgumentError("the samples of a recipe and of plain decoding are not of the same prompts and seeds")
+    for sample in (*mine, *plain):
+        if not sample.tokens or not sample.calls or not sample.seconds:
+            raise ArgumentError(
+                f"sample '{sample.file}' has {sample.tokens} tokens, {sample.calls:g} target calls and "
+                f"{sample.seconds:g} s; its speed is not defined: delete the file and run again"
+            )
     tokens, calls = np.array([(s.tokens, s.calls) for s in mine], dtype=np.float64).T
     seconds, base_seconds = (np.array([s.seconds for s in samples]) for samples in (mine, plain))
     base_tokens = np.array([s.tokens for s in plain], dtype=np.float64)
@@ -102,7 +109,7 @@ def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: 
         p50=float(p50),
         p95=float(p95),
         first=float(np.median([s.first for s in mine])),
-        parts={part: float(np.mean([s.parts[part] for s in mine])) for part in mine[0].parts},
+        parts={part: float(np.mean([s.parts.get(part, 0.0) for s in mine])) for part in mine[0].parts},
         real_time=float(seconds.sum() / sum(lengths)) if len(lengths) == len(mine) and sum(lengths) > 0 else None,
         peak_memory=max(s.peak_memory for s in mine),
         tv_bound=float(sum(s.tv_bound * s.tokens for s in mine) / tokens.sum()),

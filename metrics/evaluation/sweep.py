@@ -11,26 +11,32 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 
+from mmspec import limits
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 
+LAST_SEED = 2**40  # larger ones are those of the plain samples that serve as reference
 POINTS = 5
-MOST = 10_000  # values of a range; more is a typing error
+_DIGITS = 15  # of a number in a range; more is a typing error
 
 
 def read_seeds(text: str) -> list[int]:
     """The seeds in the order written, without duplicates.
 
     Raises:
-        ArgumentError: If a piece is neither a number nor a range.
+        ArgumentError: If a piece is neither a number nor a range, or there are more than `limits.SEEDS`.
     """
     seeds: list[int] = []
     for piece in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", piece)
+        match = re.fullmatch(rf"\s*([0-9]{{1,{_DIGITS}}})(?:\.\.([0-9]{{1,{_DIGITS}}}))?\s*", piece)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < first + MOST:
-            raise ArgumentError(f"--seeds: {piece!r} must be a whole number or an ascending range such as 0..9")
+        if not first <= last < LAST_SEED:
+            raise ArgumentError(
+                f"--seeds: {piece!r} must be a whole number below 2**40, or an ascending range such as 0..9"
+            )
+        limits.SEEDS.check("--seeds", len(seeds) + last - first + 1)
         seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))
 
@@ -39,7 +45,8 @@ def expand(recipe: str) -> list[Recipe]:
     """The recipes of one text with ranges.
 
     Raises:
-        ArgumentError: If a knob's value is not allowed, or a range cannot be read.
+        ArgumentError: If a knob's value is not allowed, a range cannot be read, or there are more recipes than
+            `limits.RECIPES`.
         UnknownNameError: If there is no recipe, rule or drafter of that name.
     """
     name, colon, settings = recipe.partition(":")
@@ -47,13 +54,18 @@ def expand(recipe: str) -> list[Recipe]:
     for setting in settings.split(",") if colon else ():
         knob, equals, value = setting.partition("=")
         choices.append([f"{knob}{equals}{one}" for one in _values(recipe, value.strip())])
+        limits.RECIPES.check(f"--recipes: {recipe!r}", prod(map(len, choices)))
     found = [parse(f"{name}{colon}{','.join(combination)}") for combination in product(*choices)]
     return list({str(one): one for one in found}.values())
 
 
 def expand_all(recipes: Sequence[str]) -> list[Recipe]:
     """The recipes of several texts with ranges, after plain decoding, which the others are compared with."""
-    found = [parse("plain"), *(one for recipe in recipes for one in expand(recipe))]
+    limits.RECIPES.check("--recipes", len(recipes))
+    found = [parse("plain")]
+    for recipe in recipes:
+        found += expand(recipe)
+        limits.RECIPES.check("--recipes", len(found))
     return list({str(one): one for one in found}.values())
 
 
@@ -62,11 +74,12 @@ def _values(recipe: str, text: str) -> list[str]:
         return [piece.strip() for piece in text.split("|")]
     if ".." not in text:
         return [text]
-    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
-    match = re.fullmatch(rf"({number})\.\.({number})(?:/(\d+))?", text)
+    number = rf"-?[0-9]{{1,{_DIGITS}}}(?:\.[0-9]{{1,{_DIGITS}}})?(?:e-?[0-9]{{1,2}})?"
+    match = re.fullmatch(rf"({number})\.\.({number})(?:/([0-9]{{1,{_DIGITS}}}))?", text)
     points = int(match[3] or POINTS) if match else 0
-    if match is None or not 2 <= points <= MOST:
+    if match is None or points < 2:
         raise ArgumentError(f"recipe={recipe!r} is not readable at {text!r}; a range is 0.1..0.5, or 0.1..0.5/POINTS")
+    limits.RECIPES.check(f"--recipes: {recipe!r}", points)
     low, high = float(match[1]), float(match[2])
     whole = not re.search(r"[.e]", match[1] + match[2])
     values = [low + (high - low) * i / (points - 1) for i in range(points)]

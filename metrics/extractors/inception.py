@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from mmspec.errors import ModelError
+from mmspec.documents import one_line
+from mmspec.errors import MMSpecError, ModelError
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.inception_graph import state_dict
@@ -31,7 +32,7 @@ class InceptionExtractor:
         device: Where the network runs.
 
     Raises:
-        ModelError: If torch-fidelity is not installed, or the file does not exist.
+        ModelError: If torch-fidelity is not installed, or the file does not exist or is damaged.
     """
 
     name = "inception"
@@ -47,14 +48,19 @@ class InceptionExtractor:
             module = import_module("torch_fidelity.feature_extractor_inceptionv3")
         except ImportError:
             raise ModelError("extractor 'inception' needs torch-fidelity; pip install torch-fidelity") from None
-        with TemporaryDirectory() as folder:
-            if where.endswith(".pb"):
-                converted = Path(folder) / "weights.pth"
-                torch.save(state_dict(Path(where)), converted)
-                where = str(converted)
-            network = module.FeatureExtractorInceptionV3(
-                "inception-v3-compat", [POOLED, LOGITS], feature_extractor_weights_path=where
-            )
+        try:
+            with TemporaryDirectory() as folder:
+                path = where
+                if where.endswith(".pb"):
+                    path = str(Path(folder) / "weights.pth")
+                    torch.save(state_dict(Path(where)), path)
+                network = module.FeatureExtractorInceptionV3(
+                    "inception-v3-compat", [POOLED, LOGITS], feature_extractor_weights_path=path
+                )
+        except MMSpecError:
+            raise
+        except Exception as error:  # a damaged file makes the loader raise nearly anything
+            raise ModelError(f"extractor 'inception': cannot load {where!r}: {one_line(error)}") from None
         self.model: torch.nn.Module = network.eval().to(device)
         self.device = torch.device(device)
         self.fingerprint = fingerprint_of(self.model)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log10
+
+from mmspec.metrics.report.markup import Element
+from mmspec.metrics.report.style import COLORS
 
 WIDTH, HEIGHT = 480, 340
 LEFT, RIGHT, TOP, BOTTOM = 66, 20, 18, 50
-COLORS = (
-    "#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#7a5c3e", "#6aa84f", "#c0362c",
-    "#5b6bd6", "#8a8f98",
-)  # fmt: skip
 Span = tuple[float, float, float]  # value, low, high
 _Place = Callable[[float, float], tuple[float, float]]
 
@@ -38,8 +36,8 @@ class Point:
     mark: str = ""
 
 
-def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_label: str = "speed-up") -> str:
-    """The HTML figure with the SVG element and its legend.
+def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_label: str = "speed-up") -> Element:
+    """The figure with the SVG and its legend.
 
     Args:
         points: The recipes.
@@ -55,38 +53,40 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
             HEIGHT - BOTTOM - (y - ys[0]) / (ys[-1] - ys[0]) * (HEIGHT - TOP - BOTTOM),
         )
 
-    parts = [*_axes(xs, ys, label, x_label, at)]
+    parts = _axes(xs, ys, label, x_label, at)
     if higher_is_better is not None:
         corners = [at(p.x[0], p.y[0]) for p in front(points, higher_is_better)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
-        parts.append(f'<polyline class="front" points="{line}"/>')
+        parts.append(Element("polyline", class_="front", points=_path(corners)))
     families = list(dict.fromkeys(p.family for p in points))
-    colors = {family: COLORS[i % len(COLORS)] for i, family in enumerate(families)}
+    colors = {family: f"c{i % len(COLORS)}" for i, family in enumerate(families)}
     for family in families:
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.x[0], p.y[0]) for p in points if p.family == family))
-        if " " in line:
-            parts.append(f'<polyline class="sweep" style="color:{colors[family]}" points="{line}"/>')
+        line = [at(p.x[0], p.y[0]) for p in points if p.family == family]
+        if len(line) > 1:
+            parts.append(Element("polyline", class_=f"sweep {colors[family]}", points=_path(line)))
     marks = _readable(points, at)
     parts += [_point(p, mark, colors[p.family], label, x_label, at) for p, mark in zip(points, marks, strict=True)]
-    legend = "".join(f'<span><i style="background:{colors[family]}"></i>{escape(family)}</span>' for family in families)
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{label} against {x_label}")}">'
-    return f'<figure>{svg}{"".join(parts)}</svg><figcaption class="legend">{legend}</figcaption></figure>'
+    legend = [Element("span", Element("i", class_=colors[family]), family) for family in families]
+    svg = Element("svg", parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"{label} against {x_label}")
+    return Element("figure", svg, Element("figcaption", legend, class_="legend"))
 
 
-def _point(p: Point, written: str, color: str, label: str, x_label: str, at: _Place) -> str:
+def _path(corners: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+
+
+def _point(p: Point, written: str, color: str, label: str, x_label: str, at: _Place) -> Element:
     x, y = at(p.x[0], p.y[0])
     (left, _), (right, _) = at(p.x[1], p.y[0]), at(p.x[2], p.y[0])
     (_, low), (_, high) = at(p.x[0], p.y[1]), at(p.x[0], p.y[2])
-    title = f"{p.name}: {x_label} {_span(p.x)}, {label} {_span(p.y)}"
-    dot = (
-        f'<path class="dot" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
+    return Element(
+        "g",
+        Element("title", f"{p.name}: {x_label} {_span(p.x)}, {label} {_span(p.y)}"),
+        Element("path", class_="bar", d=f"M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"),
+        Element("path", class_="dot", d=f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z")
         if p.exact
-        else f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
-    )
-    mark = f'<text class="mark" x="{x + 7:.1f}" y="{y - 6:.1f}">{escape(written)}</text>' if written else ""
-    return (
-        f'<g style="color:{color}"><title>{escape(title)}</title>'
-        f'<path class="bar" d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}"/>{dot}{mark}</g>'
+        else Element("circle", class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5"),
+        Element("text", written, class_="mark", x=f"{x + 7:.1f}", y=f"{y - 6:.1f}") if written else None,
+        class_=color,
     )
 
 
@@ -114,22 +114,20 @@ def front(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
     return best[::-1]
 
 
-def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at: _Place) -> list[str]:
+def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at: _Place) -> list[Element]:
     parts = []
     for x in xs:
         px, _ = at(x, ys[0])
-        parts.append(f'<path class="grid" d="M{px:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text x="{px:.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{x:g}</text>')
+        parts.append(Element("path", class_="grid", d=f"M{px:.1f} {TOP}V{HEIGHT - BOTTOM}"))
+        parts.append(Element("text", f"{x:g}", x=f"{px:.1f}", y=HEIGHT - BOTTOM + 19, text_anchor="middle"))
     for y in ys:
         _, py = at(xs[0], y)
-        parts.append(f'<path class="grid" d="M{LEFT} {py:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{py + 4.5:.1f}" text-anchor="end">{_short(y)}</text>')
+        parts.append(Element("path", class_="grid", d=f"M{LEFT} {py:.1f}H{WIDTH - RIGHT}"))
+        parts.append(Element("text", _short(y), x=LEFT - 8, y=f"{py + 4.5:.1f}", text_anchor="end"))
     middle, center = (TOP + HEIGHT - BOTTOM) / 2, (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{center}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
-    parts.append(
-        f'<text class="axis" x="15" y="{middle}" transform="rotate(-90 15 {middle})" text-anchor="middle">'
-        f"{escape(label)}</text>"
-    )
+    parts.append(Element("text", x_label, class_="axis", x=center, y=HEIGHT - 8, text_anchor="middle"))
+    turned = f"rotate(-90 15 {middle})"
+    parts.append(Element("text", label, class_="axis", x=15, y=middle, transform=turned, text_anchor="middle"))
     return parts
 
 
@@ -140,7 +138,7 @@ def _short(value: float) -> str:
 def _ticks(values: Sequence[float]) -> list[float]:
     """Four to nine round numbers whose range holds the values."""
     low, high = min(values), max(values)
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # ticks are rounded to ten digits
         margin = abs(low) / 20 or 0.5
         low, high = low - margin, high + margin
     raw = (high - low) / 4

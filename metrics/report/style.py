@@ -1,6 +1,16 @@
 """The style of the report: light and dark, readable from a width of 400 pixels; no external fonts or images."""
 
-STYLE = """
+COLORS = (
+    "#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#7a5c3e", "#6aa84f", "#c0362c",
+    "#5b6bd6", "#8a8f98",
+)  # fmt: skip
+"""Of families of recipes: the classes c0, c1, ..."""
+
+# From nothing accepted to everything: dark blue through teal to yellow, perceptually even, in print too.
+RAMP = ((46, 30, 92), (42, 82, 139), (31, 138, 135), (109, 191, 98), (250, 222, 70))
+
+# No style stands in an attribute, so that the page's policy can allow this sheet alone. No `>`, which XML would escape.
+_SHEET = """
 :root { color-scheme: light dark; --text: #1c2330; --soft: #5d6778; --line: #dfe3ea; --back: #ffffff; --card: #f6f8fb;
   --accent: #4269d0; --good: #18794e; --bad: #c0362c; --target: #4269d0; --drafter: #1b9e77; --rule: #d99a2b;
   --other: #9aa3b2; --rest: #d3d8e0; }
@@ -19,11 +29,11 @@ p { margin: 4px 0 12px; color: var(--soft); max-width: 80ch; }
 .scroll { overflow-x: auto; }
 .charts { display: grid; gap: 16px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 390px), 1fr)); }
 .switch { margin-top: 4px; }
-.switch > input { position: absolute; opacity: 0; pointer-events: none; }
-.switch > label { display: inline-block; padding: 5px 14px; margin: 0 8px 14px 0; border: 1px solid var(--line);
+.switch input { position: absolute; opacity: 0; pointer-events: none; }
+.switch label { display: inline-block; padding: 5px 14px; margin: 0 8px 14px 0; border: 1px solid var(--line);
   border-radius: 999px; font-size: 13.5px; color: var(--soft); cursor: pointer; }
-.switch > input:checked + label { background: var(--accent); border-color: var(--accent); color: #fff; }
-.switch > input:focus-visible + label { outline: 2px solid var(--accent); outline-offset: 2px; }
+.switch input:checked + label { background: var(--accent); border-color: var(--accent); color: #fff; }
+.switch input:focus-visible + label { outline: 2px solid var(--accent); outline-offset: 2px; }
 #by-tokens_per_call:checked ~ .speedup, #by-speedup:checked ~ .tokens_per_call { display: none; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
 th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
@@ -45,12 +55,14 @@ svg text.axis { fill: var(--text); font-size: 13.5px; } svg text.mark { fill: cu
 .legend i { display: inline-block; width: 10px; height: 10px; margin-right: 6px; border-radius: 50%; }
 .times { display: grid; grid-template-columns: minmax(90px, max-content) 1fr; gap: 5px 14px; margin-top: 12px;
   font-size: 13.5px; align-items: center; }
-.times > div:nth-child(odd) { overflow-wrap: anywhere; }
-.time { display: flex; align-items: center; height: 18px; padding-right: 64px; }
-.time i { height: 100%; flex: none; } .time b { padding-left: 8px; font-weight: 400; font-size: 12.5px;
-  color: var(--soft); white-space: nowrap; }
-i.target { background: var(--target); } i.drafter { background: var(--drafter); } i.rule { background: var(--rule); }
-i.other { background: var(--other); } i.rest { background: var(--rest); }
+.times div:nth-child(odd) { overflow-wrap: anywhere; }
+.time { display: flex; align-items: center; height: 18px; }
+.time svg { flex: 1 1 0; min-width: 0; height: 18px; }
+.time b { flex: none; min-width: 64px; padding-left: 8px; font-weight: 400; font-size: 12.5px; color: var(--soft);
+  text-align: right; white-space: nowrap; }
+.target { color: var(--target); } .drafter { color: var(--drafter); } .rule { color: var(--rule); }
+.other { color: var(--other); } .rest { color: var(--rest); } .time rect { fill: currentColor; }
+.legend i { background: currentColor; }
 .key { display: flex; align-items: center; gap: 8px; font-size: 12.5px; }
 .key i { width: 160px; height: 10px; border-radius: 5px; }
 .cards { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 236px), 1fr)); }
@@ -76,3 +88,11 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
   .samples audio { width: 180px; } .times { grid-template-columns: 1fr; gap: 0; } .time { margin-bottom: 8px; }
 }
 """
+
+_STOPS = ", ".join(f"rgb({r} {g} {b})" for r, g, b in RAMP)
+STYLE = (
+    _SHEET
+    + f".key i {{ background: linear-gradient(90deg, {_STOPS}); }}\n"
+    + "".join(f".c{i} {{ color: {color}; }}\n" for i, color in enumerate(COLORS))
+)
+"""The style sheet."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
 from mmspec.cli.exactness_gate import gate
 from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
@@ -68,7 +69,7 @@ def bench_image(
     """
     if random_weights:
         return bench_steps(config, device, read_sizes(batch), repeats, output, as_json)
-    chosen, sizes = _plan(recipes, batch, output)
+    chosen, sizes = _plan(recipes, batch, output, threads)
 
     from mmspec.metrics.bench.recipes import SamplingOverrides
     from mmspec.metrics.prompts import read_prompts
@@ -104,7 +105,7 @@ def bench_speak(
     The second table has the time until the first audio of a stream. Quality is the share of correctly transcribed
     words, for `spoken` only. A recipe that claims to be exact gets a speed-up only if it passes the exactness check.
     """
-    chosen, sizes = _plan(recipes, batch, output)
+    chosen, sizes = _plan(recipes, batch, output, threads)
 
     from mmspec.metrics.bench.latency import first_audio, latency_table
     from mmspec.metrics.bench.recipes import SamplingOverrides
@@ -125,10 +126,14 @@ def bench_speak(
         print(f"\n{latency_table(latencies)}")
 
 
-def _plan(recipes: str, batch: str, output: Path | None) -> tuple[list[Recipe], list[int]]:
+def _plan(recipes: str, batch: str, output: Path | None, threads: int | None) -> tuple[list[Recipe], list[int]]:
     """The recipes and batch sizes, checked before any work is done."""
-    chosen = [parse(text) for text in split_recipes(recipes)]
+    names = split_recipes(recipes)
+    limits.RECIPES.check("--recipes", len(names))
+    chosen = [parse(text) for text in names]
     sizes = read_sizes(batch)
+    if threads is not None:
+        limits.THREADS.check("--threads", threads)
     if output is not None:
         check_writable(output, "-o/--output")
     return chosen, sizes
@@ -251,7 +256,7 @@ def read_sizes(text: str) -> list[int]:
     """Batch sizes from a text such as `"1,8"`.
 
     Raises:
-        ArgumentError: If they are not all whole numbers of at least 1.
+        ArgumentError: If they are not all whole numbers of at least 1, or one exceeds `limits.OUTPUTS`.
     """
     try:
         sizes = [int(piece) for piece in text.split(",")]
@@ -259,6 +264,7 @@ def read_sizes(text: str) -> list[int]:
         sizes = []
     if not sizes or min(sizes) < 1:
         raise ArgumentError(f"--batch: {text!r} must be whole numbers of at least 1, separated by commas")
+    limits.OUTPUTS.check("--batch", max(sizes))
     return sizes
 
 

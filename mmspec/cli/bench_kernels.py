@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from mmspec import limits
+from mmspec.cli.memory import bounded_memory
 from mmspec.cli.options import Device, Json
 from mmspec.errors import unknown_name
 from mmspec.files import check_writable, replacing
@@ -35,6 +37,9 @@ def bench_kernels(
     """Time the verification of one window: a Python loop, the torch path, and on a CUDA device the kernels."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
+    limits.LOGITS.check("--batch, --window and --vocab", batch * (window + 1) * vocab)
+    if threads is not None:
+        limits.THREADS.check("--threads", threads)
     if output is not None:
         check_writable(output, "-o/--output")
 
@@ -46,7 +51,7 @@ def bench_kernels(
     check_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    with torch.inference_mode():
+    with bounded_memory("--batch, --window and --vocab"), torch.inference_mode():
         report = kernel_bench.bench_kernels(torch.device(device), batch, window, vocab, getattr(torch, dtype), repeats)
     record = {
         "schema_version": SCHEMA_VERSION,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mmspec.cli.memory import bounded_memory
 from mmspec.files import check_writable, replacing
 from mmspec.loading import check_device
 
@@ -31,7 +32,8 @@ def bench_steps(config: str, device: str, batches: list[int], repeats: int, outp
 
     check_device(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    times = {batch: measure(config, torch.device(device), dtype, batch, WINDOW, repeats) for batch in batches}
+    with bounded_memory("--config and --batch"):
+        times = {batch: measure(config, torch.device(device), dtype, batch, WINDOW, repeats) for batch in batches}
     record = {
         "schema_version": SCHEMA_VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

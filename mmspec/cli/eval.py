@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,9 +116,10 @@ def evaluate(
     given |= {key: value for key, value in flags.items() if value is not None}
     resolved = resolve({**DEFAULTS, **given})
 
+    from mmspec.loading import check_device
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.distributed import local_device, process_group
-    from mmspec.metrics.evaluation.evaluate import check
+    from mmspec.metrics.evaluation.evaluate import check, prepare
     from mmspec.metrics.evaluation.evaluate import evaluate as run
     from mmspec.metrics.evaluation.fingerprint import fingerprint
     from mmspec.metrics.evaluation.results import record_of, table, write_results
@@ -126,22 +127,26 @@ def evaluate(
 
     check(resolved)
     check_folder(output, resolved)
-    with process_group() as processes:
-        pipe = load_pipeline(resolved.model, local_device(resolved.device), resolved.drafter)
+    with ExitStack() as stack:
+        processes = stack.enter_context(process_group())
+        device = local_device(resolved.device)
+        check_device(device)
+        pipe = load_pipeline(resolved.model, device, resolved.drafter)
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
+        evaluation = prepare(pipe, resolved, processes)
         if processes.rank == 0:
-            open_folder(output, resolved)
+            stack.enter_context(open_folder(output, resolved))
         processes.gather(None)  # wait until the folder exists
         total = len(resolved.recipes) * len(resolved.prompts) * len(resolved.seeds)
         with _bar(total, quiet=as_json or processes.rank > 0) as on_sample:
-            result = run(pipe, resolved, output, gate, processes, on_sample)
-    if result is None:
-        return
-    for reason in result.skipped:
-        print(f"mmspec: left out: {reason}", file=sys.stderr)
-    record = record_of(resolved, result, {**environment(), "processes": processes.count})
-    write_results(record, output)
-    write_report(record, output)
+            result = run(evaluation, output, gate, on_sample)
+        if result is None:
+            return
+        for reason in result.skipped:
+            print(f"mmspec: left out: {reason}", file=sys.stderr)
+        record = record_of(resolved, result, {**environment(), "processes": processes.count})
+        write_results(record, output)
+        write_report(record, output)
     print(json.dumps(record) if as_json else table(record["rows"]))
 
 

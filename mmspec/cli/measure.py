@@ -62,6 +62,9 @@ def measure(
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))
     if not names:
         raise ArgumentError("--metrics: no metric named; see `mmspec eval --help`")
+    from mmspec.loading import check_device
+
+    check_device(device)
     disable_loading_bars()
     if save_reference is not None:
         print(_save(folders[0], names, weights, device, save_reference))

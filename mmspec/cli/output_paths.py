@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmspec import limits
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable
 
@@ -21,6 +22,7 @@ def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Pat
     Raises:
         ArgumentError: When a path cannot be written, or is neither a folder nor ends in one of `suffixes`.
     """
+    limits.OUTPUTS.check("outputs", count)
     digits = len(str(count - 1))
     numbers = [str(i).zfill(digits) for i in range(count)]
     endings = " or ".join(suffixes)

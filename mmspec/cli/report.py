@@ -20,7 +20,8 @@ def report(
     Several folders also get one page that compares them, comparison.html unless -o names another.
     """
     from mmspec.files import check_writable
-    from mmspec.metrics.evaluation.results import read_results, write_results
+    from mmspec.locks import locked
+    from mmspec.metrics.evaluation.results import read_results, write_csv
     from mmspec.metrics.report.page import ReportRun, write_page, write_report
 
     together = output or (Path("comparison.html") if len(folders) > 1 else None)
@@ -28,8 +29,9 @@ def report(
         check_writable(together, "-o/--output")
     records = [(folder, read_results(folder)) for folder in folders]
     for folder, record in records:
-        write_results(record, folder)
-        print(write_report(record, folder))
+        with locked(folder, "DIR"):
+            write_csv(record, folder)
+            print(write_report(record, folder))
     if together is not None:
         names = [folder.name for folder in folders]
         unique = len(set(names)) == len(names)  # else the full paths distinguish them

@@ -345,11 +345,27 @@ def test_ranges_expand() -> None:
         (8, "maximal"), (8, "gumbel"), (9, "maximal"), (9, "gumbel"),
     ]  # fmt: skip
     assert [str(r) for r in expand_all(["scd", "plain", "scd:window=16"])] == ["plain", "scd"]
-    for text in ("scd:window=1..", "scd:window=4..8/1", "scd:window=a..b", "scd:window=1..9999999/99999"):
+    for text in ("scd:window=1..", "scd:window=4..8/1", "scd:window=a..b", f"scd:window=1..9/{'9' * 5000}"):
         with pytest.raises(ArgumentError, match="is not readable at"):
             expand(text)
     with pytest.raises(UnknownNameError):
         expand("scdd:window=4..8")
+    for text in ("9" * 5000, "0.." + "9" * 5000, str(2**40), "0..x", ""):
+        with pytest.raises(ArgumentError, match="must be a whole number below 2"):
+            read_seeds(text)
+
+
+def test_the_product_of_ranges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("lantern:delta=0.1..0.5/40,window=2..1000/40", "scd:window=1..9999999/99999"):
+        with pytest.raises(ArgumentError, match="recipes exceed the limit of 1,000; MMSPEC_MAX_RECIPES=N raises it"):
+            expand(text)
+    with pytest.raises(ArgumentError, match="--seeds: 10,001 seeds exceed the limit of 10,000"):
+        read_seeds("0..4999,5000..10000")
+    monkeypatch.setenv("MMSPEC_MAX_SEEDS", "10001")
+    assert len(read_seeds("0..4999,5000..10000")) == 10001
+    monkeypatch.setenv("MMSPEC_MAX_SEEDS", "many")
+    with pytest.raises(ArgumentError, match="MMSPEC_MAX_SEEDS='many' must be a whole number"):
+        read_seeds("0..9")
 
 
 def test_an_invalid_journal_line_is_named(tmp_path: Path) -> None:
@@ -358,9 +374,18 @@ def test_an_invalid_journal_line_is_named(tmp_path: Path) -> None:
         Journal(tmp_path).read()
 
 
+def finished_sample(folder: Path) -> SampleRecord:
+    """The record of a sample whose file exists."""
+    path = sample_path("plain", "a", 0)
+    (folder / path).parent.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(folder / path)
+    return SampleRecord(
+        "plain", "a", 0, 0, path.as_posix(), 1.0, 1.0, 1.0, {}, 1, 1.0, [1], 0, 0.0, None, None, [], None, None
+    )
+
+
 def test_a_journal_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    sample = SampleRecord("plain", "a", 0, 0, "x.png", 1.0, 1.0, 1.0, {}, 1, 1, [1], 0, 0.0, None, None, [], None, None)
-    (tmp_path / "x.png").touch()
+    sample = finished_sample(tmp_path)
     journal = Journal(tmp_path)
     for left in (b"", b"{", b"x" * 200_000):
         (tmp_path / "samples-0.jsonl").write_bytes(left)

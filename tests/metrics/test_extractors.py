@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, Dinov2Config, Dinov2Model
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -130,7 +135,7 @@ def test_images_of_different_size_raise() -> None:
 def test_missing_weights_and_packages_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match="unknown extractor 'clop'.*did you mean 'clip'"):
         load_extractor("clop", {})
-    with pytest.raises(ModelError, match="'shapes': cannot load a classifier from"):
+    with pytest.raises(ModelError, match="is no folder with a classifier that save_pretrained wrote"):
         load_extractor("shapes", {"shapes": str(tmp_path)})
     with pytest.raises(ArgumentError, match="'dinov2' needs weights; name a folder or Hub id with --dinov2"):
         load_extractor("dinov2", {})
@@ -142,6 +147,41 @@ def test_missing_weights_and_packages_raise(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "torch_fidelity.feature_extractor_inceptionv3", None)
     with pytest.raises(ModelError, match="pip install torch-fidelity"):
         load_extractor("inception", {"inception": str(tmp_path / "weights.pth")})
+
+
+def test_a_network_with_tensors_missing_is_refused(dinov2: Path, tmp_path: Path) -> None:
+    Dinov2Model.from_pretrained(dinov2).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(key for key in weights if "query.weight" in key)
+    save_file({key: value for key, value in weights.items() if key != lost}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lacks encoder\.layer\.0\.attention\S+; its network is another one"):
+        load_extractor("dinov2", {"dinov2": str(tmp_path)})
+    shapes().classifier.save_pretrained(tmp_path / "shapes")
+    (path,) = (tmp_path / "shapes").glob("*.safetensors")
+    weights = load_file(path)
+    lost = sorted(weights)[0]
+    save_file({key: value for key, value in weights.items() if key != lost}, path)
+    with pytest.raises(ModelError, match=f"'shapes': .* lacks {re.escape(lost)}"):
+        load_extractor("shapes", {"shapes": str(tmp_path / "shapes")})
+
+
+def test_code_of_a_folder_is_never_run_nor_offered(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(clip, tmp_path / "clip")
+    (tmp_path / "clip" / "evil.py").write_text("raise SystemExit('ran')\nclass Evil: pass\n")
+    for name, key in (("tokenizer_config.json", "AutoTokenizer"), ("preprocessor_config.json", "AutoImageProcessor")):
+        path = tmp_path / "clip" / name
+        value = ["evil.Evil", None] if key == "AutoTokenizer" else "evil.Evil"
+        settings = {k: v for k, v in json.loads(path.read_text()).items() if not k.endswith(("_class", "_type"))}
+        path.write_text(json.dumps(settings | {"auto_map": {key: value}, "tokenizer_class": "Evil"}))
+    (tmp_path / "clip" / "config.json").write_text(
+        json.dumps(json.loads((clip / "config.json").read_text()) | {"auto_map": {"CLIPModel": "evil.Evil"}})
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    with contextlib.suppress(ModelError):
+        load_extractor("clip", {"clip": str(tmp_path / "clip")})
+    assert "ran" not in capsys.readouterr().err
 
 
 def test_inception_is_called_as_torch_fidelity_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

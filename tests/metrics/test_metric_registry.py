@@ -13,7 +13,7 @@ import soundfile
 from PIL import Image
 
 from mmspec.cli.app import main
-from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
+from mmspec.errors import ArgumentError, MMSpecError, PluginError, UnknownNameError
 from mmspec.importing import resolve
 from mmspec.metrics import metric, registry
 from mmspec.metrics.audio.cepstrum import mel_cepstral_distortion
@@ -246,7 +246,7 @@ def test_a_metric_may_load_a_network_of_its_own(plugins: None, images: list[Path
         ("shape", ArgumentError, "metric 'shape' returned scores of shape [5, 3] for 5 samples"),
         ("finite", ArgumentError, "metric 'finite' returned nan for "),
         ("fewer", ArgumentError, "metric 'fewer' needs at least 9 samples (prompts times seeds): it sorts them; there"),
-        ("unfinished", NotImplementedError, "metric 'unfinished' has neither `statistic` nor `extract`"),
+        ("unfinished", PluginError, "metric 'unfinished' has neither `statistic` nor `extract`"),
     ],
 )
 def test_faulty_metrics_are_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -20,8 +21,12 @@ from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.evaluate import EvaluationResult
 from mmspec.metrics.evaluation.journal import sample_path
 from mmspec.metrics.evaluation.results import record_of, write_results
+from mmspec.metrics.evaluation.schema import json_schema, read_record
 from mmspec.metrics.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Point, chart, front
+from mmspec.metrics.report.markup import Element, document
 from mmspec.metrics.report.page import ReportRun, page
+from mmspec.metrics.report.samples import samples
+from mmspec.metrics.report.style import STYLE
 
 PROMPT = 'a "red" <circle> & more'
 RECIPES = ("plain", "scd", "lantern:delta=0.2")
@@ -94,12 +99,12 @@ def test_the_page_shows_every_number(record: dict[str, Any], tmp_path: Path) -> 
 
 def test_points_and_their_intervals_lie_inside_the_axes() -> None:
     points = [Point("a", "a", (1, 1, 1), (-3.0, -4.0, -2.0)), Point("b", "b", (2.5, 2, 3.7), (1e-3, 0, 2e-3))]
-    tree = ElementTree.fromstring(chart(points, "x < y", True))
+    tree = ElementTree.fromstring(str(chart(points, "x < y", True)))
     bars = [path.attrib["d"] for path in tree.iter("path") if path.attrib["class"] == "bar"]
     for bar in bars:
         left, y, right, x, low, high = map(float, re.findall(r"-?[\d.]+", bar))
         assert LEFT <= left <= x <= right <= WIDTH - RIGHT and TOP <= high <= y <= low <= HEIGHT - BOTTOM
-    one = ElementTree.fromstring(chart([Point("a", "a", (1, 1, 1), (2, 2, 2))], "y", None))
+    one = ElementTree.fromstring(str(chart([Point("a", "a", (1, 1, 1), (2, 2, 2))], "y", None)))
     assert len(list(one.iter("circle"))) == 1 and not list(one.iter("polyline"))
 
 
@@ -167,25 +172,172 @@ def test_several_runs_make_one_page(
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+def in_browser(text: str, folder: Path, width: int, report: str) -> tuple[str, str]:
+    """Renders a page in a frame, since a headless window is at least 500 pixels wide.
+
+    Args:
+        text: The page.
+        folder: For the browser's files.
+        width: Of the frame, in pixels.
+        report: A JavaScript expression on `page`, the document of the page.
+
+    Returns:
+        The value of the expression, and what the browser wrote to its console.
+    """
+    path = folder / "frame.html"
+    path.write_text(
+        f'<title>-</title><iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{escape(text)}"></iframe>'
+        "<script>const frame = document.querySelector('iframe'); frame.onload = () => { "
+        f"const page = frame.contentDocument; document.title = [{report}].join() }}</script>"
+    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr", "--v=0"]
+    flags += ["--window-size=1400,1000", f"--user-data-dir={folder / 'profile'}"]
+    command = [str(CHROMIUM), *flags, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r"<title>([^<]*)</title>", done.stdout)
+    assert found is not None
+    return found[1], "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_renders_the_page_without_messages(record: dict[str, Any], tmp_path: Path, width: int) -> None:
-    # What only a browser can check: nothing overflows sideways, the charts have a size. In a frame, since a headless
-    # window is at least 500 pixels wide.
-    probe = (
-        "<script>parent.document.title = [document.documentElement.scrollWidth, "
-        "document.querySelector('svg').getBoundingClientRect().width].join()</script></body>"
+    # What only a browser can check: nothing overflows sideways, the charts have a size, the policy allows the style.
+    values = (
+        "page.documentElement.scrollWidth, page.querySelector('svg').getBoundingClientRect().width, "
+        "page.querySelector('.samples img').naturalWidth, frame.contentWindow.getComputedStyle(page.body).maxWidth"
     )
-    inner = escape(page([ReportRun("", record, tmp_path)]).replace("</body>", probe))
-    path = tmp_path / "frame.html"
-    path.write_text(
-        f'<title>-</title><iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'
+    text, console = in_browser(page([ReportRun("", record, tmp_path)]), tmp_path, width, values)
+    assert not console
+    scroll, chart_width, image, style = text.split(",")
+    assert float(scroll) <= width and 200 < float(chart_width) < width and image == "256" and style == "1280px"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser")
+def test_the_policy_of_the_page_stops_what_is_added_to_it(record: dict[str, Any], tmp_path: Path) -> None:
+    added = (
+        "<script>document.body.id = 'ran'</script><img src='x:' onerror=\"document.body.id = 'ran'\"/>"
+        "<style>body { max-width: 7px }</style></body>"
     )
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    flags += ["--window-size=1400,1000", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [str(CHROMIUM), *flags, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in done.stderr
-    found = re.search(r"<title>([\d.]+),([\d.]+)</title>", done.stdout)
-    assert found is not None
-    assert float(found[1]) <= width and 200 < float(found[2]) < width
+    text = page([ReportRun("", record, tmp_path)]).replace("</body>", added)
+    values = "page.body.id, frame.contentWindow.getComputedStyle(page.body).maxWidth"
+    found, console = in_browser(text, tmp_path, 1280, values)
+    assert found == ",1280px" and console.count("Content Security Policy") >= 3
+
+
+ATTACK = '</title><script>alert(1)</script><img src=x onerror=alert(1)>"\' onload="x\x00\x1b\ud800'
+
+
+def test_no_value_becomes_markup(record: dict[str, Any], tmp_path: Path) -> None:
+    shape = tags(page([ReportRun("", record, tmp_path)]))
+    everywhere = attacked(record)
+    text = page([ReportRun(ATTACK, everywhere, tmp_path), ReportRun("two", record, tmp_path)])
+    assert tags(text) <= shape and "<script" not in text and "<img src=x" not in text
+    text.encode()
+    tree = ElementTree.fromstring(text.partition("\n")[2])
+    shown = ATTACK.replace("\x00", "\ufffd").replace("\x1b", "\ufffd").replace("\ud800", "\ufffd")
+    assert shown in [fact.text for fact in tree.iter("dd")]
+    assert not any(name.startswith("on") for element in tree.iter() for name in element.attrib)
+
+
+def tags(text: str) -> set[str]:
+    return {element.tag for element in ElementTree.fromstring(text.partition("\n")[2]).iter()}
+
+
+def attacked(value: Any, key: str = "") -> Any:
+    """The record with every text replaced, keys of mappings that users choose included."""
+    if isinstance(value, dict):
+        free = key in ("quality", "environment", "parts")
+        return {(ATTACK + k if free else k): attacked(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [attacked(one, key) for one in value]
+    return ATTACK if isinstance(value, str) else value
+
+
+def test_markup_takes_text_and_elements_of_its_list_only() -> None:
+    assert str(Element("p", "a<b", None, [Element("b", '"')], title="'&")) == (
+        '<p title="&#x27;&amp;">a&lt;b<b>&quot;</b></p>'
+    )
+    for tag, attributes in [("script", {}), ("iframe", {}), ("p", {"onclick": "x"}), ("p", {"style": "x"}),
+                            ("img", {"src": "http://x"}), ("a", {"href": "x"})]:  # fmt: skip
+        with pytest.raises(ValueError, match="the report has no element"):
+            Element(tag, **attributes)
+    with pytest.raises(ValueError, match="has no content"):
+        Element("img", "x")
+    assert STYLE in document("x", STYLE, [])
+    with pytest.raises(ValueError, match="read differently"):
+        document("x", "a > b {}", [])
+
+
+def damaged(record: dict[str, Any]) -> list[tuple[Any, str]]:
+    """Results that are not those of a run, and what the message says."""
+
+    def at(value: Any, *path: Any) -> Any:
+        copy = json.loads(json.dumps(record))
+        inner = copy
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        return copy
+
+    return [
+        ([], "should be an object"),
+        ({}, "schema version None; this mmspec reads 2"),
+        ({"schema_version": 2}, "config: Field required (and 3 more)"),
+        (at(["0<script>alert(1)</script>"], "config", "seeds"), "config.seeds.0: Input should be a valid integer"),
+        (at(["../../etc/x"], "config", "seeds"), "config.seeds.0: Input should be a valid integer"),
+        (at([], "config", "seeds"), "config has no prompts, or no seeds"),
+        (at({}, "rows"), "rows: Input should be a valid array"),
+        (at([], "rows"), "rows: List should have at least 1 item"),
+        (at("1", "rows", 0, "speed", "nfe"), "rows.0.speed.nfe: Input should be a valid number"),
+        (at(True, "rows", 0, "speed", "samples"), "rows.0.speed.samples: Input should be a valid integer"),
+        (at([2.0], "rows", 0, "speed", "accepted_at"), "less than or equal to 1"),
+        (at(0, "rows", 0, "speed", "grid"), "greater than or equal to 1"),
+        (at({}, "rows", 1, "quality"), "recipe 'scd' has other metrics than 'plain'"),
+        (at({"x": []}, "environment"), "environment.x"),
+        (at(10**30, "rows", 0, "speed", "peak_memory"), "less than"),
+    ]
+
+
+def test_results_of_others_are_checked(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    cases = [(json.dumps(value).encode(), message) for value, message in damaged(record)]
+    cases += [
+        (b"[" * 100_000, "recursion limit exceeded"),
+        (b"\xff\xfe", "Invalid JSON"),
+        (b"", "Invalid JSON"),
+        (b'{"schema_version": ' + b"9" * 5000 + b"}", "Invalid JSON: number out of range"),
+        (json.dumps(record).replace("2.0", "NaN").encode(), "finite number"),
+    ]
+    for content, message in cases:
+        path.write_bytes(content)
+        assert main(["report", str(tmp_path)]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1 and str(path) in error, (content[:80], error)
+        assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_shows_no_file_outside_of_the_folder(record: dict[str, Any], tmp_path: Path) -> None:
+    outside = tmp_path / "secret.png"
+    folder = tmp_path / "results"
+    Image.new("RGB", (9, 9)).save(outside)
+    link = folder / sample_path("plain", PROMPT, 3)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    assert "data:image/png;base64" not in "".join(map(str, samples(record["config"], folder)))
+    link.unlink()
+    shutil.copy(outside, link)
+    assert "data:image/png;base64" in "".join(map(str, samples(record["config"], folder)))
+
+
+def test_committed_results_are_of_the_published_schema(root: Path) -> None:
+    published = root / "docs" / "results.schema.json"
+    assert json.loads(published.read_text()) == json_schema(), (
+        "write it: see the module mmspec.metrics.evaluation.schema"
+    )
+    for path in [root / "examples/speech/eval/results.json", *(root / "examples/quality_vs_speed").glob("*.json")]:
+        content = path.read_bytes()
+        assert read_record(content, str(path)) == json.loads(content)

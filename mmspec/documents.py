@@ -1,0 +1,114 @@
+"""Reading JSON and YAML of unknown origin: size and depth are bounded, and every fault is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mmspec import limits
+from mmspec.errors import ArgumentError
+
+
+def read_json(path: Path, argument: str) -> Any:
+    """The value of a JSON file.
+
+    Args:
+        path: The file.
+        argument: What the user named, for messages.
+
+    Raises:
+        ArgumentError: If the file cannot be read, is no JSON, or exceeds `limits.FILE_BYTES` or `limits.DEPTH`.
+    """
+    return parse_json(_read(path, argument), f"{argument}: '{path}'")
+
+
+def parse_json(text: str | bytes, name: str) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: The text, in UTF-8 if it is bytes.
+        name: What it is called, for messages.
+
+    Raises:
+        ArgumentError: If it is no JSON, or is nested too deeply.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ArgumentError(_too_deep(name)) from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number of too many digits
+        raise ArgumentError(f"{name} is not valid JSON: {one_line(error)}") from None
+    check_depth(found, name)
+    return found
+
+
+def check_depth(value: Any, name: str) -> None:
+    """Checks how deeply lists and mappings are nested, without recursion.
+
+    Raises:
+        ArgumentError: If they exceed `limits.DEPTH`.
+    """
+    level, depth = [value], 0
+    while level := [
+        inner
+        for outer in level
+        if isinstance(outer, (dict, list))
+        for inner in (outer.values() if isinstance(outer, dict) else outer)
+        if isinstance(inner, (dict, list))
+    ]:
+        depth += 1
+        if depth >= limits.DEPTH.value:
+            raise ArgumentError(_too_deep(name))
+
+
+def read_yaml(path: Path, argument: str) -> Any:
+    """The value of a YAML file; anchors and aliases are refused, which a few lines can multiply into gigabytes.
+
+    Args:
+        path: The file.
+        argument: What the user named, for messages.
+
+    Raises:
+        ArgumentError: If the file cannot be read, is no YAML of plain values, or exceeds `limits.FILE_BYTES` or
+            `limits.DEPTH`.
+    """
+    import yaml
+
+    name = f"{argument}: '{path}'"
+    try:
+        text = _read(path, argument).decode("utf-8")
+        # The parser of events does not recurse; the composer of values does.
+        depth, most = 0, limits.DEPTH.value
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > most:
+                raise ArgumentError(_too_deep(name))
+            if isinstance(event, yaml.AliasEvent):
+                raise ArgumentError(f"{name}: aliases (*{event.anchor[:40]}) are not allowed; write the value out")
+        return yaml.safe_load(text)
+    except ArgumentError:
+        raise
+    # The constructor of values raises Python's own errors: for the date 2020-99-99, numbers of 5,000 digits, !!bool x.
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ArgumentError(f"{argument}: cannot read '{path}': {one_line(error)}") from None
+
+
+def one_line(error: object) -> str:
+    """A message of another library on one line."""
+    return " ".join(str(error).split())
+
+
+def _read(path: Path, argument: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(limits.FILE_BYTES.value + 1)  # not by its size: a device or a pipe has none
+    except OSError as error:
+        raise ArgumentError(f"{argument}: cannot read '{path}': {error.strerror or error}") from error
+    limits.FILE_BYTES.check(f"{argument}: '{path}'", len(content))
+    return content
+
+
+def _too_deep(name: str) -> str:
+    limit = limits.DEPTH
+    return f"{name} is nested deeper than the limit of {limit.value} levels; {limit.variable}=N raises it"

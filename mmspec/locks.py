@@ -1,0 +1,50 @@
+"""One process at a time in a results folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmspec.errors import ArgumentError
+
+FILE = ".mmspec.lock"
+_PARTIAL = ".mmspec-*.part"  # the temporary files of `mmspec.files.replacing`
+
+
+@contextmanager
+def locked(folder: Path, argument: str) -> Iterator[None]:
+    """Holds the lock of a folder during a block; the system releases it if the process is killed.
+
+    Temporary files that a killed process left in the folder are deleted first.
+
+    Args:
+        folder: An existing folder.
+        argument: What the user named, for messages.
+
+    Raises:
+        ArgumentError: If another process holds the lock, or the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / FILE, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ArgumentError(
+            f"{argument}: '{folder}' is in use by another mmspec process; wait until it ends, or name another folder"
+        ) from None
+    except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"{argument}: cannot lock '{folder}': {reason}; name another folder") from error
+    try:
+        for left in folder.rglob(_PARTIAL):
+            left.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.release()
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is the lock or a leftover of this module's folders, which make no folder "not empty"."""
+    return name == FILE or (name.startswith(".mmspec-") and name.endswith(".part"))
