@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmspec import hub
-from mmspec.errors import ArgumentError, ModelError, unknown_name
+from mmspec.errors import ArgumentError, ModelError, did_you_mean, unknown_name
+from mmspec.hub.published import refuse_layout, refuse_original
 from mmspec.importing import resolve
 from mmspec.registry import Info, plugins
 
@@ -25,6 +27,84 @@ MODELS = {
 def models() -> dict[str, Info]:
     """The models that `mmspec.load` accepts by name."""
     return {**plugins("mmspec.models"), **MODELS}
+
+
+# Arguments of other libraries' loaders -> what to do instead.
+ELSEWHERE = {
+    "torch_dtype": "use dtype=",
+    "device_map": "use device=, or load the model with transformers and pass it: mmspec.load(model, processor=...)",
+    "use_auth_token": "use token=",
+    "cache_folder": "use cache_dir=",
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
+    "force_download": "delete the repository from the cache with `hf cache delete`",
+    "draft_model": "use config={'draft_model': ...}, or pass draft_model to the pipeline's class",
+    "trust_remote_code": "mmspec runs no code from repositories; leave it out",
+    "recipe": "pass it to the call: pipe(prompt, recipe=...)",
+    "seed": "pass it to the call: pipe(prompt, seed=...)",
+    "generator": "pass it to the call: pipe(prompt, generator=...)",
+    "subfolder": "pass the local path of the folder as model",
+    "variant": "files without a variant are loaded; convert with dtype=",
+    "vae": "use tokenizer=",
+    "vqvae": "use tokenizer=",
+    "codec": "use tokenizer=, or config={'codec': ...}",
+    "style": "use config={'style': ...}",
+    "layout": "use config={'layout': ...}",
+    "voice": "use config={'voice': ...}",
+}
+# Arguments of `from_pretrained` that change the model that transformers builds.
+OF_TRANSFORMERS = (
+    "attn_implementation", "quantization_config", "load_in_8bit", "load_in_4bit", "low_cpu_mem_usage", "max_memory",
+    "offload_folder", "tp_plan", "use_safetensors", "adapter_kwargs",
+)  # fmt: skip
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
+
+
+def refuse_unknown(unknown: Mapping[str, object]) -> None:
+    """Checks that there are no unknown arguments.
+
+    Raises:
+        ArgumentError: If there is one; it names what to use instead.
+    """
+    for name in unknown:
+        if name in ELSEWHERE:
+            hint = f"; {ELSEWHERE[name]}"
+        elif name in OF_TRANSFORMERS:
+            hint = "; load the model with transformers and pass it: mmspec.load(model, processor=...)"
+        else:
+            own = [each for each in inspect.signature(load).parameters if each != "unknown"]
+            hint = f"{did_you_mean(name, own)}; its arguments are {', '.join(own)}"
+        raise ArgumentError(f"mmspec.load has no argument {name!r}{hint}")
+
+
+def read_dtype(dtype: Any) -> Any:
+    """A dtype by name as a `torch.dtype`; None, "auto" and a `torch.dtype` as they are.
+
+    Raises:
+        ArgumentError: If it is something else.
+    """
+    import torch
+
+    if dtype is None or isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    name = str(dtype).removeprefix("torch.")
+    found = getattr(torch, DTYPES.get(name, name), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        known = ("auto", "float32", "float16", "bfloat16")
+        raise ArgumentError(
+            f"dtype={dtype!r} is not allowed{did_you_mean(name, known)}; it is one of {', '.join(known)}"
+        )
+    return found
+
+
+def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> None:
+    """Checks that mmspec reads a repository, before its weights are downloaded; see `refuse_layout`."""
+    from mmspec.audio.load import SPEECH_ADAPTERS
+    from mmspec.hf.adapters import GENERATE_ADAPTERS
+    from mmspec.hf.folder import architecture
+    from mmspec.vision.hf.from_pretrained import ALIASES
+
+    classes = {*GENERATE_ADAPTERS, *SPEECH_ADAPTERS, *ALIASES, *plugins("mmspec.adapters")}
+    refuse_layout(repository, files, folder, None if folder is None else architecture(folder), classes)
 
 
 def check_device(device: Any) -> None:
@@ -50,8 +130,15 @@ def load(
     drafter: str | Path | None = None,
     device: str | None = None,
     dtype: Any = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    token: str | bool | None = None,
+    **unknown: object,
 ) -> Any:
     """Returns a pipeline for a named model, a Hub repository, local files or a loaded model.
+
+    Of a Hub repository, its description is downloaded first: one that mmspec cannot read is refused before its weights
+    are downloaded, and only the files that are used are.
 
     Args:
         model: A name (see `mmspec ls models`); a folder written by `save_pretrained`, of a pipeline or of a
@@ -68,20 +155,40 @@ def load(
             a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
         device: The device to load to; None for the CPU. Not allowed with a loaded model.
-        dtype: A `torch.dtype`; None for float32. Not allowed with a loaded model.
+        dtype: A `torch.dtype` or its name; "auto" for that of the files; None for float32. Not allowed with a loaded
+            model.
+        revision: The branch, tag or commit of the model's Hub repository; None for the main branch.
+        cache_dir: The folder that downloads are cached in; None for the Hub client's.
+        token: An access token for private and gated repositories; None for the one that `hf auth login` has stored,
+            False for none.
+        **unknown: Refused, with the argument that does what was meant.
 
     Raises:
         UnknownNameError: If the model is unknown.
         ModelError: If files are missing, damaged or of another model.
-        ArgumentError: If the device cannot be used, the model class has no adapter, or the model does not have an
-            option.
+        ArgumentError: If the device cannot be used, the model class has no adapter, the model does not have an option,
+            or an argument is unknown.
     """
+    refuse_unknown(unknown)
+    with hub.hub_access(hub.HubAccess(cache_dir, token)):
+        pipe = load_model(model, processor, tokenizer, config, device, read_dtype(dtype), revision)
+        if drafter is not None:
+            add_drafter(pipe, drafter)
+    return pipe
+
+
+def load_model(
+    model: Any,
+    processor: Any,
+    tokenizer: str | None,
+    config: Mapping[str, Any] | None,
+    device: str | None,
+    dtype: Any,
+    revision: str | None,
+) -> Any:
+    """A pipeline without a trained drafter; the arguments are those of `load`."""
     import torch
 
-    if drafter is not None:
-        pipe = load(model, processor=processor, tokenizer=tokenizer, config=config, device=device, dtype=dtype)
-        add_drafter(pipe, drafter)
-        return pipe
     if isinstance(model, torch.nn.Module):
         from mmspec.audio import load as audio
         from mmspec.vision.hf.from_pretrained import from_model
@@ -89,6 +196,8 @@ def load(
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
                 raise ArgumentError(f"{name} was given with a loaded model; move or convert the model instead")
+        if revision is not None:
+            raise ArgumentError(f"revision={revision!r} was given with a loaded model; leave it out")
         if audio.is_speech_model(type(model).__name__):
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
@@ -99,10 +208,13 @@ def load(
     known = models()
     path = Path(model)
     if model not in known and not path.exists():
-        fetched = hub.fetch(model)
+        refuse_original(model)
+        fetched = hub.fetch(model, revision, check_layout)
         if fetched is None:
             raise unknown_name("model", model, known)
         path = fetched
+    elif revision is not None:
+        raise ArgumentError(f"revision={revision!r} was given, but {model!r} is not a Hub id; leave it out")
     if model not in known:
         from mmspec.audio import load as audio
         from mmspec.hf.folder import architecture
@@ -127,6 +239,8 @@ def load(
     for name, value in (("tokenizer", tokenizer), ("config", config)):
         if value is not None:
             raise ArgumentError(f"{name} was given, but {model!r} does not take it; it is for original checkpoints")
+    if dtype == "auto":
+        raise ArgumentError(f"dtype='auto' was given, but {model!r} is not a model of transformers; name a dtype")
     if model in known:
         load_named: Callable[..., Any] = resolve(known[model].where)
         return load_named(device=device, dtype=dtype)

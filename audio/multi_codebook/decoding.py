@@ -117,11 +117,11 @@ class ColumnDecodingPlan:
                     raise ModelError(
                         f"draft_model makes {theirs} {what}, the model {ours}; they belong to different families"
                     )
-            s, small = draft.sampling, draft
+            small = draft
             resources = replace(
                 resources,
                 draft_model=lambda: small.target(recipe.window, False),
-                draft_sampling=[SamplingParams(s.temperature, s.top_k, s.top_p)] * len(seeds),
+                draft_sampling=[replace(draft.sampling, guidance_scale=1.0)] * len(seeds),
             )
         with torch.no_grad():
             target = self.target(recipe.window, self.guided)

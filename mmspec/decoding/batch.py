@@ -94,7 +94,7 @@ class BatchState:
         width, start = tokens.shape[1], self.length
         self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
         gained = np.minimum(accepted + 1, self.layout.length - start)
-        if (ends := self._ends(tokens)) is not None:
+        if (ends := self._ends(tokens, start, gained)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
             gained = np.where(stops, ended.argmax(1) + 1, gained)
@@ -114,15 +114,32 @@ class BatchState:
             self._tokens[self._index[:, 0], torch.from_numpy(length).to(self.device)] = tokens[:, 0]
         self._lengths[self.ids] = length + 1
         self._done = length + 1 >= self.layout.length
-        if (ends := self._ends(tokens)) is not None:
+        if (ends := self._ends(tokens, length, np.ones_like(length))) is not None:
             self._done |= ends[:, 0]
         return self.running()
 
-    def _ends(self, tokens: Tensor) -> NDArray[np.bool_] | None:
-        """Which tokens end their row, host bool [B, W]; None if no token does."""
-        if self.layout.ends is not None:
-            return self.layout.ends(tokens).cpu().numpy()
-        return np.isin(tokens.cpu().numpy(), list(self.layout.eos)) if self.layout.eos else None
+    def _ends(self, tokens: Tensor, start: NDArray[np.int64], gained: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which tokens end their row, host bool [B, W]; None if no token does.
+
+        Args:
+            tokens: [B, W, *cell], already written.
+            start: The number of tokens of each row before them, host int64 [B].
+            gained: The number of them that a row keeps if none ends it, host int64 [B].
+        """
+        layout, ends = self.layout, None
+        if layout.ends is not None:
+            ends = layout.ends(tokens).cpu().numpy()
+        elif layout.eos:
+            ends = np.isin(tokens.cpu().numpy(), list(layout.eos))
+        if layout.stops is None:
+            return ends
+        ends = np.zeros(tokens.shape[:2], dtype=bool) if ends is None else ends.copy()
+        for row, first, count, ended in zip(self.ids, start, gained, ends, strict=True):
+            for n in range(int(count)):
+                ended[n] = ended[n] or layout.stops(int(row), self._tokens[row, : first + n + 1])
+                if ended[n]:
+                    break
+        return ends
 
     def _wide(self, which: Tensor) -> Tensor:
         """A token mask bool [B, W] with trailing axes of size 1, to broadcast over the cell."""

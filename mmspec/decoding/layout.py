@@ -31,6 +31,8 @@ class Layout:
         ends: Maps tokens [B, W, *cell] to whether they end their row, bool [B, W]. Replaces `eos` if a token is not a
             single id.
         forced: The cells of columns that are forced.
+        stops: Maps a row of the request and its tokens so far, int64 [n, *cell], to whether the row ends with the last
+            of them. Called once per token, in order, after `eos` and `ends`.
     """
 
     length: int
@@ -42,6 +44,7 @@ class Layout:
     dtype: torch.dtype = torch.int64
     ends: Callable[[Tensor], Tensor] | None = None
     forced: ForcedCells | None = None
+    stops: Callable[[int, Tensor], bool] | None = None
 
     @property
     def kind(self) -> TokenKind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from transformers import (
     EosTokenCriteria,
     LogitNormalization,
     MaxLengthCriteria,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
@@ -22,6 +24,7 @@ from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.hf.allowed_tokens import AllowedFn, tabulate
 from mmspec.hf.logits_processors import KNOWN, convert_processor
+from mmspec.hf.modes import refuse_settings
 from mmspec.hf.plan import PlanRequest
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
@@ -33,14 +36,22 @@ ORDER = (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    MinPLogitsWarper,
+    TypicalLogitsWarper,
     LogitNormalization,
 )
 # Inputs that decoding sets itself.
 IGNORED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
 
 
-def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[LogitsProcessor, ...]]:
+def read_processors(
+    processors: Any, convert_unknown: Callable[[Any], LogitsProcessor] | None = None
+) -> tuple[dict[type, Any], tuple[LogitsProcessor, ...]]:
     """Splits logits processors into those of the sampler, by class, and functions of the prefix, in order.
+
+    Args:
+        processors: In order.
+        convert_unknown: Converts processors of classes that are not transformers'; None refuses them.
 
     Raises:
         ArgumentError: If a processor is of another class, or out of order.
@@ -50,15 +61,16 @@ def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[LogitsProce
     last = -1
     for processor in processors:
         kind = type(processor)
-        if kind in KNOWN:
+        foreign = convert_unknown is not None and not kind.__module__.startswith("transformers.")
+        if kind in KNOWN or foreign:
             if last >= ORDER.index(TemperatureLogitsWarper):
                 raise ArgumentError(f"logits_processor has {kind.__name__} after temperature, top-k or top-p")
-            converted.append(convert_processor(processor))
+            convert = convert_processor if convert_unknown is None or kind in KNOWN else convert_unknown
+            converted.append(convert(processor))
             continue
         if kind not in ORDER or kind in found:
-            names = ", ".join(known.__name__ for known in (*ORDER, *KNOWN))
-            what = " twice" if kind in found else ", which is not supported with drafts"
-            raise ArgumentError(f"logits_processor has {kind.__name__}{what}; allowed is one each of {names}")
+            what = " twice; leave one out" if kind in found else ", which is not supported with drafts"
+            raise ArgumentError(f"logits_processor has {kind.__name__}{what}; docs/arguments.md lists what is possible")
         if ORDER.index(kind) < last:
             raise ArgumentError(
                 f"logits_processor has {kind.__name__} out of order; temperature, top-k and top-p come last"
@@ -69,19 +81,28 @@ def read_processors(processors: Any) -> tuple[dict[type, Any], tuple[LogitsProce
 
 
 def read_sampling(found: Mapping[type, Any], do_sample: bool) -> SamplingParams:
-    """Temperature, top-k and top-p; temperature 0 for greedy search."""
+    """Temperature, top-k, top-p, min-p and typical-p; temperature 0 for greedy search.
+
+    Raises:
+        ArgumentError: If min-p or typical-p must keep more than one token.
+    """
     if not do_sample:
         return SamplingParams(temperature=0)
-    temperature, top_k, top_p = (found.get(kind) for kind in ORDER[2:5])
+    temperature, top_k, top_p, min_p, typical_p = (found.get(kind) for kind in ORDER[2:7])
+    for name, each in (("min_p", min_p), ("typical_p", typical_p)):
+        if each is not None and each.min_tokens_to_keep != 1:
+            raise ArgumentError(f"{name} with min_tokens_to_keep={each.min_tokens_to_keep} is not supported; use 1")
     return SamplingParams(
         temperature=1.0 if temperature is None else float(temperature.temperature),
         top_k=0 if top_k is None else int(top_k.top_k),
         top_p=1.0 if top_p is None else float(top_p.top_p),
+        min_p=0.0 if min_p is None else float(min_p.min_p),
+        typical_p=1.0 if typical_p is None else float(typical_p.mass),
     )
 
 
 def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int]]:
-    """The number of new tokens, and the ids that end a row.
+    """The number of new tokens, and the ids that end a row, for models that evaluate no other criteria.
 
     Args:
         stopping_criteria: The stopping criteria of the call.
@@ -90,25 +111,51 @@ def read_length(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int
     Raises:
         ArgumentError: If there is no length, or a criterion other than a length and end-of-sequence ids.
     """
+    length, ends, others = read_stopping(stopping_criteria, prompt)
+    refuse_criteria(others)
+    return length, ends
+
+
+def read_stopping(stopping_criteria: Any, prompt: int) -> tuple[int, frozenset[int], tuple[Any, ...]]:
+    """The number of new tokens, the ids that end a row, and all other criteria.
+
+    Args:
+        stopping_criteria: The stopping criteria of the call.
+        prompt: Tokens of the prompt.
+
+    Raises:
+        ArgumentError: If there is no length.
+    """
     length: int | None = None
     ends: frozenset[int] = frozenset()
+    others: list[Any] = []
     for criterion in stopping_criteria:
         if type(criterion) is MaxLengthCriteria:
             length = int(criterion.max_length) - prompt
         elif type(criterion) is EosTokenCriteria:
-            ends = frozenset(criterion.eos_token_id.flatten().tolist())
+            ends |= frozenset(criterion.eos_token_id.flatten().tolist())
         else:
-            raise ArgumentError(
-                f"stopping_criteria has {type(criterion).__name__}, which is evaluated after every token; "
-                "use max_new_tokens and eos_token_id"
-            )
+            others.append(criterion)
     if length is None or length < 1:
         raise ArgumentError("max_new_tokens is not set; give the number of tokens to generate, 1 or more")
-    return length, ends
+    return length, ends, tuple(others)
+
+
+def refuse_criteria(criteria: Sequence[Any]) -> None:
+    """Checks that there is no criterion besides a length and end-of-sequence ids.
+
+    Raises:
+        ArgumentError: If there is one.
+    """
+    if criteria:
+        raise ArgumentError(
+            f"stopping_criteria has {type(criteria[0]).__name__}, which is a function of the ids of one vocabulary and "
+            "is not supported for this model; use max_new_tokens and eos_token_id"
+        )
 
 
 def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -> None:
-    """Checks that a call samples or searches greedily, and starts from a prompt.
+    """Checks that a call samples or searches greedily, starts from a prompt, and sets nothing that would be ignored.
 
     Args:
         config: The prepared `GenerationConfig`.
@@ -116,14 +163,13 @@ def refuse_modes(config: Any, inputs: Mapping[str, Any], embeds: bool = False) -
         embeds: Whether the model accepts a prompt in `inputs_embeds`.
 
     Raises:
-        ArgumentError: If the call uses beams, returns scores or hidden states, continues from a filled cache, or
-            passes `inputs_embeds` that the model does not accept.
+        ArgumentError: If the call uses beams or another mode of decoding, returns scores or hidden states, chooses a
+            cache that mmspec does not have, continues from a filled cache, or passes `inputs_embeds` that the model
+            does not accept.
     """
     if config.num_beams not in (None, 1):
         raise ArgumentError(f"num_beams={config.num_beams} is not supported; use sampling or greedy search")
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name, False):
-            raise ArgumentError(f"{name}=True is not supported; it would include rejected drafts")
+    refuse_settings(config)
     cache = inputs.get("past_key_values")
     if cache is not None and int(cache.get_seq_length()) > 0:
         raise ArgumentError("past_key_values already holds tokens; mmspec prefills the prompt itself: leave it out")

@@ -11,6 +11,7 @@ import transformers
 from safetensors import SafetensorError
 
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.hub import current_access
 
 # Argument names of original LlamaGen files, whose converted form uses a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
@@ -46,7 +47,8 @@ def read_processor(where: str | Path, name: str) -> Any:
     """
     kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
     try:
-        return getattr(transformers, kind).from_pretrained(where)
+        access = current_access()
+        return getattr(transformers, kind).from_pretrained(where, cache_dir=access.cache_dir, token=access.token)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {reason}") from None

@@ -16,21 +16,34 @@ from mmspec.decoding.batch import Step
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
-from mmspec.decoding.processed_target import ProcessedTarget, normalised_guidance
+from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, normalised_guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
-from mmspec.engine import run
+from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.adapters import GenerateAdapter, adapter_of
 from mmspec.hf.allowed_tokens import confirm
-from mmspec.hf.arguments import read_length, read_processors, read_request, read_sampling, refuse_modes
+from mmspec.hf.arguments import (
+    read_processors,
+    read_request,
+    read_sampling,
+    read_stopping,
+    refuse_criteria,
+    refuse_modes,
+)
+from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, with_cuda_graphs
 from mmspec.hf.codebook import read_codebook
+from mmspec.hf.custom_processors import after_allowed_ids, check_processor
+from mmspec.hf.modes import refuse_dropped
 from mmspec.hf.ngram import count_table
 from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.hf.request import GenerateRequest, unwrap
-from mmspec.recipes import Recipe, parse
+from mmspec.hf.stopping import StopTest
+from mmspec.hf.streaming import TokenStream
+from mmspec.recipes import DEFAULT, Recipe, parse
+from mmspec.sampling.logits_processors import one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
@@ -54,7 +67,7 @@ def generate(
     stopping_criteria: Any,
     generation_config: Any,
     *,
-    recipe: str | Recipe = "scd",
+    recipe: str | Recipe | None = None,
     seed: int | Sequence[int] | None = None,
     draft_model: Any = None,
     table: Tensor | None = None,
@@ -65,13 +78,12 @@ def generate(
 ) -> Tensor | GenerateOutput:
     """Generates the tokens of images or audio by a recipe; pass it to `model.generate` as `custom_generate`.
 
-    The other arguments of `model.generate` keep their meaning: `do_sample`, `temperature`, `top_k`, `top_p`,
-    `guidance_scale` with negative prompts, `prefix_allowed_tokens_fn`, `max_new_tokens`, `eos_token_id`,
-    `num_return_sequences`; those that are not given have the model's defaults. The KV cache is always mmspec's, and
-    `prefix_allowed_tokens_fn` may depend on the position, the row and the prompt only. `repetition_penalty`,
-    `no_repeat_ngram_size`, `min_new_tokens`, `suppress_tokens` and others that `mmspec.hf.logits_processors` lists are
-    applied to the prefix of every drafted position. transformers does not pass on `streamer` and `assistant_model`; use
-    `on_step` and `draft_model` instead.
+    The other arguments of `model.generate` do what they do in transformers, or are refused in one line;
+    docs/arguments.md lists them all. `streamer` receives the tokens as they are committed, and its `end()` is called
+    even after an error. `assistant_model` is another name of `draft_model`. The KV cache is always mmspec's.
+    `prefix_allowed_tokens_fn` may depend on the position, the row and the prompt only. Logits processors and stopping
+    criteria must be functions of one row's ids (and logits): they are evaluated at drafted positions, each with its own
+    prefix, and for every committed token. A row that has ended is padded, also without `eos_token_id`.
 
     The model may be quantised, offloaded, sharded or compiled: decoding calls its parts and does not read their
     weights. Layers that quantise their inputs with one scale per call, such as torch's dynamic int8, make a token's
@@ -86,7 +98,7 @@ def generate(
         logits_processor: Passed by transformers.
         stopping_criteria: Passed by transformers.
         generation_config: Passed by transformers.
-        recipe: How to decode, e.g. `"scd:window=32"`.
+        recipe: How to decode, e.g. `"scd:window=32"`; None is `"draft"` with a draft model, else `"scd"`.
         seed: Row i uses `seed + i`; or one seed per row. None takes one from torch's global generator.
         draft_model: A smaller model of the same class, for the recipe `draft`.
         table: Images for an n-gram table, for the recipe `table` and for initial draft tokens: the new ids of earlier
@@ -106,36 +118,90 @@ def generate(
         UnknownNameError: If there is no recipe or rule of that name.
         ModelError: If draft model or heads do not fit the model.
     """
-    recipe = parse(recipe)
-    own = getattr(adapter_of(unwrap(model)), "generate", None)
-    if own is not None:
-        prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
-        return own(GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step))
-    job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
-    plan, first, rows = job.plan, job.plan.first_id, len(input_ids)
+    dropped = dropped_arguments(unwrap(model))
+    try:
+        refuse_dropped(dropped, generation_config)
+        draft_model = one_draft_model(draft_model, dropped.assistant_model)
+        recipe = choose_recipe(recipe, draft_model, dropped.assistant_model is not None)
+        own = getattr(adapter_of(unwrap(model)), "generate", None)
+        if own is not None:
+            if dropped.streamer is not None:
+                raise ArgumentError(
+                    f"streamer is not supported for {type(unwrap(model)).__name__}, whose tokens are not single ids; "
+                    "use on_step"
+                )
+            prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+            return own(GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step))
+        job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+        resources = job.resources(draft_model, recipe.window, heads)
+        observer = job.observer(on_step, dropped.streamer)
+        decoded = decode(job, recipe, seed, resources, table, observer, measure_entropy)
+    finally:
+        # A reader in another thread waits for the end, also after an error.
+        if dropped.streamer is not None:
+            dropped.streamer.end()
+    tokens = decoded.tokens[:, : job.longest(decoded.tokens)] + job.plan.first_id
+    prompted = torch.cat([job.request.input_ids, tokens], dim=1)
+    confirm(job.request, prompted, {end + job.plan.first_id for end in job.layout.eos})
+    sequences = prompted if job.plan.keep_prompt else tokens
+    if generation_config.return_dict_in_generate:
+        return GenerateOutput(sequences=sequences, stats=decoded.stats)
+    return sequences
 
-    def on_step_in_ids(step: Step) -> None:
-        assert on_step is not None
-        on_step(replace(step, tokens=[tokens + first for tokens in step.tokens]))
 
-    ngrams = count_table(table, recipe, job.layout, first, plan.backbone.vocab_size, plan.backbone.device)
-    decoded = run(
+def one_draft_model(draft_model: Any, assistant_model: Any) -> Any:
+    """The draft model under either of its names.
+
+    Raises:
+        ArgumentError: If both are given.
+    """
+    if draft_model is not None and assistant_model is not None:
+        raise ArgumentError("draft_model and assistant_model name the same thing; give one of them")
+    return draft_model if assistant_model is None else assistant_model
+
+
+def choose_recipe(recipe: str | Recipe | None, draft_model: Any, assisted: bool) -> Recipe:
+    """The recipe of a call.
+
+    Args:
+        recipe: As the caller gave it.
+        draft_model: The draft model, or None.
+        assisted: Whether it was given as `assistant_model`, which asks for nothing but drafts from that model.
+
+    Raises:
+        UnknownNameError: If there is no recipe or rule of that name.
+        ArgumentError: If the recipe has a knob that is not allowed, or does not use the assistant model.
+    """
+    chosen = parse(recipe if recipe is not None else DEFAULT if draft_model is None else "draft")
+    if assisted and not chosen.needs_draft_model:
+        raise ArgumentError(
+            f"assistant_model was given, but recipe '{chosen}' does not draft with a draft model; use recipe='draft'"
+        )
+    return chosen
+
+
+def decode(
+    job: GenerateJob,
+    recipe: Recipe,
+    seed: int | Sequence[int] | None,
+    resources: DraftResources,
+    table: Tensor | None,
+    on_step: OnStep | None,
+    measure_entropy: bool,
+) -> Decoded:
+    """Decodes a call of `generate` whose tokens are single ids; the arguments are those of `generate`."""
+    plan, rows = job.plan, len(job.request.input_ids)
+    ngrams = count_table(table, recipe, job.layout, plan.first_id, plan.backbone.vocab_size, plan.backbone.device)
+    return run(
         job.target(plan, recipe.window),
         recipe,
         job.layout,
         [job.sampling] * rows,
         salted(row_seeds(seed, rows), plan.salt),
-        replace(job.resources(draft_model, recipe.window, heads), table=ngrams),
-        on_step_in_ids if on_step is not None else None,
+        replace(resources, table=ngrams),
+        on_step,
         measure_entropy,
     )
-    tokens = decoded.tokens[:, : longest(decoded.tokens, job.layout.eos)] + first
-    prompted = torch.cat([job.request.input_ids, tokens], dim=1)
-    confirm(job.request, prompted, {end + first for end in job.layout.eos})
-    sequences = prompted if plan.keep_prompt else tokens
-    if generation_config.return_dict_in_generate:
-        return GenerateOutput(sequences=sequences, stats=decoded.stats)
-    return sequences
 
 
 @dataclass(frozen=True)
@@ -150,6 +216,7 @@ class GenerateJob:
         plan: How the model decodes them.
         layout: The sequence to generate, in the loop's tokens.
         sampling: The sampling parameters of all rows.
+        stop_test: Stopping criteria other than a length and end-of-sequence ids, or None.
     """
 
     model: Any
@@ -159,6 +226,38 @@ class GenerateJob:
     plan: Plan
     layout: Layout
     sampling: SamplingParams
+    stop_test: StopTest | None = None
+
+    def observer(self, on_step: OnStep | None, streamer: Any) -> OnStep | None:
+        """The callback of the loop, whose tokens count from 0: calls `on_step` and feeds a streamer with ids.
+
+        Args:
+            on_step: The callback of the call, or None.
+            streamer: A streamer of transformers, or None.
+        """
+        if on_step is None and streamer is None:
+            return None
+        first, layout = self.plan.first_id, self.layout
+        stream = None
+        if streamer is not None:
+            eos = {end + first for end in layout.eos}
+            stopped = {} if self.stop_test is None else self.stop_test.lengths
+            stream = TokenStream(streamer, layout.length, eos, layout.pad + first, stopped)
+
+        def observe(step: Step) -> None:
+            step = replace(step, tokens=[tokens + first for tokens in step.tokens])
+            if stream is not None:
+                stream(step)
+            if on_step is not None:
+                on_step(step)
+
+        return observe
+
+    def longest(self, tokens: Tensor) -> int:
+        """The length of the longest row of tokens int64 [B, N]."""
+        stopped = {} if self.stop_test is None else self.stop_test.lengths
+        lengths = row_lengths(tokens, self.layout.eos).tolist()
+        return max(stopped.get(row, length) for row, length in enumerate(lengths))
 
     def target(self, plan: Plan, slack: int, guided: bool = True) -> CausalTarget | CUDAGraphTarget | ProcessedTarget:
         """The model of a plan with its prompts.
@@ -208,12 +307,11 @@ class GenerateJob:
         plan = self.adapter.plan(draft_model, self.request)
         if plan.length != self.plan.length:
             raise ModelError(f"draft_model generates images of {plan.length} tokens, the model of {self.plan.length}")
-        s = self.sampling
         # Without guidance by default, which halves the work: a draft is tested against the distribution it came from.
         return DraftResources(
             draft_model=lambda: self.target(plan, slack, guided=False),
             guided_draft_model=None if plan.uncond is None else lambda: self.target(plan, slack),
-            draft_sampling=[SamplingParams(s.temperature, s.top_k, s.top_p)] * len(self.request.input_ids),
+            draft_sampling=[replace(self.sampling, guidance_scale=1.0)] * len(self.request.input_ids),
             codebook=codebook,
             adaptive_windows=adaptive_windows_of(self.model),
             heads=known,
@@ -237,14 +335,27 @@ def prepare(
     model = unwrap(model)
     adapter = adapter_of(model)
     refuse_modes(generation_config, inputs, getattr(adapter, "READS_EMBEDS", False))
-    found, processors = read_processors(logits_processor)
+    custom: list[Any] = []
+
+    def convert_custom(processor: Any) -> LogitsProcessor:
+        custom.append(processor)
+        return one_by_one(processor)
+
+    found, processors = read_processors(logits_processor, convert_custom)
     sampling = read_sampling(found, bool(generation_config.do_sample))
     # Weights that accelerate offloads are on the device "meta" between calls; its hooks accept inputs on any device.
     input_ids = input_ids if model.device.type == "meta" else input_ids.to(model.device)
-    length, eos = read_length(stopping_criteria, input_ids.shape[1])
+    length, eos, criteria = read_stopping(stopping_criteria, input_ids.shape[1])
     vocab_size = adapter.vocab_size(model)
+    for processor in custom:
+        check_processor(processor, input_ids, vocab_size)
     request = read_request(model, input_ids, found, processors, length, vocab_size, generation_config, inputs)
+    processors = after_allowed_ids(processors, custom, request.allowed, input_ids.shape[1])
+    request = replace(request, processors=processors)
     plan = adapter.plan(model, request)
+    if plan.history is None:
+        refuse_criteria(criteria)
+    stop_test = StopTest(criteria, input_ids, plan.first_id) if criteria else None
     pad = getattr(generation_config, "_pad_token_tensor", None)
     layout = Layout(
         length=plan.length,
@@ -253,10 +364,12 @@ def prepare(
         # An id whose logit is not computed is never generated; as padding it is only written.
         eos=frozenset(end - plan.first_id for end in eos) if plan.ends else frozenset(),
         pad=0 if pad is None else int(pad) - plan.first_id,
+        stops=stop_test,
     )
     # Guidance precedes logits processors of the prefix, so `ProcessedTarget` applies both.
     scale = 1.0 if processors else plan.guidance_scale
-    return GenerateJob(model, adapter, vocab_size, request, plan, layout, replace(sampling, guidance_scale=scale))
+    sampling = replace(sampling, guidance_scale=scale)
+    return GenerateJob(model, adapter, vocab_size, request, plan, layout, sampling, stop_test)
 
 
 def salted(seeds: Sequence[int], salt: Sequence[int] | None) -> list[int]:
@@ -264,10 +377,9 @@ def salted(seeds: Sequence[int], salt: Sequence[int] | None) -> list[int]:
     return list(seeds) if salt is None else [(s ^ (extra << 32)) % 2**64 for s, extra in zip(seeds, salt, strict=True)]
 
 
-def longest(tokens: Tensor, eos: frozenset[int]) -> int:
-    """The length of the longest row of tokens int64 [B, N], its end-of-sequence token included."""
+def row_lengths(tokens: Tensor, eos: frozenset[int]) -> Tensor:
+    """The length of each row of tokens int64 [B, N], its first end-of-sequence token included: int64 [B]."""
     if not eos:
-        return tokens.shape[1]
+        return torch.full(tokens.shape[:1], tokens.shape[1])
     end = torch.isin(tokens, torch.tensor(sorted(eos), device=tokens.device))
-    lengths = torch.where(end.any(1), end.int().argmax(1) + 1, tokens.shape[1])
-    return int(lengths.max())
+    return torch.where(end.any(1), end.int().argmax(1) + 1, tokens.shape[1])

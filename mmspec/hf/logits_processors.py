@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import (
     AlternatingCodebooksLogitsProcessor,
+    ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
@@ -29,6 +31,7 @@ from mmspec.sampling.logits_processors import RepetitionPenalty, one_by_one
 # not matter. Classes in PREFIX_DEPENDENT read the ids before the position, classes in
 # POSITION_INDEPENDENT only the logits.
 PREFIX_DEPENDENT: tuple[type, ...] = (
+    ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
     MinLengthLogitsProcessor,
@@ -38,7 +41,11 @@ PREFIX_DEPENDENT: tuple[type, ...] = (
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
 )
-POSITION_INDEPENDENT: tuple[type, ...] = (SuppressTokensLogitsProcessor, BarkEosPrioritizerLogitsProcessor)
+POSITION_INDEPENDENT: tuple[type, ...] = (
+    SuppressTokensLogitsProcessor,
+    BarkEosPrioritizerLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+)
 KNOWN = (
     RepetitionPenaltyLogitsProcessor,
     AlternatingCodebooksLogitsProcessor,

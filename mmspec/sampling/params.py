@@ -21,6 +21,8 @@ class SamplingParams:
         top_p: In (0, 1]; keep the smallest set of most likely tokens with at least this mass.
         guidance_scale: Classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off.
         guidance_end: The first position without guidance; None guides all positions.
+        min_p: Keep the tokens at least this much as likely as the most likely one, 0 to 1; 0 is off.
+        typical_p: In (0, 1]; keep the tokens with the most typical information up to this mass; 1 is off.
 
     Raises:
         ArgumentError: If a value is out of range.
@@ -31,6 +33,8 @@ class SamplingParams:
     top_p: float = 1.0
     guidance_scale: float = 1.0
     guidance_end: int | None = None
+    min_p: float = 0.0
+    typical_p: float = 1.0
 
     def __post_init__(self) -> None:
         def check(name: str, ok: Callable[[Any], bool], allowed: str, kind: type = Real) -> None:
@@ -41,4 +45,6 @@ class SamplingParams:
         check("temperature", lambda t: t == 0 or 1e-4 <= t < math.inf, "0 (greedy) or at least 0.0001")
         check("top_k", lambda k: 0 <= k < 2**31, "an integer, 0 (off) or more", Integral)
         check("top_p", lambda p: 0 < p <= 1, "above 0 and at most 1 (off)")
+        check("min_p", lambda p: 0 <= p <= 1, "from 0 (off) to 1")
+        check("typical_p", lambda p: 0 < p <= 1, "above 0 and at most 1 (off)")
         check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")

@@ -1,6 +1,6 @@
 """Samplers: the target distribution of a position from its logits, samples from it, and the verification of drafts.
 
-The order of operations is fixed: guidance (in float32), forbidden tokens, temperature, top-k, top-p, softmax.
+The order of operations is fixed: guidance (in float32), forbidden tokens, temperature, top-k, top-p, min-p, typical-p.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, verify
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
+from mmspec.sampling.truncation import keep_min_p, keep_typical
 
 NO_END = 2**62
 
@@ -71,16 +72,20 @@ class TokenSampler:
         self.greedy = column([r.temperature == 0 for r in params], torch.bool)
         self.top_k = column([r.top_k for r in params], torch.int64)
         self.top_p = column([r.top_p for r in params])
+        self.min_p = column([r.min_p for r in params])
+        self.typical_p = column([r.typical_p for r in params])
         self._any_greedy = any(r.temperature == 0 for r in params)
         self._all_greedy = all(r.temperature == 0 for r in params)
         self._any_temperature = any(r.temperature not in (0, 1) for r in params)
         self._guidance_ends = any(r.guidance_end is not None for r in params)
         self._max_k = max((r.top_k for r in params), default=0)
         self._any_p = any(r.top_p < 1 for r in params)
+        self._any_min_p = any(r.min_p > 0 for r in params)
+        self._any_typical_p = any(r.typical_p < 1 for r in params)
 
     def select_rows(self, row_ids: Tensor) -> None:
         """Drops all rows except these (int64 [rows'])."""
-        for name in ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p"):
+        for name in ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p", "min_p", "typical_p"):
             setattr(self, name, getattr(self, name)[row_ids])
         if self.constraint is not None:
             self.constraint = self.constraint.select_rows(row_ids)
@@ -97,13 +102,14 @@ class TokenSampler:
         """Probabilities float32 [B, W, V]; a greedy row has all its mass on one token.
 
         With the Triton kernels they are not written out: see `mmspec.sampling.lazy_probs`. The kernels have no
-        gradients, so logits that require gradients take the torch path.
+        gradients, and no min-p and typical-p, so that logits that require gradients, and these, take the torch path.
 
         Args:
             logits: The logits of the window.
             positions: int64 [B, W], the position of each slot.
         """
-        if choose(logits.cond.device.type) == "triton" and not logits.cond.requires_grad:
+        in_torch = logits.cond.requires_grad or self._any_min_p or self._any_typical_p
+        if not in_torch and choose(logits.cond.device.type) == "triton":
             return self._lazy(logits, positions)
         z = logits.cond.float()
         if logits.uncond is not None:
@@ -125,6 +131,10 @@ class TokenSampler:
         p = z.softmax(-1)
         if self._any_p:
             p = keep_top_p(p, self.top_p)
+        if self._any_min_p:
+            p = keep_min_p(p, self.min_p)
+        if self._any_typical_p:
+            p = keep_typical(p, self.typical_p)
         return p if greedy is None else torch.where(self.greedy, greedy, p)
 
     def _lazy(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:

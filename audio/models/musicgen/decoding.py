@@ -7,7 +7,7 @@ such argument. It returns the audio that their own `generate` returns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ def read(call: GenerateRequest) -> MusicgenRequest:
             f"max_new_tokens={length - codes.shape[1]} is not allowed; {last + 1} columns make one frame of "
             f"{codebooks} codebooks"
         )
-    sampling = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, scale)
+    sampling = replace(sampling, guidance_scale=scale)
     return MusicgenRequest(codes, length, sampling, inputs)
 
 

@@ -1,0 +1,50 @@
+"""Arguments of transformers' `generate` that it does not pass on to the callable in `custom_generate`.
+
+`GenerationMixin.generate` drops `streamer`, `assistant_model` and `synced_gpus` on the way to a callable. They are
+still the local variables of its frame, which is where this module reads them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers.generation import GenerationMixin
+
+CODE = inspect.unwrap(GenerationMixin.generate).__code__  # without the decorator `torch.no_grad()`
+
+
+@dataclass(frozen=True)
+class DroppedArguments:
+    """The arguments of a call of `generate` that transformers drops; the defaults are those of a direct call.
+
+    Attributes:
+        streamer: Receives the tokens.
+        assistant_model: A draft model.
+        synced_gpus: As the caller passed it.
+        given: All keywords that `generate` has no parameter for, as the caller passed them.
+    """
+
+    streamer: Any = None
+    assistant_model: Any = None
+    synced_gpus: bool | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+def dropped_arguments(model: Any) -> DroppedArguments:
+    """The arguments that the `generate` of transformers, which is on the call stack, does not pass on.
+
+    Args:
+        model: The model whose `generate` was called, without the wrapper of `torch.compile`.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code is CODE and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    if frame is None:
+        return DroppedArguments()
+    found = dict(frame.f_locals)
+    return DroppedArguments(
+        found.get("streamer"), found.get("assistant_model"), found.get("synced_gpus"), found.get("kwargs") or {}
+    )

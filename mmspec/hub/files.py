@@ -1,0 +1,92 @@
+"""The files of a published repository that mmspec reads, of those that it holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+# Files that say what a repository holds, downloaded before all others.
+DESCRIPTIONS = ("config.json", "model_index.json")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+# Formats of other libraries, states of training runs, and demonstrations.
+_FOREIGN = re.compile(
+    r".*\.(onnx|onnx_data|gguf|h5|msgpack|ot|tflite|mlmodel|engine|distcp|zip|tar|gz|mp4|gif|jpe?g|png|pdf|ipynb|py)"
+    r"|(optimizer|scheduler|training_args|rng_state)\S*\.(pt|pth|bin|safetensors)|trainer_state\.json|events\.out\..*"
+)
+_TRAINING = re.compile(r"(checkpoint-\d+|global_step\d+|runs|logs|\.git.*)")
+# Weights as transformers and diffusers name them, whole or in parts; a variant such as "fp16" is not among them.
+_SAFE = re.compile(r"(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors")
+_TORCH = re.compile(r"(diffusion_)?pytorch_model(-\d+-of-\d+)?\.bin")
+_INDEX = re.compile(r"(diffusion_)?(pytorch_)?model\.(bin|safetensors)(\.index\.json)")
+# The folders of diffusers' pipelines of which mmspec loads only some, by the pipeline's class.
+PARTS = {"GlmImagePipeline": ("vision_language_encoder", "processor")}
+# Published layouts with weights of other names: a file that marks each, and the weights that mmspec reads.
+MARKED = {"t3_cfg.safetensors": ("t3_cfg.safetensors", "conds.pt"), "llm.pt": ("llm.pt",)}
+
+
+def read_description(folder: Path | None, file: str) -> dict[str, Any]:
+    """The JSON object in a description; {} if there is none."""
+    if folder is None:
+        return {}
+    try:
+        found = json.loads((folder / file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def needed_files(files: Sequence[str], folder: Path | None) -> list[str]:
+    """The files to download.
+
+    One format of the weights is enough: `.safetensors` where it is whole, else PyTorch's. Of a pipeline whose parts
+    mmspec does not all use, those it does.
+
+    Args:
+        files: All files of the repository.
+        folder: Contains the descriptions of the repository; None if it has none.
+    """
+    kept = [file for file in files if not is_foreign(file)]
+    parts = PARTS.get(str(read_description(folder, "model_index.json").get("_class_name")))
+    if parts is not None:
+        kept = [file for file in kept if file == "model_index.json" or file.split("/")[0] in parts]
+    by_folder: defaultdict[str, list[str]] = defaultdict(list)
+    for file in kept:
+        by_folder[str(PurePosixPath(file).parent)].append(file)
+    return [file for group in by_folder.values() for file in one_format(group)]
+
+
+def is_foreign(file: str) -> bool:
+    """Whether a file is of no use to mmspec, whatever else the repository holds."""
+    *folders, name = file.split("/")
+    return bool(_FOREIGN.fullmatch(name)) or any(_TRAINING.fullmatch(folder) for folder in folders)
+
+
+def one_format(files: Sequence[str]) -> list[str]:
+    """The files of one folder without the weights that hold the same in another format or precision."""
+    names = {file: PurePosixPath(file).name for file in files}
+    marked = next((weights for mark, weights in MARKED.items() if mark in names.values()), None)
+    chosen: set[str] | None = None
+    if marked is not None:
+        chosen = {file for file, name in names.items() if name in marked}
+    else:
+        for pattern in (_SAFE, _TORCH):
+            chosen = chosen or {file for file, name in names.items() if pattern.fullmatch(name)}
+    if not chosen:
+        return list(files)
+    suffix = PurePosixPath(min(chosen)).suffix
+    kept = []
+    for file, name in names.items():
+        index = _INDEX.fullmatch(name)
+        other_index = index is not None and f".{index.group(3)}" != suffix
+        if file in chosen or not (PurePosixPath(name).suffix in WEIGHTS or other_index):
+            kept.append(file)
+    return kept
+
+
+def checkpoints(files: Sequence[str]) -> list[str]:
+    """The weights at the top of a repository."""
+    return [file for file in files if "/" not in file and PurePosixPath(file).suffix in WEIGHTS]

@@ -1,0 +1,84 @@
+"""Published repositories whose layout mmspec does not read, answered before their weights are downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.hub.files import DESCRIPTIONS, MARKED, checkpoints, read_description
+
+# Repositories in the layout of the original code -> the repository with the same weights for transformers.
+CONVERTED = {
+    "deepseek-ai/Janus-Pro-1B": "deepseek-community/Janus-Pro-1B",
+    "deepseek-ai/Janus-Pro-7B": "deepseek-community/Janus-Pro-7B",
+    "BAAI/Emu3-Gen": "BAAI/Emu3-Gen-hf",
+    "BAAI/Emu3-Chat": "BAAI/Emu3-Chat-hf",
+    "GAIR/Anole-7b-v0.1": "leloy/Anole-7b-v0.1-hf",
+    "bosonai/higgs-audio-v2-generation-3B-base": "eustlb/higgs-audio-v2-generation-3B-base",
+    "HKUSTAudio/xcodec2": "HKUSTAudio/xcodec2-hf",
+}
+# Classes of original code, by their name in config.json -> repositories of the family for transformers.
+ORIGINAL = {
+    "MultiModalityCausalLM": "deepseek-community/Janus-Pro-1B and deepseek-community/Janus-Pro-7B",
+    "Emu3ForCausalLM": "BAAI/Emu3-Gen-hf",
+}
+
+
+def refuse_original(repository: str) -> None:
+    """Checks that a repository is not one that has been converted under another id.
+
+    Raises:
+        ModelError: If it is.
+    """
+    known = {theirs.lower(): ours for theirs, ours in CONVERTED.items()}
+    if (converted := known.get(repository.lower())) is not None:
+        raise ModelError(
+            f"model {repository!r} is in the layout of its original code, which mmspec does not read; use {converted!r}"
+        )
+
+
+def refuse_layout(
+    repository: str, files: Sequence[str], folder: Path | None, name: str | None, classes: Collection[str]
+) -> None:
+    """Checks that mmspec reads the layout of a repository.
+
+    Args:
+        repository: The Hub id.
+        files: All of its files.
+        folder: Contains its descriptions; None if it has none.
+        name: The class of transformers that it holds, or None.
+        classes: The classes that mmspec has an adapter for.
+
+    Raises:
+        ModelError: If it is in the layout of original code, holds several checkpoints, or no model.
+        ArgumentError: If mmspec has no adapter for the class of the model.
+    """
+    if name in ORIGINAL:
+        raise ModelError(
+            f"model {repository!r} is a {name}, the layout of its original code, which mmspec does not read; "
+            f"weights for transformers are in {ORIGINAL[name]}"
+        )
+    if name is not None and name not in classes:
+        raise ArgumentError(
+            f"model {repository!r} is a {name}, for which mmspec has no adapter{did_you_mean(name, classes)}; see "
+            "docs/models.md for those that it has, and docs/adding-a-model.md for how to add one"
+        )
+    if name is not None or "model_index.json" in files or any(mark in files for mark in MARKED):
+        return
+    found = checkpoints(files)
+    if len(found) > 1 and "vq_strides" not in read_description(folder, DESCRIPTIONS[0]):
+        listed = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+        raise ModelError(
+            f"model {repository!r} holds several checkpoints: {listed}; name one of them, such as "
+            f"'{repository}/{first_model(found)}', and the image tokenizer with tokenizer="
+        )
+    if not found:
+        raise ModelError(
+            f"model {repository!r} holds no model that mmspec reads: no config.json with its class, no weights"
+        )
+
+
+def first_model(found: Sequence[str]) -> str:
+    """The first file whose name is not that of an image tokenizer."""
+    return next((file for file in found if not file.startswith(("vq", "kl", "vae"))), found[0])
