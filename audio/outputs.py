@@ -1,7 +1,9 @@
-"""Outputs of speech and music pipelines."""
+"""Outputs of speech and music pipelines: whole audio, and streams."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ class AudioOutput(ModelOutput):
         tokens: int64 [n] of each part that was decoded separately, such as a sentence.
         seed: The seed of the text.
         notes: Remarks for the caller, such as words that were spelled.
+        truncated: Whether a part reached its length limit before its end; `notes` tells which.
         stats: Statistics of the whole call, for all of its texts together.
     """
 
@@ -33,6 +36,7 @@ class AudioOutput(ModelOutput):
     tokens: list[Tensor] = _REQUIRED
     seed: int = _REQUIRED
     notes: list[str] = _REQUIRED
+    truncated: bool = _REQUIRED
     stats: Stats = _REQUIRED
 
     @property
@@ -57,3 +61,53 @@ class AudioOutputs(list[AudioOutput]):
     def audio(self) -> list[Any]:
         """The audio of each text, float32 [channels, samples]."""
         return [output.audio for output in self]
+
+
+class AudioStream(Iterator[NDArray[np.float32]]):
+    """The audio of one text in chunks float32 [channels, n], while it is decoded.
+
+    Args:
+        chunks: The chunks.
+        sampling_rate: Samples per second.
+        seed: The seed of the text.
+        notes: Remarks for the caller.
+        truncations: A list to which `chunks` adds a remark for each part that reached its length limit before its end.
+    """
+
+    def __init__(
+        self,
+        chunks: Generator[NDArray[np.float32], None, None],
+        sampling_rate: int,
+        seed: int,
+        notes: Sequence[str],
+        truncations: Sequence[str],
+    ) -> None:
+        self._chunks = chunks
+        self.sampling_rate = sampling_rate
+        self.seed = seed
+        self._notes, self._truncations = notes, truncations
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the caller, as far as the stream has been read."""
+        return [*self._notes, *self._truncations]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a part reached its length limit before its end, as far as the stream has been read."""
+        return bool(self._truncations)
+
+    def __next__(self) -> NDArray[np.float32]:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Stops the decoding."""
+        self._chunks.close()
+
+    async def __aiter__(self) -> AsyncIterator[NDArray[np.float32]]:
+        """The same chunks, awaited in another thread: `async for chunk in pipe.stream(text)`."""
+        try:
+            while (chunk := await asyncio.to_thread(next, self, None)) is not None:
+                yield chunk
+        finally:
+            self.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.codec import Codec
-from mmspec.audio.outputs import AudioOutput, AudioOutputs
+from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.resampling import Resampler, resample
+from mmspec.audio.text import ends_sentence
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import RowStats, Stats
 from mmspec.decoding.target import Target
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, PromptError
@@ -28,6 +31,9 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 
 FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
+DEFAULT_BATCH = 8  # parts of texts that are decoded at a time
+MAX_LETTERS = 200_000  # of a text: about four hours
+MAX_PAUSE = 60  # seconds
 _PART_SEED_STRIDE = 2**32  # between the seeds of one text's parts
 
 
@@ -38,10 +44,28 @@ class PreparedText:
     Attributes:
         parts: The parts, such as sentences, decoded separately and played in this order, in the adapter's own format.
         notes: Remarks for the caller.
+        texts: The text of each part, which tells where a pause belongs and what was truncated; may be empty.
     """
 
     parts: Sequence[Any]
     notes: list[str] = field(default_factory=list)
+    texts: Sequence[str] = ()
+
+    def pause_follows(self, part: int) -> bool:
+        """Whether a pause may follow a part: another part follows, and this one ends a sentence as far as known."""
+        return part + 1 < len(self.parts) and (not self.texts or ends_sentence(self.texts[part]))
+
+    def truncation_note(self, part: int, tokens: int) -> str:
+        """The remark that a part ended after `tokens` tokens, its limit."""
+        shown = f" ({_beginning(self.texts[part])!r})" if self.texts else ""
+        return (
+            f"truncated: part {part + 1} of {len(self.parts)}{shown} reached its limit of {tokens} tokens before its "
+            "end"
+        )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 class DecodingJob(Protocol):
@@ -144,8 +168,43 @@ class SupportsReferenceAudio(SpeechAdapter, Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsVoiceContinuation(SpeechAdapter, Protocol):
+    """An adapter of a model that speaks a part with the voice of another one that has been decoded.
+
+    Attributes:
+        draws_voice: Whether the model draws a new voice for every part that continues none. The later parts of a text
+            then continue its first part.
+    """
+
+    draws_voice: bool
+
+    def continue_voice(self, part: Any, first: Any, tokens: Tensor) -> Any:
+        """The part `part`, to be spoken with the voice of the part `first`, which was decoded to `tokens`."""
+        ...
+
+
 class _StreamClosed(Exception):
     """Stops the decoding of a stream whose consumer has left the iteration."""
+
+
+@dataclass
+class _Row:
+    """A part of a text: the indices of both, the part, and what it was decoded to."""
+
+    text: int
+    part: int
+    prompt: Any
+    tokens: Tensor | None = None
+    stats: RowStats | None = None
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """All parts of a call, in order: the tokens of each, and the statistics of the call."""
+
+    tokens: Sequence[Tensor]
+    stats: Stats
 
 
 class SpeechPipeline:
@@ -209,11 +268,13 @@ class SpeechPipeline:
         if voice is not None and voice not in voices:
             known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
             raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str):
+            raise PromptError(f"text={text!r} is not allowed; it must be a string")
+        if not text.strip():
+            raise PromptError(f"text={text!r} is empty; give words to say")
+        if len(text) > MAX_LETTERS:
             raise PromptError(
-                f"text={text!r} is empty; give words to say"
-                if text == "" or isinstance(text, str)
-                else f"text={text!r} is not allowed; it must be a string"
+                f"text={text!r} has {len(text)} letters; at most {MAX_LETTERS} are allowed: make several calls"
             )
         return self.adapter.read(text, voice)
 
@@ -228,10 +289,16 @@ class SpeechPipeline:
         top_k: int | None = None,
         top_p: float | None = None,
         guidance_scale: float | None = None,
+        batch_size: int | None = None,
+        pause: float = 0.0,
+        sampling_rate: int | None = None,
         on_step: OnStep | None = None,
         measure_entropy: bool = False,
     ) -> AudioOutput | AudioOutputs:
         """Generates audio of one text, or of several texts as one batch.
+
+        A long text is split into parts, such as sentences, which are rows of the batch. If the model draws a new voice
+        for every part, the later parts of a text continue the voice of its first part.
 
         Args:
             text: A text, or a list of texts.
@@ -242,7 +309,11 @@ class SpeechPipeline:
             top_k: Keeps the k most likely tokens, 0 all; None is the model's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None is the model's default.
             guidance_scale: Classifier-free guidance, 1 is off; None is the model's default.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            batch_size: Parts to decode at a time, at most; None is the number of texts, but at least 8. The audio does
+                not depend on it.
+            pause: Seconds of silence after each sentence at which a text was split, in addition to the model's own.
+            sampling_rate: Samples per second of the audio, which is resampled; None is the model's rate.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call; it counts anew for each batch.
             measure_entropy: Also report the entropy of the target distribution.
 
         Returns:
@@ -253,25 +324,40 @@ class SpeechPipeline:
             ArgumentError: For an argument whose value is not allowed.
             UnknownNameError: For an unknown recipe, rule or drafter.
         """
+        if not isinstance(text, (str, Sequence)):
+            raise PromptError(f"text={text!r} is not allowed; it must be a string or a list of strings")
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise ArgumentError("text is an empty list; give at least one text")
+        if batch_size is None:
+            batch_size = max(len(texts), DEFAULT_BATCH)
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ArgumentError(f"batch_size={batch_size!r} is not allowed; it must be an integer, 1 or more")
+        silence = self._silence(pause)
+        if sampling_rate is not None:
+            Resampler(self.sampling_rate, sampling_rate)  # refuses an impossible rate before any work
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
         prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
-        parts = [part for each in prepared for part in each.parts]
-        part_seeds = [
-            s + i * _PART_SEED_STRIDE for each, s in zip(prepared, seeds, strict=True) for i in range(len(each.parts))
-        ]
-        decoded = self._decode(parts, chosen, sampling, part_seeds, on_step, measure_entropy)
-        rows = iter(decoded.tokens)
-        outputs = []
+        spoken = self._decode_texts(prepared, seeds, batch_size, chosen, sampling, on_step, measure_entropy)
+        outputs, stats = [], spoken.stats
+        rows = iter(zip(spoken.tokens, stats.rows, strict=True))
         for each, own_seed in zip(prepared, seeds, strict=True):
-            tokens = [next(rows).cpu() for _ in each.parts]
-            audio = np.concatenate([self._decode_audio(part) for part in tokens], axis=-1)
-            outputs.append(AudioOutput(audio, self.sampling_rate, tokens, own_seed, each.notes, decoded.stats))
-        return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, decoded.stats)
+            tokens, chunks, notes = list[Tensor](), list[NDArray[np.float32]](), list(each.notes)
+            for i in range(len(each.parts)):
+                part, row = next(rows)
+                tokens.append(part.cpu())
+                chunks.append(self._decode_audio(tokens[-1]))
+                if each.pause_follows(i):
+                    chunks.append(silence)
+                if row.truncated:
+                    notes.append(each.truncation_note(i, row.tokens))
+            audio, rate = np.concatenate(chunks, axis=-1), self.sampling_rate
+            if sampling_rate is not None:
+                audio, rate = resample(audio, rate, sampling_rate), sampling_rate
+            outputs.append(AudioOutput(audio, rate, tokens, own_seed, notes, len(notes) > len(each.notes), stats))
+        return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, stats)
 
     def stream(
         self,
@@ -284,10 +370,12 @@ class SpeechPipeline:
         top_k: int | None = None,
         top_p: float | None = None,
         guidance_scale: float | None = None,
+        pause: float = 0.0,
+        sampling_rate: int | None = None,
         first: int = FIRST,
         every: int = EVERY,
         on_step: OnStep | None = None,
-    ) -> Iterator[NDArray[np.float32]]:
+    ) -> AudioStream:
         """Yields the audio of a text in chunks, float32 [channels, n], while it is decoded.
 
         The chunks add up to the audio of a call with the same arguments. The parts of a text are decoded one after the
@@ -302,6 +390,8 @@ class SpeechPipeline:
             top_k: As in a call.
             top_p: As in a call.
             guidance_scale: As in a call.
+            pause: As in a call.
+            sampling_rate: As in a call.
             first: Frames in the first chunk of each part.
             every: Frames in the later chunks.
             on_step: As in a call, but called from another thread.
@@ -311,19 +401,51 @@ class SpeechPipeline:
             ArgumentError: As in a call, before the first chunk.
             UnknownNameError: As in a call, before the first chunk.
         """
-        if min(first, every) < 1:
-            raise ArgumentError(f"first={first} and every={every} must be 1 frame or more")
+        for name, value in (("first", first), ("every", every)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be 1 frame or more")
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
+        rate, silence = self.sampling_rate, self._silence(pause)
+        resampler = None if sampling_rate in (None, rate) else Resampler(rate, sampling_rate)
         prepared = self.read(text, voice)
         (own_seed,) = row_seeds(seed, 1)
+        truncations: list[str] = []
 
-        def chunks() -> Iterator[NDArray[np.float32]]:
+        def decoded() -> Iterator[NDArray[np.float32]]:
+            start: Tensor | None = None
             for i, part in enumerate(prepared.parts):
+                if start is not None:
+                    part = self._continued(part, prepared.parts[0], start)
                 part_seed = own_seed + i * _PART_SEED_STRIDE
-                yield from self._stream_part(part, chosen, sampling, part_seed, first, every, on_step)
+                found = yield from self._stream_part(part, chosen, sampling, part_seed, first, every, on_step)
+                start = found.tokens[0] if i == 0 else start
+                if found.stats.rows[0].truncated:
+                    truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
+                if pause and prepared.pause_follows(i):
+                    yield silence
 
-        return chunks()
+        def chunks() -> Generator[NDArray[np.float32], None, None]:
+            if resampler is None:
+                yield from decoded()
+                return
+            for chunk in decoded():
+                if (audio := resampler.push(chunk)).shape[-1]:
+                    yield audio
+            if (audio := resampler.finish()).shape[-1]:
+                yield audio
+
+        return AudioStream(chunks(), sampling_rate or rate, own_seed, prepared.notes, truncations)
+
+    def _silence(self, seconds: float) -> NDArray[np.float32]:
+        """Silence float32 [channels, samples] of a pause.
+
+        Raises:
+            ArgumentError: For a pause that is negative or longer than a minute.
+        """
+        if not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_PAUSE:
+            raise ArgumentError(f"pause={seconds!r} is not allowed; it must be 0 to {MAX_PAUSE} seconds")
+        return np.zeros((self.adapter.codec.channels, round(seconds * self.sampling_rate)), dtype=np.float32)
 
     def _sampling(
         self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float | None
@@ -337,6 +459,50 @@ class SpeechPipeline:
             own.top_p if top_p is None else top_p,
             own.guidance_scale if guidance_scale is None else guidance_scale,
         )
+
+    def _decode_texts(
+        self,
+        prepared: Sequence[PreparedText],
+        seeds: Sequence[int],
+        batch_size: int,
+        recipe: Recipe,
+        sampling: SamplingParams,
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> _Spoken:
+        """Decodes all parts of texts, in their order, at most `batch_size` at a time."""
+        rows = [_Row(i, j, part) for i, each in enumerate(prepared) for j, part in enumerate(each.parts)]
+        starts: dict[int, Tensor] = {}
+        stats: Stats | None = None
+        # Parts that continue the voice of a text's first part are decoded after it.
+        for later in (False, True) if self._draws_voice else (None,):
+            waiting = [row for row in rows if later is None or (row.part > 0) == later]
+            for begin in range(0, len(waiting), batch_size):
+                group = waiting[begin : begin + batch_size]
+                parts = [
+                    self._continued(row.prompt, prepared[row.text].parts[0], starts[row.text]) if later else row.prompt
+                    for row in group
+                ]
+                group_seeds = [seeds[row.text] + row.part * _PART_SEED_STRIDE for row in group]
+                found = self._decode(parts, recipe, sampling, group_seeds, on_step, measure_entropy)
+                for row, tokens, row_stats in zip(group, found.tokens, found.stats.rows, strict=True):
+                    row.tokens, row.stats = tokens, row_stats
+                    starts.setdefault(row.text, tokens)
+                stats = found.stats if stats is None else stats.followed_by(found.stats)
+        assert stats is not None
+        in_order = [row.stats for row in rows if row.stats is not None]
+        return _Spoken([row.tokens for row in rows if row.tokens is not None], replace(stats, rows=in_order))
+
+    @property
+    def _draws_voice(self) -> bool:
+        return isinstance(self.adapter, SupportsVoiceContinuation) and self.adapter.draws_voice
+
+    def _continued(self, part: Any, first: Any, tokens: Tensor) -> Any:
+        """A later part of a text, which continues the voice of the first part if the model draws voices."""
+        if not self._draws_voice:
+            return part
+        assert isinstance(self.adapter, SupportsVoiceContinuation)
+        return self.adapter.continue_voice(part, first, tokens)
 
     def _decode(
         self,
@@ -364,9 +530,9 @@ class SpeechPipeline:
         first: int,
         every: int,
         on_step: OnStep | None,
-    ) -> Iterator[NDArray[np.float32]]:
-        """Decodes one part in a separate thread and yields its audio as the codes arrive."""
-        arrived: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
+    ) -> Generator[NDArray[np.float32], None, Decoded]:
+        """Decodes one part in a separate thread, yields its audio as the codes arrive, and returns its tokens."""
+        arrived: queue.SimpleQueue[Tensor | BaseException | Decoded] = queue.SimpleQueue()
         closed = threading.Event()
         sent = 0
 
@@ -387,8 +553,9 @@ class SpeechPipeline:
 
         def decode() -> None:
             try:
-                send(self._decode([part], recipe, sampling, [seed], observe).tokens[0], last=True)
-                arrived.put(None)
+                decoded = self._decode([part], recipe, sampling, [seed], observe)
+                send(decoded.tokens[0], last=True)
+                arrived.put(decoded)
             except BaseException as error:  # re-raised by the consumer's thread
                 arrived.put(error)
 
@@ -400,11 +567,11 @@ class SpeechPipeline:
                 codes = arrived.get()
                 if isinstance(codes, BaseException):
                     raise codes
-                audio = stream.finish() if codes is None else stream.push(codes)
+                audio = stream.finish() if isinstance(codes, Decoded) else stream.push(codes)
                 if audio.shape[-1]:
                     yield audio[0].cpu().numpy()
-                if codes is None:
-                    return
+                if isinstance(codes, Decoded):
+                    return codes
         finally:
             closed.set()
             worker.join()

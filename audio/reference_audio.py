@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.audio.resampling import resample
 from mmspec.errors import ArgumentError
 
 
@@ -40,19 +41,10 @@ class ReferenceAudio:
         """One channel, float32 [samples]: the mean of all channels, resampled if the rate differs.
 
         Raises:
-            ArgumentError: If the rate differs and torchaudio, which resamples, cannot be imported.
+            ArgumentError: If it cannot be resampled, see `mmspec.audio.resampling.Resampler`.
         """
-        mixed = torch.from_numpy(np.asarray(self.audio, dtype=np.float32).mean(0))
-        if sampling_rate == self.sampling_rate:
-            return mixed
-        try:
-            from torchaudio.functional import resample
-        except (ImportError, OSError, RuntimeError) as error:  # builds for another torch raise the latter two
-            raise ArgumentError(
-                f"sampling_rate={self.sampling_rate} is not the model's {sampling_rate}, and torchaudio, which "
-                f"resamples, cannot be imported: {error}"
-            ) from None
-        return resample(mixed, self.sampling_rate, sampling_rate)
+        mixed = np.asarray(self.audio, dtype=np.float32).mean(0, keepdims=True)
+        return torch.from_numpy(np.ascontiguousarray(resample(mixed, self.sampling_rate, sampling_rate)[0]))
 
     def require_transcript(self, model: str) -> str:
         """The transcript, stripped.

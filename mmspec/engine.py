@@ -72,7 +72,7 @@ def run(
     sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
     policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
     calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, policy, meter, on_step)
-    return Decoded(state.result().clone(), meter.stats(calls))
+    return Decoded(state.result().clone(), meter.stats(calls, state.truncated))
 
 
 def run_rows(

@@ -126,6 +126,7 @@ def decode_frames(
     count, device, rng = len(seeds), model.device, CounterRNG(seeds, model.device)
     frames = torch.full((count, spec.length, 1 + model.codes), spec.pad, dtype=torch.int64, device=device)
     lengths, ids, meter = np.zeros(count, dtype=np.int64), np.arange(count), Meter(device, count)
+    truncated = np.full(count, spec.ends is not None)
     sampler = TokenSampler([spec.first] * count, None, device)
     draft_calls, frame = 0, frames[:, 0]
     draft = draft if recipe.needs_draft_model else None
@@ -157,7 +158,9 @@ def decode_frames(
                 on_step(Step(meter.nfe, int(meter.tokens.sum()), frames[..., 0].numel() * (1 + model.codes), so_far))
             if spec.ends is None:
                 continue
-            running = np.flatnonzero(~spec.ends(frame).cpu().numpy()).tolist()
+            ended = spec.ends(frame).cpu().numpy()
+            truncated[ids[ended]] = False
+            running = np.flatnonzero(~ended).tolist()
             if not running:
                 break
             if len(running) < len(ids):
@@ -168,7 +171,7 @@ def decode_frames(
                     if each is not None:
                         each.select_rows(running)
     meter.clock.lap("other")
-    return DecodedFrames(frames[:, : lengths.max()], meter.stats(draft_calls))
+    return DecodedFrames(frames[:, : lengths.max()], meter.stats(draft_calls, truncated))
 
 
 @dataclass(frozen=True)

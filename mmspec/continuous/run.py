@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -34,6 +35,15 @@ class LatentStats(Stats):
 
     distance: float = 0.0
     farthest: float = 0.0
+
+    def followed_by(self, other: Self) -> Self:
+        mine, theirs = (
+            sum((rate or 0.0) * count for rate, count in zip(one.acceptance, one.tested, strict=False))
+            for one in (self, other)
+        )
+        distance = (self.distance * mine + other.distance * theirs) / max(mine + theirs, 1)
+        both = super().followed_by(other)
+        return replace(both, distance=distance, farthest=max(self.farthest, other.farthest))
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def run_latents(
     policy = window_policy(recipe, (), len(seeds), resources, layout.length)
     plain_tokens = rule.plain_tokens(layout.length)
     calls = run_rows(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step, plain_tokens)
-    return Latents(state.result().clone(), with_counter(meter.stats(calls), sampler.counter))
+    return Latents(state.result().clone(), with_counter(meter.stats(calls, state.truncated), sampler.counter))
 
 
 def build_latent_rule(recipe: Recipe) -> LatentRule:
@@ -111,6 +121,7 @@ def with_counter(stats: Stats, counter: AcceptanceCounter) -> LatentStats:
     """The statistics of the loop together with those of the sampler."""
     values = {field.name: getattr(stats, field.name) for field in fields(Stats)}
     pairs = zip(counter.accepted, counter.tested, strict=True)
+    values["tested"] = counter.tested.tolist()
     values["acceptance"] = [float(accepted / tested) if tested else None for accepted, tested in pairs]
     mean = counter.distance / max(int(counter.accepted.sum()), 1)
     return LatentStats(**values, distance=mean, farthest=counter.farthest)

@@ -56,6 +56,7 @@ class BatchState:
         self.rng = CounterRNG(seeds, device)
         self.ids = np.arange(count)
         self._lengths = np.zeros(count, dtype=np.int64)
+        self._ended = np.zeros(count, dtype=bool)
         # A window may reach past the end; tokens written there are never read.
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
@@ -64,6 +65,15 @@ class BatchState:
     @property
     def length(self) -> NDArray[np.int64]:
         return self._lengths[self.ids]
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """Which rows of the request reached the full length although no token ended them, host bool [rows].
+
+        A sequence that nothing ends has a fixed length and is not truncated.
+        """
+        may_end = bool(self.layout.eos) or self.layout.ends is not None
+        return (self._lengths >= self.layout.length) & ~self._ended & may_end
 
     def positions(self, width: int) -> NDArray[np.int64]:
         """The next `width` positions of each row, host int64 [B, width]."""
@@ -98,6 +108,7 @@ class BatchState:
             ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
             gained = np.where(stops, ended.argmax(1) + 1, gained)
+            self._ended[self.ids] |= stops
             self._done = stops | (start + gained >= self.layout.length)
         else:
             self._done = start + gained >= self.layout.length
@@ -116,6 +127,7 @@ class BatchState:
         self._done = length + 1 >= self.layout.length
         if (ends := self._ends(tokens, length, np.ones_like(length))) is not None:
             self._done |= ends[:, 0]
+            self._ended[self.ids] |= ends[:, 0]
         return self.running()
 
     def _ends(self, tokens: Tensor, start: NDArray[np.int64], gained: NDArray[np.int64]) -> NDArray[np.bool_] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,13 +23,20 @@ _MIN_PROB = 2.0**-40
 
 @dataclass(frozen=True)
 class RowStats:
-    """The statistics of one row; see `Stats`. `calls` is the number of target calls that the row took part in."""
+    """The statistics of one row; see `Stats`.
+
+    Attributes:
+        calls: Target calls that the row took part in.
+        truncated: Whether the row reached the length limit before a token that ends it; False for sequences of a fixed
+            length.
+    """
 
     tokens: int
     calls: int
     tv_bound: float
     entropy: float | None
     nll: float | None
+    truncated: bool = False
 
 
 @dataclass
@@ -55,6 +63,7 @@ class Stats:
             most 40 for one token). Measured with `entropy`; its expectation is the entropy if the rule is exact. None
             for tokens that are not ids.
         rows: The same statistics of each row.
+        tested: For each slot of the window, the number of tested drafts.
     """
 
     nfe: int
@@ -69,6 +78,36 @@ class Stats:
     entropy: float | None = None
     nll: float | None = None
     rows: list[RowStats] = field(default_factory=list)
+    tested: list[int] = field(default_factory=list)
+
+    def followed_by(self, other: Self) -> Self:
+        """The statistics of two runs over different rows, one run after the other."""
+        mine, theirs = self.tokens, other.tokens
+        total = max(mine + theirs, 1)
+
+        def per_token(a: float | None, b: float | None) -> float | None:
+            return None if a is None or b is None else (a * mine + b * theirs) / total
+
+        slots = zip_longest(self.acceptance, self.tested, other.acceptance, other.tested)
+        accepted = [(a or 0.0) * (n or 0) + (b or 0.0) * (m or 0) for a, n, b, m in slots]
+        tested = [n + m for n, m in zip_longest(self.tested, other.tested, fillvalue=0)]
+        rows = self.rows + other.rows
+        return replace(
+            self,
+            nfe=self.nfe + other.nfe,
+            tokens=mine + theirs,
+            tokens_per_call=(mine + theirs) / max(sum(row.calls for row in rows), 1),
+            acceptance=[a / n if n else None for a, n in zip(accepted, tested, strict=False)],
+            draft_calls=self.draft_calls + other.draft_calls,
+            seconds=self.seconds + other.seconds,
+            seconds_by_part={part: self.seconds_by_part[part] + other.seconds_by_part[part] for part in PARTS},
+            peak_memory=max(self.peak_memory, other.peak_memory),
+            tv_bound=(self.tv_bound * mine + other.tv_bound * theirs) / total,
+            entropy=per_token(self.entropy, other.entropy),
+            nll=per_token(self.nll, other.nll),
+            rows=rows,
+            tested=tested,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -201,8 +240,13 @@ class Meter:
         surprise = -probs.log2().flatten(2).sum(-1)
         self.surprise[ids] += (surprise * counts).sum(1).double().cpu().numpy()
 
-    def stats(self, draft_calls: int) -> Stats:
-        """The statistics of the run so far, with `draft_calls` calls of the drafter's own model."""
+    def stats(self, draft_calls: int, truncated: NDArray[np.bool_] | None = None) -> Stats:
+        """The statistics of the run so far.
+
+        Args:
+            draft_calls: Calls of the drafter's own model.
+            truncated: Host bool [rows], see `RowStats`; None is False for all.
+        """
         parts = self.clock.seconds()
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
@@ -215,10 +259,11 @@ class Meter:
         def per_token(values: NDArray[np.float64]) -> list[float]:
             return (values / np.maximum(self.tokens, 1)).tolist()
 
-        columns = zip(per_token(self.excess), per_token(self.bits), per_token(self.surprise), strict=True)
+        cut = [False] * self.rows if truncated is None else truncated.tolist()
+        columns = zip(per_token(self.excess), per_token(self.bits), per_token(self.surprise), cut, strict=True)
         rows = [
-            RowStats(int(n), int(calls), bound, bits if entropy else None, surprise if nll else None)
-            for n, calls, (bound, bits, surprise) in zip(self.tokens, self.calls, columns, strict=True)
+            RowStats(int(n), int(calls), bound, bits if entropy else None, surprise if nll else None, cut)
+            for n, calls, (bound, bits, surprise, cut) in zip(self.tokens, self.calls, columns, strict=True)
         ]
         return Stats(
             nfe=self.nfe,
@@ -233,4 +278,5 @@ class Meter:
             entropy=float(self.bits.sum()) / max(tokens, 1) if entropy else None,
             nll=float(self.surprise.sum()) / max(tokens, 1) if nll else None,
             rows=rows,
+            tested=self.tested.tolist(),
         )

@@ -18,9 +18,8 @@ from mmspec.audio.codecs import codec_of
 from mmspec.audio.load import smaller_model
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter, Style
-from mmspec.audio.text import split_text
 from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
+from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
@@ -112,14 +111,6 @@ def test_bark_matches_its_own_generate() -> None:
     pair = pipe([text, "that is the question"], seed=1)
     np.testing.assert_allclose(pipe("that is the question", seed=2)["audio"], pair[1]["audio"], atol=1e-5)
     np.testing.assert_allclose(np.concatenate(list(pipe.stream(text, seed=1)), axis=-1), pair[0]["audio"], atol=1e-5)
-
-
-def test_texts_are_split_after_sentences_then_commas_then_words() -> None:
-    assert split_text("One two. Three, four. Five", 9) == ["One two.", "Three,", "four.", "Five"]
-    assert split_text("a b c d e f", 3) == ["a b", "c d", "e f"]
-    assert split_text(" short ", 30) == ["short"]
-    with pytest.raises(PromptError, match="a word of 12 letters"):
-        split_text("abcdefghijkl", 10)
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_closing_a_stream_stops_decoding(pipe: SpeechPipeline) -> None:
     stream = pipe.stream("one two three four five six seven eight nine ten", recipe="plain", seed=0, on_step=count)
     assert isinstance(stream, Iterator) and calls == 0
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     reached = calls
     assert 12 <= reached < 150
     with pytest.raises(ArgumentError, match="voice='bass'"):

@@ -129,7 +129,8 @@ class FlatAdapter:
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         voice = voice or (self.voices[0] if self.voices else None)
-        parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in split_text(text, self.style.letters)]
+        pieces = split_text(text, self.style.letters)
+        parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in pieces]
         longest = getattr(self.model.config, "max_position_embeddings", None)
         for part in parts:
             if longest is not None and len(part) + self.style.tokens > longest:
@@ -137,7 +138,7 @@ class FlatAdapter:
                     f"text has a sentence that is too long: {len(part)} ids and {self.style.tokens} codes do not fit "
                     f"into {longest} positions; use shorter sentences"
                 )
-        return PreparedText(parts)
+        return PreparedText(parts, texts=pieces)
 
     def job(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         stream, count = self.style.stream, self.style.tokens
