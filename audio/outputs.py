@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.utils import ModelOutput
 
 from mmspec.decoding.stats import Stats
+from mmspec.output import Output
 
-_REQUIRED: Any = None  # every call sets all fields; `ModelOutput` requires defaults for all but the first
 
-
-@dataclass
-class AudioOutput(ModelOutput):
+@dataclass(eq=False)
+class AudioOutput(Output):
     """The audio of one text, by key or by attribute, with the keys of transformers' pipelines.
 
     Attributes:
@@ -31,13 +29,13 @@ class AudioOutput(ModelOutput):
         stats: Statistics of the whole call, for all of its texts together.
     """
 
-    audio: NDArray[np.float32] = _REQUIRED
-    sampling_rate: int = _REQUIRED
-    tokens: list[Tensor] = _REQUIRED
-    seed: int = _REQUIRED
-    notes: list[str] = _REQUIRED
-    truncated: bool = _REQUIRED
-    stats: Stats = _REQUIRED
+    audio: NDArray[np.float32]
+    sampling_rate: int
+    tokens: list[Tensor]
+    seed: int
+    notes: list[str]
+    truncated: bool
+    stats: Stats
 
     @property
     def seconds(self) -> float:

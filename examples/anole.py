@@ -40,7 +40,10 @@ def main(vqgan: str | None = None, model: Any = None, processor: Any = None, sid
         max_new_tokens=constraint.length,
         prefix_allowed_tokens_fn=constraint,
         do_sample=True,
-        top_k=2000,
+        # As in Anole's own code, which has no top-k; the default of transformers is 50.
+        temperature=0.7,
+        top_k=0,
+        top_p=0.9,
         guidance_scale=3.0,
         negative_prompt_ids=prompt[:, [0, -1]],
         custom_generate=mmspec.generate,
@@ -55,7 +58,7 @@ def main(vqgan: str | None = None, model: Any = None, processor: Any = None, sid
         from diffusers.image_processor import VaeImageProcessor
 
         from mmspec.vision.hf.vqgan import load_vqgan
-        from mmspec.vision.llamagen.tokenizer import decode_tokens
+        from mmspec.vision.llamagen.codes import decode_tokens
 
         for i, image in enumerate(VaeImageProcessor().postprocess(decode_tokens(load_vqgan(vqgan), codes))):
             image.save(f"anole_{i}.png")

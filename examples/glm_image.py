@@ -12,8 +12,13 @@ import mmspec
 MODEL = "zai-org/GLM-Image"
 
 
-def main(pipe: Any = None) -> None:
-    """Writes glm_image.png; `pipe` replaces the published pipeline."""
+def main(pipe: Any = None, side: int = 1024) -> None:
+    """Writes glm_image.png.
+
+    Args:
+        pipe: Replaces the published pipeline.
+        side: Height and width in pixels.
+    """
     if pipe is None:
         from diffusers import GlmImagePipeline
 
@@ -23,7 +28,8 @@ def main(pipe: Any = None) -> None:
     stage = pipe.vision_language_encoder
     stage.generate = partial(stage.generate, custom_generate=mmspec.generate, recipe="scd")
 
-    image = pipe("A photo of an astronaut riding a horse on mars").images[0]
+    # The processor needs the size, in multiples of 32 pixels.
+    image = pipe("A photo of an astronaut riding a horse on mars", height=side, width=side).images[0]
     image.save("glm_image.png")
 
 

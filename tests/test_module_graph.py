@@ -25,7 +25,7 @@ import mmspec
 # From the lowest; a room imports rooms of lower layers only.
 LAYERS = (
     ("mmspec.errors",),
-    ("mmspec.importing", "mmspec.knobs", "mmspec.files", "mmspec.hub", "mmspec.limits"),
+    ("mmspec.importing", "mmspec.knobs", "mmspec.files", "mmspec.hub", "mmspec.limits", "mmspec.output"),
     ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),
     ("mmspec.sampling",),

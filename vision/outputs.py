@@ -1,32 +1,32 @@
-"""The parts that all image pipelines share: outputs, checks of arguments, and callbacks."""
+"""The parts that all image pipelines share: outputs and checks of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.utils import BaseOutput
+from PIL import Image
 from torch import Tensor
 
-from mmspec.decoding.batch import Step
-from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
+from mmspec.output import Output
 
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
-@dataclass
-class ImageOutput(BaseOutput):
+@dataclass(eq=False)
+class ImageOutput(Output):
     """The output of an image pipeline.
 
     Attributes:
         images: By `output_type`: PIL images ("pil"), floats in 0..1 [B, H, W, 3] ("np") or [B, 3, H, W] ("pt"), or the
             tokens ("latent").
-        tokens: The codes of the images in raster order, int64 [B, N]; of models of latents, float32 [B, N, D].
+        tokens: The codes of the images in raster order, int64 [B, N]; of models of latents, float32 [B, N, D]. After an
+            interrupted call, codes that are missing are -1, latents NaN.
         seeds: The seed of each row.
         stats: Target calls, acceptance and seconds.
     """
@@ -45,30 +45,33 @@ def check_call(num_images_per_prompt: int, output_type: str) -> None:
     """
     if not isinstance(num_images_per_prompt, int) or num_images_per_prompt < 1:
         raise ArgumentError(f"num_images_per_prompt={num_images_per_prompt} is not allowed; it must be 1 or more")
+    check_output_type(output_type)
+
+
+def check_output_type(output_type: str) -> None:
+    """Checks that there is such an output type.
+
+    Raises:
+        ArgumentError: If there is none.
+    """
     if output_type not in OUTPUT_TYPES:
         raise ArgumentError(f"output_type={output_type!r} is not allowed; use one of {', '.join(OUTPUT_TYPES)}")
 
 
-def observer(pipe: Any, bar: Any, on_step: OnStep | None, callback: Callable[..., Any] | None) -> OnStep | None:
-    """A callback that updates a progress bar and calls `on_step` and `callback_on_step_end`; None if there are none.
+def images_from_pixels(pixels: Tensor, output_type: str) -> Any:
+    """Images of an output type other than "latent", as diffusers' `VaeImageProcessor` makes them.
 
     Args:
-        pipe: The pipeline, which `callback_on_step_end` gets.
-        bar: The progress bar; it counts the tokens of all rows.
-        on_step: Called after every target call, or None.
-        callback: In the form of diffusers, `(pipe, target calls, tokens so far, {"tokens": ...})`.
+        pixels: [B, 3, H, W], in about -1..1.
+        output_type: "pil", "np" or "pt"; see `ImageOutput.images`.
     """
-    if bar.disable and on_step is None and callback is None:
-        return None
-
-    def observe(step: Step) -> None:
-        bar.update(step.committed - bar.n)
-        if on_step is not None:
-            on_step(step)
-        if callback is not None:
-            callback(pipe, step.nfe, step.committed, {"tokens": step.tokens})
-
-    return observe
+    pixels = (pixels * 0.5 + 0.5).clamp(0, 1)
+    if output_type == "pt":
+        return pixels
+    array = pixels.cpu().permute(0, 2, 3, 1).float().numpy()
+    if output_type == "np":
+        return array
+    return [Image.fromarray(each) for each in (array * 255).round().astype("uint8")]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
 from mmspec.cli.exactness_gate import gate
 from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
-from mmspec.cli.pipelines import load_audio_pipeline, load_image_pipeline
+from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator
 from mmspec.errors import ArgumentError
 from mmspec.files import check_writable, replacing
 from mmspec.recipes import Recipe, parse
@@ -76,7 +76,7 @@ def bench_image(
 
     texts = read_prompts(prompts, limit)
     _set_threads(threads)
-    pipe = load_image_pipeline(model, device, drafter)
+    pipe = load_image_generator(model, device, drafter)
     score = attribute_score() if model == "shapes" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)

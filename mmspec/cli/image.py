@@ -22,7 +22,7 @@ from mmspec.cli.options import (
     read_recipe,
 )
 from mmspec.cli.output_paths import plan
-from mmspec.cli.pipelines import load_image_pipeline
+from mmspec.cli.pipelines import load_image_generator
 from mmspec.cli.progress import token_bar
 
 
@@ -53,7 +53,7 @@ def image(
     from mmspec.vision.png import write_png
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
-    pipe = load_image_pipeline(model, device, drafter)
+    pipe = load_image_generator(model, device, drafter)
     with token_bar(quiet=as_json) as on_step:
         out = pipe(
             prompts,

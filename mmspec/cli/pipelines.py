@@ -11,6 +11,25 @@ if TYPE_CHECKING:
     from mmspec.audio.pipeline import SpeechPipeline
 
 
+def load_image_generator(model: str, device: str, drafter: str | None = None) -> Any:
+    """Loads an image model for generation only; loading and calls show no progress bars.
+
+    The model `shapes` is loaded without diffusers, whose import takes longer than an image, as a
+    `mmspec.vision.llamagen.generation.LlamaGenGenerator`; the others are loaded by `load_image_pipeline`.
+
+    Raises:
+        ArgumentError: When the model generates audio, or the device or the drafter does not exist.
+        UnknownNameError: When the model does not exist.
+    """
+    if model != "shapes":
+        return load_image_pipeline(model, device, drafter)
+    from mmspec.loading import check_device
+    from mmspec.vision.shapes.generator import load
+
+    check_device(device)
+    return without_bars(load(device=device), drafter)
+
+
 def load_image_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
     """Loads an image model as `mmspec.load` does; loading and calls show no progress bars.
 
@@ -32,10 +51,19 @@ def load_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
         UnknownNameError: When the model does not exist.
     """
     import mmspec
+
+    show_no_loading_bars(model)
+    return without_bars(mmspec.load(model, device=device), drafter)
+
+
+def without_bars(pipe: Any, drafter: str | None) -> Any:
+    """Adds a drafter, if one is given, to a pipeline, whose calls show no progress bars from now on.
+
+    Raises:
+        ArgumentError: When the drafter does not exist.
+    """
     from mmspec.loading import add_drafter
 
-    disable_loading_bars()
-    pipe = mmspec.load(model, device=device)
     if drafter is not None:
         add_drafter(pipe, drafter)
     if hasattr(pipe, "set_progress_bar_config"):
@@ -64,11 +92,17 @@ def load_audio_pipeline(
     from mmspec.audio.wave import read_audio
 
     reference = None if reference_audio is None else read_audio(reference_audio)
-    disable_loading_bars()
+    show_no_loading_bars(model)
     pipe = mmspec.load(model, device=device)
     if not isinstance(pipe, SpeechPipeline):
         raise ArgumentError(f"model {model!r} does not generate audio; see `mmspec image`")
     return pipe if reference is None else pipe.with_reference_audio(*reference, transcript)
+
+
+def show_no_loading_bars(model: str) -> None:
+    """Calls `disable_loading_bars`, except for models of the package that do without diffusers and transformers."""
+    if model not in ("shapes-latent", "spoken"):
+        disable_loading_bars()
 
 
 def disable_loading_bars() -> None:

@@ -66,6 +66,11 @@ def adapter_of(model: Any) -> GenerateAdapter:
             adapter: GenerateAdapter = resolve(known[kind.__name__])
             return adapter
     name = type(model).__name__
+    if hasattr(model, "get_base_model"):
+        raise ArgumentError(
+            f"model is a {name}; pass model.get_base_model(), in which the adapters of PEFT are active (and merge them "
+            "with merge_and_unload() before saving)"
+        )
     raise ArgumentError(
         f"mmspec has no adapter for {name}{did_you_mean(name, known)}; it has them for {', '.join(known)}; "
         "docs/adding-a-model.md explains how to add one"

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.models.auto import modeling_auto
 
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hub import current_access
 
+# Classes that generate, by `model_type`.
+GENERATIVE: tuple[Mapping[str, Any], ...] = (
+    modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 # Argument names of original LlamaGen files, whose converted form uses a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
 
@@ -27,12 +38,26 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def architecture(folder: Path) -> str | None:
-    """The name of the class in a folder's config.json; None if the folder does not contain a transformers model."""
+    """The name of the class in a folder's config.json; None if the folder does not contain a transformers model.
+
+    Early conversions, such as those of ImageGPT, name no class but only its `model_type`.
+    """
     config = read_json(folder / "config.json")
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or any(key in config for key in LLAMAGEN):
+    if any(key in config for key in LLAMAGEN):
         return None
-    return str(names[0])
+    names = config.get("architectures")
+    if isinstance(names, list) and names:
+        return str(names[0])
+    return class_of_type(str(config.get("model_type")))
+
+
+def class_of_type(model_type: str) -> str | None:
+    """The class that transformers' auto classes take for a `model_type`, among those with an adapter; None without."""
+    for mapping in GENERATIVE:
+        name = mapping.get(model_type)
+        if name in GENERATE_ADAPTERS:
+            return str(name)
+    return None
 
 
 def read_processor(where: str | Path, name: str) -> Any:
@@ -69,14 +94,14 @@ def model_class(folder: Path) -> str:
 
 
 def load_model(
-    folder: Path, device: str, dtype: torch.dtype, name: str | None = None, unused: tuple[str, ...] = ()
+    folder: Path, device: str, dtype: torch.dtype | str, name: str | None = None, unused: tuple[str, ...] = ()
 ) -> Any:
     """The transformers model in a folder, in evaluation mode.
 
     Args:
         folder: A folder written by `save_pretrained`.
         device: Where to put the model.
-        dtype: The type of its weights.
+        dtype: The type of its weights, or "auto" for that of the files.
         name: The class to load; None takes the one that config.json names.
         unused: Prefixes of weights that are not needed and may be missing.
 

@@ -25,14 +25,21 @@ def row_seeds(
     Args:
         seed: An integer (row i gets `seed + i`), a list or array of one per row, or None for a random one.
         batch_size: The number of rows.
-        generator: Source of random seeds if `seed` is None: one generator, or one per row.
+        generator: Source of random seeds instead of `seed`: one generator, or one per row.
 
     Raises:
-        ArgumentError: If a seed is not an integer, or if the number of seeds is not the number of rows.
+        ArgumentError: If a seed is not an integer, if the number of seeds or generators is not the number of rows, or
+            if both are given.
     """
+    if seed is not None and generator is not None:
+        raise ArgumentError("generator was given with seed; leave one of them out")
     if seed is None:
         if generator is None or isinstance(generator, torch.Generator):
             seed = random_seed(generator)
+        elif len(generator) != batch_size:
+            raise ArgumentError(
+                f"generator is a list of {len(generator)} for {batch_size} rows; give one, or one per row"
+            )
         else:
             seed = [random_seed(one) for one in generator]
     many = not isinstance(seed, str) and np.ndim(seed) > 0

@@ -18,6 +18,7 @@ from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import Stats
 from mmspec.errors import PromptError, UnknownNameError
 from mmspec.recipes import Recipe
+from mmspec.vision.shapes import generator
 
 PROMPT = "a red circle, \u00e9\u4e2d"
 LENGTH = 8  # tokens per image of `Pipe`
@@ -68,6 +69,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipe:
         return pipe
 
     monkeypatch.setattr(mmspec, "load", load, raising=False)
+    monkeypatch.setattr(generator, "load", lambda *, device: pipe)
     monkeypatch.chdir(tmp_path)
     return pipe
 

@@ -10,6 +10,7 @@ import pytest
 import tiny_models
 import tiny_processors
 import torch
+from diffusers import DiffusionPipeline, GlmImagePipeline
 from PIL import Image
 
 import mmspec
@@ -69,24 +70,22 @@ def test_lumina_mgpt(root: Path, here: Path, capsys: pytest.CaptureFixture[str])
     assert size_of(here / "lumina_mgpt_0.png") == (12, 12) and "tokens per call" in capsys.readouterr().out
 
 
-class TwoStages:
-    """Calls the first stage as diffusers' pipeline does; the second stage maps each code to a grey pixel."""
+class FirstStage(GlmImagePipeline):
+    """diffusers' pipeline with a tiny first stage; of the second stage, each code becomes a grey pixel."""
 
     def __init__(self) -> None:
-        self.vision_language_encoder = tiny_models.glm()
+        DiffusionPipeline.__init__(self)
+        model = tiny_models.glm()
+        model.generation_config.eos_token_id = None  # random weights would end the image early
+        self.register_modules(vision_language_encoder=model, processor=tiny_processors.glm())
 
-    def __call__(self, prompt: str) -> SimpleNamespace:
-        ids = torch.tensor([[30, 31, 32, 20]])
-        grids = {"image_grid_thw": torch.tensor([[1, 4, 4], [1, 2, 2]]), "images_per_sample": torch.tensor([2])}
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **grids}
-        torch.manual_seed(0)
-        out = self.vision_language_encoder.generate(**inputs, max_new_tokens=21, do_sample=True, pad_token_id=45)
-        codes = torch.zeros(16, dtype=torch.uint8)
-        large = out[0, 8:24].byte()
-        codes[: len(large)] = large
-        return SimpleNamespace(images=[Image.fromarray(codes.view(4, 4).numpy())])
+    def __call__(self, prompt: str, height: int, width: int) -> SimpleNamespace:
+        cpu, rng = torch.device("cpu"), torch.Generator().manual_seed(0)
+        codes, *_ = self.generate_prior_tokens(prompt, height, width, device=cpu, generator=rng)
+        # Each code covers 2 x 2 tokens of the second stage, which have 16 x 16 pixels each.
+        return SimpleNamespace(images=[Image.fromarray(codes.view(height // 16, width // 16).byte().numpy())])
 
 
 def test_glm_image(root: Path, here: Path) -> None:
-    example(root, "glm_image").main(TwoStages())
-    assert size_of(here / "glm_image.png") == (4, 4)
+    example(root, "glm_image").main(FirstStage(), 256)
+    assert size_of(here / "glm_image.png") == (16, 16)

@@ -29,7 +29,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.adapters.emu3 import NEGATIVE
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds
 from mmspec.vision.hf.vqgan import load_vqgan
-from mmspec.vision.llamagen.tokenizer import decode_tokens
+from mmspec.vision.llamagen.codes import decode_tokens
 
 PROMPTS = ["a red dog", "cat"]
 GREEDY: dict[str, Any] = {"temperature": 0, "recipe": "scd:window=6", "seed": 0}
@@ -81,7 +81,14 @@ def emu3_card(model: Any, processor: Any, prompts: list[str]) -> tuple[Tensor, A
         ratio="1:1",
         image_area=1024,
     )
-    negative = processor(text=[NEGATIVE] * len(prompts), padding=True, return_tensors="pt")
+    # As in BAAI's image_generation.py: the unconditional prompt ends with the beginning of the image too.
+    negative = processor(
+        text=[NEGATIVE] * len(prompts),
+        return_tensors="pt",
+        return_for_image_generation=True,
+        ratio="1:1",
+        image_area=1024,
+    )
     height, width = inputs.pop("image_sizes")[0]
 
     def allowed(row: int, ids: Tensor) -> Any:

@@ -20,12 +20,12 @@ from torch import Tensor
 import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
-from mmspec.vision.llamagen import load_gpt, load_tokenizer
-from mmspec.vision.llamagen.checkpoint import gpt_config
+from mmspec.vision.llamagen.checkpoint import gpt_config, load_gpt
+from mmspec.vision.llamagen.codes import decode_tokens
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.llamagen.tokenizer import decode_tokens
+from mmspec.vision.llamagen.tokenizer import load_tokenizer
 
 C2I = GOLDEN / "llamagen_c2i" / "c2i_tiny.pt"
 FILES = {"c2i": C2I, "t2i": GOLDEN / "llamagen_t2i" / "t2i_tiny.pt"}

@@ -24,10 +24,11 @@ from mmspec.vision.shapes.domain import (
     is_held_out,
     sample_scene,
 )
+from mmspec.vision.shapes.fsq_tokenizer import FSQ
 from mmspec.vision.shapes.grammar import describe, parse
 from mmspec.vision.shapes.render import OBJECT_RGB, render, render_batch, to_uint8
 from mmspec.vision.shapes.text import ShapesTextEncoder
-from mmspec.vision.shapes.tokenizer import FSQ, ShapesTokenizer
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 
 @pytest.mark.parametrize(

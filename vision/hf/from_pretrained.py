@@ -12,6 +12,7 @@ from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import load_model, model_class, read_json, read_processor
 from mmspec.hf.request import unwrap
+from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.pipeline import TransformersPipeline, input_device
 from mmspec.vision.hf.vqgan import load_vqgan
 
@@ -35,7 +36,7 @@ def from_folder(
     tokenizer: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
 ) -> TransformersPipeline:
     """A pipeline from a folder with a transformers model and its processor; see `mmspec.load`.
 
@@ -45,7 +46,7 @@ def from_folder(
         tokenizer: The VQGAN's file, for Chameleon.
         config: `layout` ("anole" or "lumina"), for Chameleon.
         device: Where to put the model.
-        dtype: The type of its weights.
+        dtype: The type of its weights, or "auto" for that of the files; decoders are in float32.
 
     Raises:
         ArgumentError: If the class has no adapter, the processor is missing, or an option belongs to another class.
@@ -63,6 +64,7 @@ def from_folder(
             "docs/adding-a-model.md explains how to add one"
         )
     model = load_model(folder, device, dtype, name, unused=(UNUSED,))
+    keep_decoder_in_float32(model)
     if processor is None and any((processor_folder / file).exists() for file in PROCESSOR_FILES):
         processor = processor_folder
     if isinstance(processor, (str, Path)):
@@ -92,5 +94,5 @@ def from_model(
     layout = options.pop("layout", None)
     if options:
         raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed; the only option is 'layout'")
-    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(input_device(model), model.dtype)
+    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(input_device(model))
     return TransformersPipeline(unwrap(model), processor, vqvae, layout=layout)

@@ -14,7 +14,7 @@ from mmspec.errors import ArgumentError
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_request import ImageRequest
 
-# The default of transformers.
+# The default of transformers, for models whose original code is that of transformers or diffusers.
 TOP_K = 50
 
 
@@ -25,7 +25,7 @@ class DecodingJob:
     Attributes:
         arguments: Of `generate`, with `input_ids` int64 [B, T] and `attention_mask` among them.
         length: Tokens to generate.
-        image: Positions of the image's codes in the result of `generate`, int64 [h * w].
+        image: Positions of the image's codes among the new tokens, int64 [h * w].
         grid: Rows and columns of codes, (h, w).
     """
 
@@ -40,11 +40,13 @@ class ImageAdapter(Protocol):
 
     Attributes:
         sampling: The default sampling parameters.
+        codebook_size: The number of codes.
         max_length: Tokens that a prompt and an image may have together.
         no_pixels: Why the model cannot return pixels, and what to do about it; None if it can.
     """
 
     sampling: SamplingParams
+    codebook_size: int
     max_length: int
     no_pixels: str | None
 
@@ -55,6 +57,18 @@ class ImageAdapter(Protocol):
             PromptError: If the model does not accept a prompt.
             ArgumentError: If the model does not have an option of the request, or an option has a value that is not
                 allowed.
+        """
+        ...
+
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
+        """Rows and columns of codes of an image.
+
+        Args:
+            height: In pixels; None is the model's default.
+            width: In pixels; None is the model's default.
+
+        Raises:
+            ArgumentError: If the model has no images of this size.
         """
         ...
 
@@ -131,14 +145,23 @@ class AllowedByPosition:
         return self._allowed[len(ids) - self._start]
 
 
-def default_sampling(model: Any, guidance_scale: float = 1.0, top_k: int = TOP_K) -> SamplingParams:
-    """The sampling parameters of the model's generation config; the arguments where it has none."""
+def default_sampling(model: Any, published: SamplingParams) -> SamplingParams:
+    """The sampling parameters of the model's generation config.
+
+    Args:
+        model: The model.
+        published: Those of the model's original code, for parameters that the config does not set.
+    """
     config = model.generation_config
+
+    def own(value: float | None, otherwise: float) -> float:
+        return otherwise if value is None else value
+
     return SamplingParams(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_k=top_k if config.top_k is None else config.top_k,
-        top_p=1.0 if config.top_p is None else config.top_p,
-        guidance_scale=guidance_scale if config.guidance_scale is None else config.guidance_scale,
+        temperature=own(config.temperature, published.temperature),
+        top_k=published.top_k if config.top_k is None else int(config.top_k),
+        top_p=own(config.top_p, published.top_p),
+        guidance_scale=own(config.guidance_scale, published.guidance_scale),
     )
 
 

@@ -16,25 +16,24 @@ class ImageRequest:
     Attributes:
         prompts: One per image.
         guided: Whether unconditional prompts are needed.
-        negative_prompt: The text of the unconditional prompts; None is the model's default.
+        negative_prompts: The texts of the unconditional prompts, one per image; None is the model's default.
         height: In pixels; None is the model's default.
         width: In pixels; None is the model's default.
     """
 
     prompts: Sequence[str]
     guided: bool
-    negative_prompt: str | None = None
+    negative_prompts: Sequence[str] | None = None
     height: int | None = None
     width: int | None = None
 
 
-def size_of(request: ImageRequest, factor: int) -> tuple[int, int] | None:
-    """Height and width of a request in pixels; None for the model's default.
+def check_size(height: int | None, width: int | None, factor: int) -> tuple[int, int] | None:
+    """Height and width in pixels; None for the model's default.
 
     Raises:
         ArgumentError: If only one of them is given, or one is not a multiple of `factor`.
     """
-    height, width = request.height, request.width
     if height is None and width is None:
         return None
     if height is None or width is None or height < factor or width < factor or height % factor or width % factor:
@@ -44,16 +43,28 @@ def size_of(request: ImageRequest, factor: int) -> tuple[int, int] | None:
     return height, width
 
 
-def refuse_options(model: Any, request: ImageRequest, *names: str) -> None:
-    """Checks that a request sets none of these options, which the model does not have.
+def refuse_size(model: Any, height: int | None, width: int | None) -> None:
+    """Checks that no size is set, for models whose images have one size.
 
     Raises:
-        ArgumentError: If one of them is set.
+        ArgumentError: If height or width is set.
     """
-    for name in names:
-        value = getattr(request, name)
+    for name, value in (("height", height), ("width", width)):
         if value is not None:
             raise ArgumentError(f"{name}={value!r} is not an option of {type(model).__name__}; leave it out")
+
+
+def refuse_negative_prompt(model: Any, request: ImageRequest) -> None:
+    """Checks that a request has no negative prompt, for models whose unconditional prompt is fixed.
+
+    Raises:
+        ArgumentError: If there is one.
+    """
+    if request.negative_prompts is not None:
+        raise ArgumentError(
+            f"negative_prompt={request.negative_prompts[0][:200]!r} is not an option of {type(model).__name__}; "
+            "leave it out"
+        )
 
 
 def refuse_empty(prompts: Sequence[str]) -> None:

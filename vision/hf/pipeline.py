@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,27 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
+from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
 from mmspec.hf.generate import GenerateJob, generate, prepare
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.hf.image_adapter import Components, DecodingJob
+from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.hf.decoders import keep_decoder_in_float32
+from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of
-from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
+from mmspec.vision.keywords import refuse_unknown_keywords
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+from mmspec.vision.previews import complete, visible
+
+# The value of pixels whose codes are missing.
+GREY = np.uint8(128)
 
 
 class TransformersPipeline(DiffusionPipeline):
@@ -84,12 +93,13 @@ class TransformersPipeline(DiffusionPipeline):
         )
         self.heads: dict[str, Head] = {}
 
+    @refuse_unknown_keywords
     @torch.no_grad()
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
         *,
-        negative_prompt: str | None = None,
+        negative_prompt: str | Sequence[str] | None = None,
         height: int | None = None,
         width: int | None = None,
         recipe: str | Recipe | None = None,
@@ -103,7 +113,8 @@ class TransformersPipeline(DiffusionPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
         on_step: OnStep | None = None,
-        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
+        callback_on_step_end: CallbackOnStepEnd | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
         measure_entropy: bool = False,
     ) -> ImageOutput:
         """Generates images for prompts.
@@ -112,12 +123,13 @@ class TransformersPipeline(DiffusionPipeline):
 
         Args:
             prompt: One or more prompts; None for ImageGPT, which takes none.
-            negative_prompt: The text of the unconditional prompt (Emu3); None is that of the model's documentation.
+            negative_prompt: The text of the unconditional prompt (Emu3), or one text per prompt; None is that of the
+                original code. Without guidance it has no effect, as in diffusers.
             height: In pixels, with `width` (Emu3, Lumina-mGPT, GLM-Image).
             width: In pixels, with `height`.
             recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
             seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
-                `generator`, or from torch's global generator.
+                `generator`, or else from torch's global generator.
             temperature: 0 takes the most likely token; None takes the pipeline's default.
             top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
@@ -128,8 +140,10 @@ class TransformersPipeline(DiffusionPipeline):
             return_dict: False returns `(images,)`.
             on_step: Called with a `mmspec.decoding.batch.Step` after every target call; its tokens are ids of the
                 model.
-            callback_on_step_end: The same in the form of diffusers, `(pipe, target calls, tokens so far, {"tokens":
-                ...})`.
+            callback_on_step_end: Called as diffusers does, `(pipe, target calls, tokens so far, {"tokens": codes})`.
+                The codes int64 [B, h * w] are -1 where they are missing; `decode` makes previews of them. It may set
+                `pipe._interrupt = True`, which ends the call with the codes so far, and cannot change them.
+            callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
             measure_entropy: Also report the entropy of the target distribution.
 
         Returns:
@@ -151,34 +165,88 @@ class TransformersPipeline(DiffusionPipeline):
             top_p=default.top_p if top_p is None else top_p,
             guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
         )
-        prompts = [text for text in read_prompts(prompt) for _ in range(num_images_per_prompt)]
+        given = read_prompts(prompt)
+        negatives = read_negative_prompts(negative_prompt, len(given))
+        prompts = [text for text in given for _ in range(num_images_per_prompt)]
+        if negatives is not None:
+            negatives = [text for text in negatives for _ in range(num_images_per_prompt)]
         rows = len(prompts)
-        job = adapter.job(ImageRequest(prompts, sampling.guidance_scale != 1, negative_prompt, height, width))
+        job = adapter.job(ImageRequest(prompts, sampling.guidance_scale != 1, negatives, height, width))
         check_length(job, adapter.max_length)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in job.arguments.items()}
         seeds = row_seeds(seed, rows, generator)
         with memory_for(rows), self.progress_bar(total=rows * job.length) as bar:
-            out = GenerationMixin.generate(
-                self.model,
-                **arguments,
-                **sampling_arguments(sampling),
-                max_new_tokens=job.length,
-                return_dict_in_generate=True,
-                custom_generate=generate,
-                recipe=parse(recipe if recipe is not None else default.recipe),
-                seed=seeds,
-                draft_model=self.draft_model,
-                heads=list(self.heads.values()),
-                on_step=observer(self, bar, on_step, callback_on_step_end),
-                measure_entropy=measure_entropy,
+            observe = observer(
+                self,
+                bar,
+                on_step,
+                callback_on_step_end,
+                callback_on_step_end_tensor_inputs,
+                partial(codes_so_far, adapter, job),
             )
-        codes = adapter.codes(out.sequences[:, job.image.to(out.sequences.device)])
-        images = codes if output_type == "latent" else convert_images(adapter.pixels(codes, job.grid), output_type)
+            try:
+                out = GenerationMixin.generate(
+                    self.model,
+                    **arguments,
+                    **sampling_arguments(sampling),
+                    max_new_tokens=job.length,
+                    return_dict_in_generate=True,
+                    custom_generate=generate,
+                    recipe=parse(recipe if recipe is not None else default.recipe),
+                    seed=seeds,
+                    draft_model=self.draft_model,
+                    heads=list(self.heads.values()),
+                    on_step=observe,
+                    measure_entropy=measure_entropy,
+                )
+                new = new_tokens(out.sequences, job)
+                codes, stats = adapter.codes(new[:, job.image.to(new.device)]), out.stats
+            except Interrupted as end:
+                codes, stats = end.tokens, end.stats
+        images = self.decode(codes, height=height, width=width, output_type=output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)  # type: ignore[return-value]
-        return ImageOutput(images, codes, seeds, out.stats)
+        return ImageOutput(images, codes, seeds, stats)
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def decode(
+        self,
+        tokens: Tensor | Sequence[Tensor],
+        *,
+        height: int | None = None,
+        width: int | None = None,
+        output_type: str = "pil",
+    ) -> Any:
+        """Images of codes, as of the `tokens` of an output or of a callback.
+
+        Args:
+            tokens: Codes int64 [B, n] in raster order, or int64 [n_row] per row. Pixels of codes that are missing at
+                the end, or that are -1, are grey.
+            height: Of the image, in pixels, as in a call.
+            width: As `height`.
+            output_type: "pil", "np", "pt" or "latent".
+
+        Returns:
+            Images; see `mmspec.vision.outputs.ImageOutput`.
+
+        Raises:
+            ArgumentError: If an argument has a value that is not allowed, or the model cannot return pixels.
+        """
+        check_output_type(output_type)
+        if output_type == "latent":
+            return tokens
+        adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
+        if adapter.no_pixels is not None:
+            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
+        grid = adapter.grid(height, width)
+        codes = complete(tokens, grid[0] * grid[1], adapter.codebook_size)
+        pixels = adapter.pixels(codes.clamp(min=0), grid)
+        if (codes < 0).any():
+            pixels = np.where(visible(codes >= 0, grid, pixels.shape[1:3]).cpu().numpy()[..., None], pixels, GREY)
+        return convert_images(pixels, output_type)
 
     def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
         """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
@@ -249,7 +317,10 @@ class TransformersPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> TransformersPipeline:
+        folder = Path(pretrained_model_name_or_path)
+        kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "model", "vqvae")
         pipe: TransformersPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        keep_decoder_in_float32(pipe.model)
         pipe.heads = load_heads(Path(pretrained_model_name_or_path))
         return pipe
 
@@ -274,6 +345,53 @@ def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
         if not isinstance(text, str):
             raise PromptError(f"prompt={text!r} is not a string; describe an image")
     return prompts
+
+
+def read_negative_prompts(negative_prompt: str | Sequence[str] | None, count: int) -> list[str] | None:
+    """Negative prompts, one per prompt; None if there are none.
+
+    Args:
+        negative_prompt: One text for all prompts, or one per prompt.
+        count: The number of prompts.
+
+    Raises:
+        ArgumentError: If the number of texts is another.
+        PromptError: If one is not a string.
+    """
+    if negative_prompt is None:
+        return None
+    texts: list[Any] = (
+        list(negative_prompt) if isinstance(negative_prompt, (list, tuple)) else [negative_prompt] * count
+    )
+    for text in texts:
+        if not isinstance(text, str):
+            raise PromptError(f"negative_prompt={str(text)[:200]!r} is not a string; give a text, or one per prompt")
+    if len(texts) != count:
+        raise ArgumentError(
+            f"negative_prompt has {len(texts)} texts for {count} prompts; give one text, or one per prompt"
+        )
+    return texts
+
+
+def new_tokens(sequences: Tensor, job: DecodingJob) -> Tensor:
+    """The new tokens int64 [B, length] of the result of `generate`, which has the prompts in front or not.
+
+    Raises:
+        ModelError: If an image has ended early.
+    """
+    prompt = job.arguments["input_ids"].shape[1]
+    if sequences.shape[1] not in (job.length, prompt + job.length):
+        raise ModelError(
+            "the model ended its images early, by an end-of-sequence id; model.generation_config.eos_token_id must not "
+            "be a code of an image"
+        )
+    return sequences[:, -job.length :]
+
+
+def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
+    """The codes of a step, int64 [B, h * w], with -1 where they are missing."""
+    rows = [adapter.codes(tokens[job.image[job.image < len(tokens)].to(tokens.device)]) for tokens in step.tokens]
+    return complete(rows, len(job.image), adapter.codebook_size)
 
 
 def check_length(job: DecodingJob, max_length: int) -> None:

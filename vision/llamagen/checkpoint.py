@@ -8,9 +8,10 @@ import pickle
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from diffusers import ModelMixin
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 
 Config = Mapping[str, Any]
+Model = TypeVar("Model", bound=ModelMixin)
 
 # (layers, width) of the published sizes -> heads, which cannot be inferred from shapes.
 _HEADS = {(12, 768): 12, (24, 1024): 16, (36, 1280): 20, (48, 1536): 24, (24, 3200): 32}
@@ -95,7 +97,10 @@ def _only_checkpoint(folder: Path) -> Path:
     files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".pt", ".pth", ".bin"))
     if len(files) != 1:
         found = ", ".join(f.name for f in files) or "none"
-        raise ModelError(f"folder {str(folder)!r} must contain one checkpoint file; found {found}")
+        raise ModelError(
+            f"folder {str(folder)!r} must contain one checkpoint file; found {found}. Name one: FOLDER/FILE, or "
+            "OWNER/REPOSITORY/FILE on the Hub, and the decoder's file as tokenizer"
+        )
     return files[0]
 
 
@@ -215,6 +220,18 @@ def _published_block(path: Path) -> int | None:
     """Image tokens of a published file, whose name ends with the side of the image; a token covers 16 x 16 pixels."""
     name = re.fullmatch(r"([ct]2i_\w+?)_(256|384|512)", path.stem)
     return (int(name[2]) // 16) ** 2 if name and name[1] in _NAMES else None
+
+
+def cast(model: Model, dtype: torch.dtype | str) -> Model:
+    """The model in another dtype; unchanged for "auto".
+
+    Raises:
+        ArgumentError: If there is no such dtype.
+    """
+    if not isinstance(dtype, torch.dtype) and dtype != "auto":
+        raise ArgumentError(f"dtype={dtype!r} is not allowed; use a torch.dtype, or 'auto' for that of the file")
+    # A cast of a model that has the dtype prints a warning of diffusers.
+    return model if dtype in ("auto", model.dtype) else model.to(dtype)
 
 
 def load_gpt(path: str | Path, config: Config | None = None) -> LlamaGenGPT:

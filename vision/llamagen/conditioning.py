@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Condition:
         return Condition(self.features.to(device), None if self.mask is None else self.mask.to(device))
 
 
-def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenGPT) -> Condition:
+def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenTransformer) -> Condition:
     """The condition of class labels.
 
     Raises:
@@ -54,7 +54,7 @@ def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenGPT) -> Cond
     return Condition(ids, None)
 
 
-def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenGPT) -> Condition:
+def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenTransformer) -> Condition:
     """The condition of caption features.
 
     Args:
@@ -70,7 +70,7 @@ def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenGPT) -> Co
         raise ArgumentError("prompt_embeds was given, but this model is class-conditional; pass class_labels")
     if embeds.ndim != 3 or embeds.shape[1:] != (slots, features):
         raise ArgumentError(f"prompt_embeds has shape {list(embeds.shape)}; it must be [B, {slots}, {features}]")
-    mask = torch.ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask
+    mask = embeds.new_ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask.to(embeds.device)
     if mask.shape != embeds.shape[:2]:
         raise ArgumentError(f"prompt_attention_mask has shape {list(mask.shape)}; it must be {list(embeds.shape[:2])}")
     return pad_left(embeds, mask)
@@ -88,11 +88,11 @@ def pad_left(embeds: Tensor, mask: Tensor) -> Condition:
     return Condition(torch.stack(rolled) * flipped[..., None].to(embeds.dtype), flipped)
 
 
-def from_prompts(prompts: Sequence[Any], gpt: LlamaGenGPT, encoder: Any, tokenizer: Any) -> Condition:
+def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any, tokenizer: Any) -> Condition:
     """The condition of prompts.
 
-    The original cleans captions as web text first; here they are lower-cased, and white space is normalised. As in the
-    original, tokens of a prompt that exceed the caption slots are ignored; this function warns about them.
+    As in the original, captions are cleaned first (see `mmspec.vision.llamagen.captions`), and tokens of a prompt that
+    exceed the caption slots are ignored; this function warns about them.
 
     Args:
         prompts: The prompts.
@@ -119,14 +119,17 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenGPT, encoder: Any, tokeniz
     if tokenizer is None:
         raise ArgumentError("this pipeline has a text_encoder without its tokenizer; add it, or pass prompt_embeds")
     slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
-    lowered = [" ".join(prompt.lower().split()) for prompt in prompts]
-    for prompt, ids in zip(prompts, tokenizer(lowered, verbose=False)["input_ids"], strict=True):
+    # Imported here, as only models with a T5 need its packages.
+    from mmspec.vision.llamagen.captions import clean_caption
+
+    captions = [clean_caption(prompt) for prompt in prompts]
+    for prompt, ids in zip(prompts, tokenizer(captions, verbose=False)["input_ids"], strict=True):
         if len(ids) > slots:
             warnings.warn(
-                f"prompt={prompt!r} has {len(ids)} tokens; the model reads {slots}, and the rest is ignored",
+                f"prompt={prompt[:200]!r} has {len(ids)} tokens; the model reads {slots}, and the rest is ignored",
                 stacklevel=2,
             )
-    encoded = tokenizer(lowered, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
+    encoded = tokenizer(captions, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
     ids, mask = encoded["input_ids"].to(encoder.device), encoded["attention_mask"].to(encoder.device)
     embeds = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     if embeds.shape[-1] != features:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.errors import ModelError
-from mmspec.vision.llamagen.checkpoint import load_gpt
+from mmspec.vision.llamagen.checkpoint import cast, load_gpt
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.tokenizer import load_tokenizer
 
@@ -31,7 +31,7 @@ def from_checkpoints(
     tokenizer: str | Path | None = None,
     config: Mapping[str, Any] | None = None,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
 ) -> LlamaGenPipeline:
     """A pipeline from the checkpoints of a transformer and, for pixels, of a tokenizer.
 
@@ -43,14 +43,15 @@ def from_checkpoints(
         tokenizer: The file of the tokenizer; without one a call returns tokens only.
         config: Original argument names; see `load_gpt`.
         device: Where to put the pipeline.
-        dtype: The type of the weights.
+        dtype: The type of the transformer's weights, or "auto" for that of the file. The tokenizer stays in float32, as
+            in the original; convert `pipe.vqvae` for another type.
 
     Raises:
         ModelError: If a file cannot be read, or does not fit its model, or the two have different numbers of codes.
         ArgumentError: If the number of heads or the grid is unknown.
     """
-    transformer = load_gpt(gpt, config).to(dtype)
-    vqvae = None if tokenizer is None else load_tokenizer(tokenizer).to(dtype)
+    transformer = cast(load_gpt(gpt, config), dtype)
+    vqvae = None if tokenizer is None else load_tokenizer(tokenizer)
     if vqvae is not None and vqvae.config.num_vq_embeddings != transformer.config.vocab_size:
         raise ModelError(
             f"tokenizer {str(tokenizer)!r} has {vqvae.config.num_vq_embeddings} codes, the transformer "

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, GraphCache, use_cuda_graphs
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 _MAX_KEPT = 2  # sets of graphs per model; each has a KV cache
 _MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing takes a small part of the time
@@ -41,11 +41,11 @@ class _Kept:
         return self.user() is None and shapes == [(t.shape, t.dtype, t.device) for t in self.tensors]
 
 
-_KEPT: weakref.WeakKeyDictionary[LlamaGenGPT, list[_Kept]] = weakref.WeakKeyDictionary()
+_KEPT: weakref.WeakKeyDictionary[LlamaGenTransformer, list[_Kept]] = weakref.WeakKeyDictionary()
 
 
 def new_target(
-    gpt: LlamaGenGPT, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
+    gpt: LlamaGenTransformer, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
 ) -> LlamaGenTarget | CUDAGraphTarget:
     """A `LlamaGenTarget` of these arguments, with its windows captured in CUDA graphs on a CUDA device."""
     if not use_cuda_graphs(gpt.device) or _hooked(gpt):
@@ -56,7 +56,12 @@ def new_target(
     with torch.inference_mode(False), torch.no_grad():
         target = LlamaGenTarget(gpt, condition, uncond, mask, slack)
     weights = [p.data_ptr() for p in gpt.parameters()]
-    if sum(t.nbytes for t in target.tensors()) > _MAX_BYTES or 0 in weights:  # 0: a packed weight has no address
+    # Packed weights have no address (0), and adapters can be switched without a change of addresses.
+    if (
+        sum(t.nbytes for t in target.tensors()) > _MAX_BYTES
+        or 0 in weights
+        or getattr(gpt, "_hf_peft_config_loaded", False)
+    ):
         return CUDAGraphTarget(target)
     kept = _KEPT.setdefault(gpt, [])
     kept[:] = [old for old in kept if old.weights == weights]
@@ -71,6 +76,6 @@ def new_target(
     return user
 
 
-def _hooked(gpt: LlamaGenGPT) -> bool:
+def _hooked(gpt: LlamaGenTransformer) -> bool:
     """Whether a hook of accelerate or diffusers moves or casts weights, which rules out CUDA graphs."""
     return any(hasattr(m, "_hf_hook") or hasattr(m, "_diffusers_hook") for m in gpt.modules())

@@ -1,34 +1,14 @@
-"""An n-gram table as a component of a pipeline."""
+"""An n-gram table as a model of diffusers."""
 
 from __future__ import annotations
 
-import torch
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
-from torch import Tensor
+from diffusers import ModelMixin
 
-from mmspec.drafters.ngram import NGramTable
+from mmspec.vision.diffusers_config import DiffusersConfig
+from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 
 
-class NGramTokenTable(ModelMixin, ConfigMixin):
-    """A saved n-gram table.
+class NGramTokenTable(ModelMixin, DiffusersConfig, NGramTokens):
+    """An `NGramTokens` that is saved and loaded as a component of a diffusers pipeline."""
 
-    Args:
-        vocab_size: V.
-
-    Attributes:
-        best: int16 [V + 1, V], the most likely token for each upper and left neighbor; see
-            `mmspec.drafters.ngram.NGramTable`.
-    """
-
-    best: Tensor
-    config_name = "config.json"
-
-    @register_to_config
-    def __init__(self, vocab_size: int = 1000) -> None:
-        super().__init__()
-        self.register_buffer("best", torch.zeros(vocab_size + 1, vocab_size, dtype=torch.int16))
-
-    def ngrams(self) -> NGramTable:
-        """The table in the form that drafters use."""
-        return NGramTable(self.best)
+    __init__ = NGramTokens.__init__

@@ -1,44 +1,25 @@
-"""The LlamaGen pipeline: prompts or classes to images, by any recipe."""
+"""The LlamaGen pipeline of diffusers."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from diffusers import DiffusionPipeline, ModelMixin, VQModel
-from diffusers.image_processor import VaeImageProcessor
-from torch import Tensor
+from diffusers import DiffusionPipeline, ModelMixin
 
-from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.cuda_graphs import CUDAGraphTarget
-from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep
-from mmspec.decoding.resources import DraftResources
-from mmspec.engine import run
-from mmspec.errors import ArgumentError, PromptError
-from mmspec.heads.checkpoint import Head, check_fits_model, load_head, load_heads, read_config, save_heads
-from mmspec.recipes import Recipe, parse
-from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.seeds import row_seeds
-from mmspec.training.prepared import PreparedPrompts
-from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
-from mmspec.vision.llamagen.gpt import CaptionEmbedder, LlamaGenGPT
-from mmspec.vision.llamagen.graph_cache import new_target
+from mmspec.heads.checkpoint import Head, load_heads, save_heads
+from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.llamagen.generation import LlamaGenGenerator, check_codes
+from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
-from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens, read_codebook
-from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 
-class LlamaGenPipeline(DiffusionPipeline):
+class LlamaGenPipeline(DiffusionPipeline, LlamaGenGenerator):
     """Generates images with a LlamaGen transformer.
 
-    Draft heads, which read the transformer's features, are not components: add them with `add_drafter`. They are saved
-    and loaded with the pipeline.
+    A call is that of `LlamaGenGenerator`. Draft heads, which read the transformer's features, are not components: add
+    them with `add_drafter`. They are saved and loaded with the pipeline.
 
     Args:
         transformer: The target.
@@ -64,7 +45,8 @@ class LlamaGenPipeline(DiffusionPipeline):
 
     model_cpu_offload_seq = "text_encoder->draft_transformer->transformer->vqvae"
     _optional_components = ["vqvae", "text_encoder", "tokenizer", "draft_transformer", "table"]
-    _callback_tensor_inputs = ["tokens"]
+    transformer: LlamaGenGPT
+    draft_transformer: LlamaGenGPT | None
 
     def __init__(
         self,
@@ -80,15 +62,8 @@ class LlamaGenPipeline(DiffusionPipeline):
         guidance_scale: float = 1.0,
         recipe: str = "scd",
     ) -> None:
-        super().__init__()
-        codes = transformer.config.vocab_size
-        for name, count in (
-            ("vqvae", None if vqvae is None else codebook_size(vqvae)),
-            ("draft_transformer", None if draft_transformer is None else draft_transformer.config.vocab_size),
-            ("table", None if table is None else table.config.vocab_size),
-        ):
-            if count is not None and count != codes:
-                raise ArgumentError(f"{name} has {count} codes, the transformer {codes}; they do not belong together")
+        DiffusionPipeline.__init__(self)
+        check_codes(transformer, vqvae, draft_transformer, table)
         self.register_modules(
             transformer=transformer,
             vqvae=vqvae,
@@ -100,152 +75,7 @@ class LlamaGenPipeline(DiffusionPipeline):
         self.register_to_config(
             temperature=temperature, top_k=top_k, top_p=top_p, guidance_scale=guidance_scale, recipe=recipe
         )
-        self.image_processor = VaeImageProcessor()
         self.heads: dict[str, Head] = {}
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        *,
-        class_labels: int | Sequence[int] | Tensor | None = None,
-        prompt_embeds: Tensor | None = None,
-        prompt_attention_mask: Tensor | None = None,
-        recipe: str | Recipe | None = None,
-        seed: int | Sequence[int] | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        guidance_scale: float | None = None,
-        cfg_interval: int = -1,
-        num_images_per_prompt: int = 1,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        on_step: OnStep | None = None,
-        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
-        measure_entropy: bool = False,
-    ) -> ImageOutput:
-        """Generates images for prompts, class labels or caption features; exactly one of them is given.
-
-        An exception from a callback ends the call.
-
-        Args:
-            prompt: One or more prompts.
-            class_labels: One or more class ids.
-            prompt_embeds: Features [B, T, C] of a text encoder, with the padding last.
-            prompt_attention_mask: Their mask [B, T], 0 on padding.
-            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
-            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
-                `generator`, or from torch's global generator.
-            temperature: 0 takes the most likely token; None takes the pipeline's default.
-            top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
-            top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
-            guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
-            cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
-            num_images_per_prompt: Images per prompt; they are next to each other in the output.
-            generator: Random generators for seeds, one or one per row.
-            output_type: "pil", "np", "pt" or "latent".
-            return_dict: False returns `(images,)`.
-            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
-            callback_on_step_end: The same in the form of diffusers, `(pipe, target calls, tokens so far, {"tokens":
-                ...})`.
-            measure_entropy: Also report the entropy of the target distribution.
-
-        Raises:
-            PromptError: If the model does not accept a prompt.
-            ArgumentError: If an argument has a value that is not allowed, or does not belong to this model.
-            UnknownNameError: If there is no recipe or rule of that name.
-            ModelError: If the model returns logits that are not numbers.
-        """
-        check_call(num_images_per_prompt, output_type)
-        if self.vqvae is None and output_type != "latent":
-            raise ArgumentError(
-                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
-            )
-        recipe = parse(recipe if recipe is not None else self.config.recipe)
-        default = self.config
-        sampling = SamplingParams(
-            temperature=default.temperature if temperature is None else temperature,
-            top_k=default.top_k if top_k is None else top_k,
-            top_p=default.top_p if top_p is None else top_p,
-            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
-            guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
-        )
-        condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
-        ready = self._ready(condition.repeat(num_images_per_prompt), sampling, recipe.window)
-        rows = len(ready.samplings)
-        seeds = row_seeds(seed, rows, generator)
-        with memory_for(rows), self.progress_bar(total=rows * ready.layout.length) as bar:
-            decoded = run(
-                ready.make(),
-                recipe,
-                ready.layout,
-                ready.samplings,
-                seeds,
-                ready.resources,
-                observer(self, bar, on_step, callback_on_step_end),
-                measure_entropy,
-            )
-        images = decoded.tokens if output_type == "latent" else self._pixels(decoded.tokens, output_type)
-        self.maybe_free_model_hooks()
-        if not return_dict:
-            return (images,)  # type: ignore[return-value]
-        return ImageOutput(images, decoded.tokens, seeds, decoded.stats)
-
-    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
-        """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
-
-        Args:
-            prompts: Prompts, or class labels as text.
-            slack: Tokens that a window may extend past the end of the image.
-
-        Raises:
-            PromptError: If the model does not accept a prompt.
-        """
-        c = self.config
-        sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
-        if self.transformer.config.model_type == "t2i":
-            return self._ready(self._condition(list(prompts), None, None, None), sampling, slack)
-        if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
-            raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model is class-conditional: give numbers")
-        return self._ready(self._condition(None, [int(prompt) for prompt in prompts], None, None), sampling, slack)
-
-    def new_small(self) -> LlamaGenGPT:
-        """A copy of the draft transformer, or a new one with one layer and half the width of the transformer."""
-        if self.draft_transformer is not None:
-            return copy.deepcopy(self.draft_transformer)
-        c = {name: value for name, value in self.transformer.config.items() if not name.startswith("_")}
-        heads = max(c["n_head"] // 2, 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            small = LlamaGenGPT(
-                **c | {"dim": c["dim"] // c["n_head"] * heads, "n_head": heads, "n_layer": 1, "ffn_dim": None}
-            )
-            small.init_weights()
-        if isinstance(small.cls_embedding, CaptionEmbedder):  # the transformer's
-            small.cls_embedding.uncond_embedding.copy_(self.transformer.cls_embedding.uncond_embedding)
-        return small.to(self.transformer.device)
-
-    def add_drafter(self, folder: str | Path) -> None:
-        """Adds a draft head or a draft transformer; it replaces one of the same kind.
-
-        Args:
-            folder: Written by `mmspec train-drafter`, or with a LANTERN drafter or a smaller LlamaGen.
-
-        Raises:
-            ModelError: If the folder does not contain a drafter, or one for another model.
-        """
-        folder = Path(folder)
-        if read_config(folder).get("_class_name") == LlamaGenGPT.__name__:
-            small = LlamaGenGPT.from_pretrained(folder, low_cpu_mem_usage=False)
-            check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
-            self.register_modules(draft_transformer=small.to(self.transformer.device, self.transformer.dtype))
-            return
-        head = load_head(folder)
-        check_fits_model(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
-        check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
-        self.heads[head.kind] = head
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -253,76 +83,14 @@ class LlamaGenPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> LlamaGenPipeline:
+        folder = Path(pretrained_model_name_or_path)
+        kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vqvae")
         pipe: LlamaGenPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         pipe.heads = load_heads(Path(pretrained_model_name_or_path))
         return pipe
 
-    def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> PreparedPrompts:
-        """A batch of conditions with the same sampling parameters.
+    def _set_draft_transformer(self, small: LlamaGenTransformer) -> None:
+        self.register_modules(draft_transformer=small)
 
-        Args:
-            condition: The conditions.
-            sampling: The sampling parameters of all rows.
-            slack: Tokens that a window may extend past the end of the image.
-        """
-        condition = condition.to(self.transformer.device)
-        rows = len(condition.features)
-
-        def target(gpt: LlamaGenGPT, guided: bool) -> LlamaGenTarget | CUDAGraphTarget:
-            uncond = gpt.unconditional(rows) if guided else None
-            return new_target(gpt, condition.features, uncond, condition.mask, slack)
-
-        def small(gpt: Any, tokens: Tensor) -> Tensor:
-            mask = condition.mask
-            return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
-
-        def small_target(gpt: Any) -> LlamaGenTarget | CUDAGraphTarget:
-            return target(gpt, False)
-
-        gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
-        resources = DraftResources(
-            table=self.table.ngrams() if self.table is not None else None,
-            # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
-            draft_model=partial(target, draft, False) if draft is not None else None,
-            guided_draft_model=partial(target, draft, True) if draft is not None else None,
-            draft_sampling=[SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
-            codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
-            adaptive_windows=adaptive_windows_of(gpt),
-            heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
-        )
-        return PreparedPrompts(
-            partial(target, gpt, sampling.guidance_scale != 1),
-            Layout(length=grid**2, width=grid),
-            [sampling] * rows,
-            resources,
-            gpt.tok_embeddings.weight.detach(),
-            small,
-            small_target,
-        )
-
-    def _condition(
-        self,
-        prompt: str | Sequence[str] | None,
-        class_labels: int | Sequence[int] | Tensor | None,
-        prompt_embeds: Tensor | None,
-        prompt_attention_mask: Tensor | None,
-    ) -> Condition:
-        given = [
-            name
-            for name, value in (("prompt", prompt), ("class_labels", class_labels), ("prompt_embeds", prompt_embeds))
-            if value is not None
-        ]
-        if len(given) != 1:
-            got = " and ".join(given) if given else "none"
-            raise ArgumentError(f"exactly one of prompt, class_labels and prompt_embeds is required; got {got}")
-        if class_labels is not None:
-            return from_classes(class_labels, self.transformer)
-        if prompt_embeds is not None:
-            return from_embeddings(prompt_embeds, prompt_attention_mask, self.transformer)
-        prompts = list(prompt) if isinstance(prompt, (list, tuple)) else [prompt]
-        return from_prompts(prompts, self.transformer, self.text_encoder, self.tokenizer)
-
-    def _pixels(self, tokens: Tensor, output_type: str) -> Any:
-        tokens = tokens.to(self.vqvae.device)
-        decode = decode_tokens if isinstance(self.vqvae, VQModel) else type(self.vqvae).decode
-        return self.image_processor.postprocess(decode(self.vqvae, tokens).float(), output_type=output_type)
+    def _finish_call(self) -> None:
+        self.maybe_free_model_hooks()

@@ -12,7 +12,7 @@ from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
-from mmspec.vision.llamagen.gpt import LlamaGenGPT, Span, padding_bias
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
 
 
 class LlamaGenTarget:
@@ -37,7 +37,7 @@ class LlamaGenTarget:
 
     def __init__(
         self,
-        gpt: LlamaGenGPT,
+        gpt: LlamaGenTransformer,
         condition: Tensor,
         uncond: Tensor | None,
         condition_mask: Tensor | None,

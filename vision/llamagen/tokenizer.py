@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from diffusers import VQModel
 from torch import Tensor
 
-from mmspec.codebook import Codebook
 from mmspec.errors import ModelError
 from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
 
@@ -109,29 +107,3 @@ def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
     check_tensors(what, tensors, vq)
     vq.load_state_dict(tensors)
     return vq.eval()
-
-
-def codebook_size(vqvae: Any) -> int:
-    """The number of codes of a `VQModel`, or of a tokenizer with `vocab_size`."""
-    return int(vqvae.config.num_vq_embeddings if isinstance(vqvae, VQModel) else vqvae.vocab_size)
-
-
-def read_codebook(vqvae: Any) -> Codebook | None:
-    """The codebook of a `VQModel`, or of a tokenizer with `codebook()`; None if there is none."""
-    if isinstance(vqvae, VQModel):
-        return Codebook(vqvae.quantize.embedding.weight)
-    return Codebook(vqvae.codebook()) if hasattr(vqvae, "codebook") else None
-
-
-def decode_tokens(vq: VQModel, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-    """Pixels [B, 3, H, W], in about -1..1, of tokens int64 [B, N] in raster order.
-
-    Args:
-        vq: The tokenizer.
-        tokens: The tokens.
-        grid: Rows and columns of tokens; None is a square.
-    """
-    height, width = grid or [round(tokens.shape[1] ** 0.5)] * 2
-    shape = (len(tokens), height, width, vq.config.vq_embed_dim)
-    with torch.no_grad():
-        return vq.decode(tokens, force_not_quantize=True, shape=shape).sample

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmspec.vision.llamagen.checkpoint import cast
 from mmspec.vision.mar.checkpoint import load_mar
 from mmspec.vision.mar.kl16 import load_kl16
 from mmspec.vision.mar.pipeline import MARPipeline
@@ -30,7 +31,7 @@ def from_checkpoints(
     vae: str | Path | None = None,
     draft: str | Path | None = None,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
 ) -> MARPipeline:
     """A pipeline from original files.
 
@@ -42,16 +43,17 @@ def from_checkpoints(
         vae: `kl16.ckpt` or its safetensors mirror; without it a call returns latents only.
         draft: A smaller MAR of the same latents, for the recipe `draft`.
         device: Where to put the pipeline.
-        dtype: The type of the weights.
+        dtype: The type of the transformers' weights, or "auto" for that of the file. The autoencoder stays in float32,
+            as in the original; convert `pipe.vae` for another type.
 
     Raises:
         ModelError: If a file cannot be read, or does not fit its model.
         ArgumentError: If the number of attention heads is unknown, or the components do not fit each other.
     """
-    transformer = load_mar(path, config).to(dtype)
+    transformer = cast(load_mar(path, config), dtype)
     return MARPipeline(
         transformer,
-        None if vae is None else load_kl16(vae).to(dtype),
-        None if draft is None else load_mar(draft).to(dtype),
+        None if vae is None else load_kl16(vae),
+        None if draft is None else cast(load_mar(draft), dtype),
         guidance_scale=GUIDANCE.get(transformer.config.encoder_dim, 2.9),
     ).to(device)

@@ -20,6 +20,8 @@ from mmspec.vision.llamagen.checkpoint import check_tensors, read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL
 
 SCALE = 0.2325
+# Discriminator and perceptual loss, which checkpoints of training contain.
+TRAINING = "loss."
 
 
 def rename(key: str, levels: int) -> str:
@@ -77,7 +79,7 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
         ModelError: If the file cannot be read, or its tensors do not fit an `AutoencoderKL`.
     """
     path = Path(path)
-    original = read_tensors(path)
+    original = {k: v for k, v in read_tensors(path).items() if not k.startswith(TRAINING)}
     arguments = kl16_config(path, original)
     vae = AutoencoderKL(**arguments)
     expected = vae.state_dict()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +22,17 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
+from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.keywords import refuse_unknown_keywords
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import Shortcuts, decode_masked
 from mmspec.vision.mar.published import decode_published
 from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
-from mmspec.vision.outputs import ImageOutput, check_call, memory_for, observer
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+from mmspec.vision.previews import visible
 
 SCHEDULES = ("linear", "constant")
 
@@ -82,6 +88,7 @@ class MARPipeline(DiffusionPipeline):
         )
         self.image_processor = VaeImageProcessor()
 
+    @refuse_unknown_keywords
     @torch.no_grad()
     def __call__(
         self,
@@ -101,7 +108,8 @@ class MARPipeline(DiffusionPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
         on_step: OnStep | None = None,
-        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], dict[str, Any]] | None = None,
+        callback_on_step_end: CallbackOnStepEnd | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
     ) -> ImageOutput:
         """Generates images of classes.
 
@@ -127,8 +135,10 @@ class MARPipeline(DiffusionPipeline):
             output_type: "pil", "np", "pt" or "latent".
             return_dict: False returns `(images,)`.
             on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
-            callback_on_step_end: The same in the form of diffusers, `(pipe, target calls, latents so far, {"tokens":
-                ...})`.
+            callback_on_step_end: Called as diffusers does, `(pipe, target calls, latents so far, {"tokens": latents})`.
+                The latents float32 [B, N, D] are NaN where they are missing; `decode` makes previews of them. It may
+                set `pipe._interrupt = True`, which ends the call with the latents so far, and cannot change them.
+            callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
 
         Returns:
             An `ImageOutput` whose `tokens` are latents in raster order, float32 [B, N, D].
@@ -160,25 +170,77 @@ class MARPipeline(DiffusionPipeline):
 
         order = orders(seeds, places)
         with memory_for(len(labels)), self.progress_bar(total=len(labels) * places) as bar:
-            callback = observer(self, bar, on_step, callback_on_step_end)
-            if recipe.name == "plain":
-                latents, stats = decode_masked(
-                    self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, callback
-                )
-            elif shortcuts.lossy or (passes != places and not self._runs_as_published(recipe)):
-                raise ArgumentError(
-                    f"recipe '{recipe}' samples latents one by one: leave out steps and shortcuts, or use 'plain', or "
-                    "with a draft_transformer draft+cspd, which supports fewer steps"
-                )
-            elif passes != places:
-                latents, stats = self._publish(recipe, head, chain, labels, order, seeds, scale != 1, passes, callback)
-            else:
-                latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, callback)
-        images = latents if output_type == "latent" else self._pixels(latents, output_type)
+            callback = observer(
+                self,
+                bar,
+                on_step,
+                callback_on_step_end,
+                callback_on_step_end_tensor_inputs,
+                partial(latents_so_far, order, self.transformer.config.token_dim),
+            )
+            try:
+                if recipe.name == "plain":
+                    latents, stats = decode_masked(
+                        self.transformer, head, chain, labels, order, seeds, scale != 1, passes, shortcuts, callback
+                    )
+                elif shortcuts.lossy or (passes != places and not self._runs_as_published(recipe)):
+                    raise ArgumentError(
+                        f"recipe '{recipe}' samples latents one by one: leave out steps and shortcuts, or use 'plain', "
+                        "or with a draft_transformer draft+cspd, which supports fewer steps"
+                    )
+                elif passes != places:
+                    latents, stats = self._publish(
+                        recipe, head, chain, labels, order, seeds, scale != 1, passes, callback
+                    )
+                else:
+                    latents, stats = self._speculate(recipe, head, chain, labels, order, seeds, scale != 1, callback)
+            except Interrupted as end:
+                latents, stats = end.tokens, end.stats
+        images = self.decode(latents, output_type=output_type)
         self.maybe_free_model_hooks()
         if not return_dict:
             return (images,)  # type: ignore[return-value]
         return ImageOutput(images, latents, seeds, stats)
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, *, output_type: str = "pil") -> Any:
+        """Images of latents, as of the `tokens` of an output or of a callback.
+
+        Args:
+            tokens: Latents [B, N, D] in raster order. Pixels of latents that are NaN are grey.
+            output_type: "pil", "np", "pt" or "latent".
+
+        Returns:
+            Images; see `mmspec.vision.outputs.ImageOutput`.
+
+        Raises:
+            ArgumentError: If an argument has a value that is not allowed, or there is no `vae`.
+        """
+        check_output_type(output_type)
+        if output_type == "latent":
+            return tokens
+        if self.vae is None:
+            raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
+        shape = (self.transformer.places, self.transformer.config.token_dim)
+        if not isinstance(tokens, Tensor) or tokens.ndim != 3 or tokens.shape[1:] != shape:
+            found = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ArgumentError(f"tokens is {found}; it must be latents [B, {shape[0]}, {shape[1]}]")
+        tokens = tokens.to(self.vae.device)
+        images = pixels(self.vae, tokens.nan_to_num(nan=0.0))
+        known = ~tokens.isnan().any(-1)
+        if not bool(known.all()):
+            side = self.transformer.config.grid_size
+            seen = visible(known, (side, side), (images.shape[2], images.shape[3]))
+            images = images.masked_fill(~seen[:, None], 0)
+        return self.image_processor.postprocess(images, output_type=output_type)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> MARPipeline:
+        folder = Path(pretrained_model_name_or_path)
+        kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vae")
+        pipe: MARPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        return pipe
 
     def _speculate(
         self,
@@ -258,6 +320,16 @@ class MARPipeline(DiffusionPipeline):
             raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
         return labels
 
-    def _pixels(self, latents: Tensor, output_type: str) -> Any:
-        images = pixels(self.vae, latents.to(self.vae.device))
-        return self.image_processor.postprocess(images, output_type=output_type)
+
+def latents_so_far(order: Tensor, dim: int, step: Step) -> Tensor:
+    """The latents of a step in raster order, float32 [B, N, D], with NaN where they are missing.
+
+    Args:
+        order: The places of the latents in the order in which they are generated, int64 [B, N].
+        dim: D.
+        step: The step.
+    """
+    latents = torch.full((*order.shape, dim), torch.nan, device=step.tokens[0].device)
+    for row, found, places in zip(latents, step.tokens, order.to(latents.device), strict=True):
+        row[places[: len(found)]] = found.to(row)
+    return latents

@@ -85,6 +85,7 @@ class MARTransformer(ModelMixin, ConfigMixin):
     """
 
     config_name = "config.json"
+    _repeated_blocks = ["Block", "ResBlock"]
 
     @register_to_config
     def __init__(

@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, default_sampling
-from mmspec.vision.hf.image_request import ImageRequest, refuse_empty, refuse_options, size_of
-from mmspec.vision.llamagen.tokenizer import codebook_size, decode_tokens
+from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empty, refuse_negative_prompt, refuse_size
+from mmspec.vision.llamagen.codes import codebook_size, decode_tokens
 
 LAYOUTS = ("anole", "lumina")
-# The published sampling parameters of both models.
-GUIDANCE_SCALE = 3.0
-TOP_K = 2000
+# As the original code samples images: Anole's chameleon/inference, Lumina-mGPT's inference_solver.
+PUBLISHED = {
+    "anole": SamplingParams(temperature=0.7, top_p=0.9, guidance_scale=3.0),
+    "lumina": SamplingParams(top_k=2000, guidance_scale=3.0),
+}
 # Lumina-mGPT's default rows and columns of codes, for 768 pixels.
 LUMINA_GRID = 48
 
@@ -58,7 +61,8 @@ class ChameleonAdapter:
                 f"tokenizer has {codebook_size(self._vqvae)} codes, the model {vq.num_embeddings}; "
                 "they do not belong together"
             )
-        self.sampling = default_sampling(model, GUIDANCE_SCALE, TOP_K)
+        self.sampling = default_sampling(model, PUBLISHED[layout])
+        self.codebook_size = int(vq.num_embeddings)
         self.max_length = int(model.config.max_position_embeddings)
         self.no_pixels = (
             "transformers has no decoder for Chameleon's codes; load the model with tokenizer='vqgan.ckpt', a file of "
@@ -68,18 +72,16 @@ class ChameleonAdapter:
         )
 
     def job(self, request: ImageRequest) -> DecodingJob:
-        refuse_options(self._model, request, "negative_prompt")
+        refuse_negative_prompt(self._model, request)
         refuse_empty(request.prompts)
+        height, width = self.grid(request.height, request.width)
         if self._lumina:
-            pixels = LUMINA_GRID * self._factor
-            height, width = size_of(request, 2 * self._factor) or (pixels, pixels)
-            instruction = f"Generate an image of {width}x{height} according to the following prompt:\n"
-            height, width = height // self._factor, width // self._factor
+            size = f"{width * self._factor}x{height * self._factor}"
+            instruction = f"Generate an image of {size} according to the following prompt:\n"
             constraint = ImageConstraint.lumina(self._model, height, width, self._ids)
             codes = 2 + torch.arange(height * (width + 1)).view(height, width + 1)[:, :width].flatten()
         else:
-            refuse_options(self._model, request, "height", "width")
-            instruction, height, width = "", self._side, self._side
+            instruction = ""
             constraint = ImageConstraint.anole(self._model, self._side, self._ids)
             codes = torch.arange(self._side**2)
         # The tokenizer, because the processor ends the turn in some modes only.
@@ -93,7 +95,14 @@ class ChameleonAdapter:
         if request.guided and not self._lumina:
             start = [tokenizer.bos_token_id, self._ids.begin]
             arguments["negative_prompt_ids"] = torch.tensor([start]).expand(len(texts), -1)
-        return DecodingJob(arguments, constraint.length, ids.shape[1] + codes, (height, width))
+        return DecodingJob(arguments, constraint.length, codes, (height, width))
+
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
+        if not self._lumina:
+            refuse_size(self._model, height, width)
+            return self._side, self._side
+        pixels = check_size(height, width, 2 * self._factor)
+        return (LUMINA_GRID, LUMINA_GRID) if pixels is None else (pixels[0] // self._factor, pixels[1] // self._factor)
 
     def codes(self, tokens: Tensor) -> Tensor:
         code_of = self._model.model.vocabulary_mapping.bpe2img

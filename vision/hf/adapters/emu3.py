@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob, default_sampling, eight_bit
-from mmspec.vision.hf.image_request import ImageRequest, refuse_empty, size_of
+from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empty
 
-GUIDANCE_SCALE = 3.0
+# As BAAI's image_generation.py samples.
+PUBLISHED = SamplingParams(top_k=2048, guidance_scale=3.0)
 # Pixels per token, fixed in transformers' processor.
 FACTOR = 8
-# The negative prompt of the model's documentation.
+# The negative prompt of the original code and of transformers' documentation.
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
@@ -39,22 +42,15 @@ class Emu3Adapter:
         components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "Emu3Processor")
-        self.sampling = default_sampling(model, GUIDANCE_SCALE)
+        self.sampling = default_sampling(model, PUBLISHED)
+        self.codebook_size = int(model.config.vq_config.codebook_size)
         self.max_length = int(model.config.get_text_config().max_position_embeddings)
 
     def job(self, request: ImageRequest) -> DecodingJob:
         refuse_empty(request.prompts)
-        size = size_of(request, FACTOR)
-        sizes = {} if size is None else {"ratio": f"{size[1]}:{size[0]}", "image_area": size[0] * size[1]}
-        inputs = self._processor(
-            text=list(request.prompts),
-            padding=True,
-            padding_side="left",
-            return_tensors="pt",
-            return_for_image_generation=True,
-            **sizes,
-        )
-        height, width = (int(side) for side in inputs["image_sizes"][0])
+        height, width = self.grid(request.height, request.width)
+        sizes = {"ratio": f"{width}:{height}", "image_area": height * width * FACTOR**2}
+        inputs = self._encode(request.prompts, sizes)
         ids, tokenizer = inputs["input_ids"], self._processor.tokenizer
         mapping = self._model.model.vocabulary_mapping
         line = [mapping.image_tokens] * width + [[mapping.eol_token_id]]
@@ -66,12 +62,31 @@ class Emu3Adapter:
             "prefix_allowed_tokens_fn": AllowedByPosition(line * height + ends, ids.shape[1], width + 1),
         }
         if request.guided:
-            text = NEGATIVE if request.negative_prompt is None else request.negative_prompt
-            negative = self._processor(text=[text] * len(ids), padding=True, return_tensors="pt")
+            # As in the original, both sides end with the beginning of the image, so that they differ in the text only.
+            texts = [NEGATIVE] * len(ids) if request.negative_prompts is None else request.negative_prompts
+            negative = self._encode(texts, sizes)
             arguments["negative_prompt_ids"] = negative["input_ids"]
             arguments["negative_prompt_attention_mask"] = negative["attention_mask"]
         codes = torch.arange(height * (width + 1)).view(height, width + 1)[:, :width].flatten()
-        return DecodingJob(arguments, length, ids.shape[1] + codes, (height, width))
+        return DecodingJob(arguments, length, codes, (height, width))
+
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
+        pixels = check_size(height, width, FACTOR)
+        if pixels is not None:
+            return pixels[0] // FACTOR, pixels[1] // FACTOR
+        rows, columns = self._encode([""], {})["image_sizes"][0]
+        return int(rows), int(columns)
+
+    def _encode(self, texts: Sequence[str], sizes: Mapping[str, Any]) -> Any:
+        """Ids of texts, each followed by the size of the image and its beginning."""
+        return self._processor(
+            text=list(texts),
+            padding=True,
+            padding_side="left",
+            return_tensors="pt",
+            return_for_image_generation=True,
+            **sizes,
+        )
 
     def codes(self, tokens: Tensor) -> Tensor:
         table: Tensor = self._model.model.vocabulary_mapping.bpe2img_mapping_tensor

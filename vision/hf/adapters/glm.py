@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob, default_sampling
-from mmspec.vision.hf.image_request import ImageRequest, chat, refuse_empty, refuse_options, size_of
+from mmspec.sampling.params import SamplingParams
+from mmspec.vision.hf.image_adapter import TOP_K, AllowedByPosition, Components, DecodingJob, default_sampling
+from mmspec.vision.hf.image_request import ImageRequest, chat, check_size, refuse_empty, refuse_negative_prompt
 
 # Pixels per code of the large grid, fixed in transformers' processor.
 FACTOR = 32
@@ -40,13 +41,14 @@ class GlmAdapter:
         components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "GlmImageProcessor")
-        self.sampling = default_sampling(model)
+        self.sampling = default_sampling(model, SamplingParams(top_k=TOP_K))
+        self.codebook_size = int(model.config.vq_config.num_embeddings)
         self.max_length = int(model.config.get_text_config().max_position_embeddings)
 
     def job(self, request: ImageRequest) -> DecodingJob:
-        refuse_options(self._model, request, "negative_prompt")
+        refuse_negative_prompt(self._model, request)
         refuse_empty(request.prompts)
-        size = size_of(request, FACTOR)
+        size = check_size(request.height, request.width, FACTOR)
         sizes = {} if size is None else {"target_h": size[0], "target_w": size[1]}
         texts = self._processor.apply_chat_template(chat(self._processor, request.prompts))
         inputs = self._processor(text=texts, padding=True, padding_side="left", return_tensors="pt", **sizes)
@@ -59,7 +61,10 @@ class GlmAdapter:
         allowed = AllowedByPosition([codes] * (small + large) + [[config.image_end_token_id]], start)
         names = ("input_ids", "attention_mask", "image_grid_thw", "images_per_sample")
         arguments = {name: inputs[name] for name in names} | {"prefix_allowed_tokens_fn": allowed}
-        return DecodingJob(arguments, small + large + 1, start + small + torch.arange(large), (height, width))
+        return DecodingJob(arguments, small + large + 1, small + torch.arange(large), (height, width))
+
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
+        raise ArgumentError(self.no_pixels)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return tokens

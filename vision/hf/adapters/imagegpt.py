@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ModelError, PromptError
+from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, default_sampling
-from mmspec.vision.hf.image_request import ImageRequest, refuse_options
+from mmspec.vision.hf.image_request import ImageRequest, refuse_negative_prompt, refuse_size
 
-# The value of the model card.
-TOP_K = 40
+# As the model card samples.
+PUBLISHED = SamplingParams(top_k=40)
 
 
 class ImageGPTAdapter:
@@ -39,23 +40,31 @@ class ImageGPTAdapter:
             if self._clusters is None
             else None
         )
-        self.sampling = default_sampling(model, top_k=TOP_K)
+        self.sampling = default_sampling(model, PUBLISHED)
+        # The last id begins an image.
+        self.codebook_size = int(model.config.vocab_size) - 1
         self.max_length = int(model.config.n_positions) + 1
 
     def job(self, request: ImageRequest) -> DecodingJob:
-        refuse_options(self._model, request, "negative_prompt", "height", "width")
+        refuse_negative_prompt(self._model, request)
+        grid = self.grid(request.height, request.width)
         for prompt in request.prompts:
             if prompt:
                 raise PromptError(
                     f"prompt={prompt!r} is not allowed; ImageGPT takes no prompt: leave it out, or pass ''"
                 )
         length = int(self._model.config.n_positions)
+        start = torch.full((len(request.prompts), 1), int(self._model.config.vocab_size) - 1)
+        arguments = {"input_ids": start, "attention_mask": torch.ones_like(start)}
+        return DecodingJob(arguments, length, torch.arange(length), grid)
+
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
+        refuse_size(self._model, height, width)
+        length = int(self._model.config.n_positions)
         side = math.isqrt(length)
         if side * side != length:
             raise ModelError(f"model.config.n_positions={length} is not a square number")
-        start = torch.full((len(request.prompts), 1), int(self._model.config.vocab_size) - 1)
-        arguments = {"input_ids": start, "attention_mask": torch.ones_like(start)}
-        return DecodingJob(arguments, length, 1 + torch.arange(length), (side, side))
+        return side, side
 
     def codes(self, tokens: Tensor) -> Tensor:
         return tokens

@@ -10,9 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.decoding.janus import DEFAULT_SCALE
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, default_sampling, eight_bit
-from mmspec.vision.hf.image_request import ImageRequest, chat, refuse_empty, refuse_options
+from mmspec.vision.hf.image_request import ImageRequest, chat, refuse_empty, refuse_negative_prompt, refuse_size
+
+# As DeepSeek's generation_inference.py samples.
+PUBLISHED = SamplingParams(guidance_scale=DEFAULT_SCALE)
 
 
 class JanusAdapter:
@@ -32,20 +36,26 @@ class JanusAdapter:
         components.refuse_chameleon_components(model)
         self._model = model
         self._processor = components.require_processor(model, "JanusProcessor")
-        self.sampling = default_sampling(model, DEFAULT_SCALE)
+        self.sampling = default_sampling(model, PUBLISHED)
+        self.codebook_size = int(model.config.vq_config.num_embeddings)
         self.max_length = int(model.config.get_text_config().max_position_embeddings)
 
     def job(self, request: ImageRequest) -> DecodingJob:
-        refuse_options(self._model, request, "negative_prompt", "height", "width")
+        refuse_negative_prompt(self._model, request)
+        grid = self.grid(request.height, request.width)
         refuse_empty(request.prompts)
         texts = self._processor.apply_chat_template(chat(self._processor, request.prompts), add_generation_prompt=True)
         inputs = self._processor(
             text=texts, generation_mode="image", padding=True, padding_side="left", return_tensors="pt"
         )
         length = int(self._model.model.vision_model.config.num_image_tokens)
-        side = math.isqrt(length)
         arguments = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
-        return DecodingJob(arguments, length, torch.arange(length), (side, side))
+        return DecodingJob(arguments, length, torch.arange(length), grid)
+
+    def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
+        refuse_size(self._model, height, width)
+        side = math.isqrt(int(self._model.model.vision_model.config.num_image_tokens))
+        return side, side
 
     def codes(self, tokens: Tensor) -> Tensor:
         return tokens

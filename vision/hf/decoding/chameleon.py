@@ -1,18 +1,21 @@
 """Chameleon, and Anole and Lumina-mGPT, which were tuned from it to generate images.
 
-The forward pass of transformers forbids all image tokens; decoding reads the head directly instead.
+The forward pass of transformers forbids all image tokens; decoding reads the head directly, and forbids them only in
+calls without `prefix_allowed_tokens_fn`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared_vocabulary_plan
+from mmspec.sampling.constraints import Constraint
 
 
 def vocab_size(model: Any) -> int:
@@ -23,10 +26,18 @@ def vocab_size(model: Any) -> int:
 def plan(model: Any, request: PlanRequest) -> Plan:
     """How a request is decoded.
 
-    `prefix_allowed_tokens_fn` sets the layout of the image, see `ImageConstraint`; without it all ids are allowed.
+    `prefix_allowed_tokens_fn` sets the layout of the image, see `ImageConstraint`. Without it the codes of images are
+    forbidden, as in the model's own generate.
     """
     refuse_inputs(model, request)
-    return shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
+    result = shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
+    codes = model.model.vocabulary_mapping.image_tokens
+    if request.allowed is not None or not codes:
+        return result
+    text = torch.ones(1, vocab_size(model), dtype=torch.bool, device=request.input_ids.device)
+    text[0, codes] = False
+    kind = torch.zeros(request.length, dtype=torch.int64, device=request.input_ids.device)
+    return replace(result, constraint=Constraint(kind, text))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
+from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -26,9 +30,11 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     masked.
 
     Raises:
-        ArgumentError: If the request has a negative prompt or `prefix_allowed_tokens_fn`.
+        ArgumentError: If a prompt does not end with the begin-of-image token, or the request has a negative prompt,
+            `prefix_allowed_tokens_fn` or logits processors.
     """
     refuse_inputs(model, request)
+    refuse_text(request)
     if request.negative_ids is not None:
         raise ArgumentError(
             "negative_prompt_ids is not supported for Janus, whose unconditional prompt is fixed; leave it out"
@@ -39,7 +45,7 @@ def plan(model: Any, request: PlanRequest) -> Plan:
         )
     core = model.model
     text = model.get_input_embeddings()
-    scale = DEFAULT_SCALE if request.guidance_scale is None else float(request.guidance_scale)
+    scale = guidance_of(model, request)
     positions = position_ids_of(request.mask)
     ids = request.input_ids
     uncond = Prompt(text(unconditional(ids, request.config)), request.mask, positions) if scale != 1 else None
@@ -64,13 +70,61 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     )
 
 
+def begin_of_image(config: Any) -> int | None:
+    """The id in a generation config that begins an image; None if it has none."""
+    begin = (config.generation_kwargs or {}).get("boi_token_id")
+    return None if begin is None else int(begin)
+
+
+def refuse_text(request: PlanRequest) -> None:
+    """Checks that all prompts end with the beginning of an image; without it Janus answers in text.
+
+    Raises:
+        ArgumentError: If one does not.
+    """
+    begin = begin_of_image(request.config)
+    if begin is not None and not bool((request.input_ids[:, -1] == begin).all()):
+        raise ArgumentError(
+            f"input_ids does not end with the begin-of-image id {begin}, so that the answer is text, which mmspec does "
+            "not generate for Janus; use processor(..., generation_mode='image'), or leave out custom_generate"
+        )
+
+
+def guidance_of(model: Any, request: PlanRequest) -> float:
+    """The guidance scale of a call, by default 5.
+
+    Janus's own `generate` sets it to None on the way to `GenerationMixin.generate`, and drops logits processors; they
+    are read from its frame.
+
+    Raises:
+        ArgumentError: If logits processors were passed to Janus's own `generate`.
+    """
+    scale = request.guidance_scale
+    if scale is None and (own := arguments_of_own_generate(model)) is not None:
+        if own.get("logits_processor"):
+            raise ArgumentError(
+                "logits_processor is not supported for Janus, whose own generate drops it on the way; leave it out"
+            )
+        scale = own["generation_config"].guidance_scale
+    return DEFAULT_SCALE if scale is None else float(scale)
+
+
+def arguments_of_own_generate(model: Any) -> Mapping[str, Any] | None:
+    """The local variables of the running call of `model.generate`; None if another method was called."""
+    own = inspect.unwrap(type(model).generate).__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not own:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals
+
+
 def unconditional(ids: Tensor, config: Any) -> Tensor:
     """Prompts int64 [B, T] with all ids but begin-of-text and begin-of-image replaced by padding.
 
     Raises:
         ArgumentError: If the generation config has no id for one of the three.
     """
-    begin = (config.generation_kwargs or {}).get("boi_token_id")
+    begin = begin_of_image(config)
     for name, value in (
         ("pad_token_id", config.pad_token_id),
         ("bos_token_id", config.bos_token_id),

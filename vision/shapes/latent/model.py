@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.shapes.config import WEIGHTS
 from mmspec.vision.shapes.latent.head import LatentEmbedding
 
 
-def latent_trunk(gpt: LlamaGenGPT, codes: Tensor) -> Any:
+def latent_trunk(gpt: LlamaGenTransformer, codes: Tensor) -> Any:
     """The transformer with latents [B, W, D] instead of tokens as input; it shares the weights."""
     trunk = copy.copy(gpt)
     trunk._modules = dict(gpt._modules)
@@ -30,14 +30,16 @@ def load(*, device: str = "cpu", dtype: torch.dtype = torch.float32, weights: Pa
         dtype: The type of the weights.
         weights: The folder of the discrete model's pipeline.
     """
+    from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
     from mmspec.vision.shapes.latent.pipeline import LatentShapes
-    from mmspec.vision.shapes.text import ShapesTextEncoder
-    from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+    from mmspec.vision.shapes.text_encoder import CaptionEncoder
 
     def component(kind: Any, folder: str) -> Any:
-        return kind.from_pretrained(weights / folder, dtype=dtype, low_cpu_mem_usage=False).to(device).eval()
+        return kind.from_folder(weights / folder, dtype).to(device)
 
-    tokenizer = component(ShapesTokenizer, "vqvae")
+    tokenizer = component(FSQTokenizer, "vqvae")
     codes = tokenizer.codebook().float()
-    trunks = [latent_trunk(component(LlamaGenGPT, name), codes) for name in ("transformer", "draft_transformer")]
-    return LatentShapes(trunks[0], trunks[1], tokenizer, component(ShapesTextEncoder, "text_encoder"))
+    trunks = [
+        latent_trunk(component(LlamaGenTransformer, name), codes) for name in ("transformer", "draft_transformer")
+    ]
+    return LatentShapes(trunks[0], trunks[1], tokenizer, component(CaptionEncoder, "text_encoder"))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
 from mmspec.continuous.run import run_latents
@@ -20,12 +19,13 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
+from mmspec.vision.keywords import refuse_unknown_keywords
 from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.outputs import ImageOutput, check_call, memory_for
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
 from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE
+from mmspec.vision.shapes.fsq_tokenizer import FSQTokenizer
 from mmspec.vision.shapes.latent.head import FlowHead
-from mmspec.vision.shapes.text import ShapesTextEncoder
-from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+from mmspec.vision.shapes.text_encoder import CaptionEncoder
 
 STEPS = 16
 
@@ -40,17 +40,17 @@ class LatentShapes:
         text_encoder: The encoder of captions.
     """
 
-    def __init__(self, target: Any, draft: Any, tokenizer: ShapesTokenizer, text_encoder: ShapesTextEncoder) -> None:
+    def __init__(self, target: Any, draft: Any, tokenizer: FSQTokenizer, text_encoder: CaptionEncoder) -> None:
         self.target = target
         self.draft = draft
         self.tokenizer = tokenizer
         self.text_encoder = text_encoder
         self.codes = tokenizer.codebook().float()
-        self.image_processor = VaeImageProcessor()
 
     def set_progress_bar_config(self, **config: Any) -> None:
         """Does nothing: this pipeline has no progress bar."""
 
+    @refuse_unknown_keywords
     @torch.no_grad()
     def __call__(
         self,
@@ -128,11 +128,25 @@ class LatentShapes:
         layout = Layout(length=grid**2, width=grid, cell=(dim,), dtype=torch.float32)
         with memory_for(rows):
             found = run_latents(ours, flow_head(), recipe, layout, seeds, resources, on_step)
-        images = found.tokens if output_type == "latent" else self._pixels(found.tokens, output_type)
+        images = self.decode(found.tokens, output_type=output_type)
         return ImageOutput(images, found.tokens, seeds, found.stats)
 
-    def _pixels(self, latents: Tensor, output_type: str) -> Any:
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, *, output_type: str = "pil") -> Any:
+        """Images of latents, as of the `tokens` of an output.
+
+        Args:
+            tokens: Latents float32 [B, N, 5] in raster order.
+            output_type: "pil", "np", "pt" or "latent".
+
+        Raises:
+            ArgumentError: If there is no such output type.
+        """
+        check_output_type(output_type)
+        if output_type == "latent":
+            return tokens
         grid = self.target.config.grid_size
-        maps = latents.transpose(1, 2).unflatten(2, (grid, grid)).to(self.tokenizer.dtype)
+        maps = tokens.transpose(1, 2).unflatten(2, (grid, grid)).to(self.tokenizer.dtype)
         images = self.tokenizer.decoder(maps).clamp(-1, 1).float()
-        return self.image_processor.postprocess(images, output_type=output_type)
+        return images_from_pixels(images, output_type)

@@ -1,0 +1,95 @@
+"""Models that are saved in diffusers' format and can be loaded without importing diffusers.
+
+The import of diffusers takes longer than an image of an embedded model. Classes that derive from `Component` are
+modules of torch; each has a subclass that is also a `diffusers.ModelMixin`, for pipelines of diffusers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import wraps
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from mmspec.errors import ModelError
+
+WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+class Arguments(dict[str, Any]):
+    """Arguments by key and by attribute, like the configuration of a diffusers model."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name!r}") from None
+
+
+def stores_arguments(init: F) -> F:
+    """Makes a constructor of a `Component` store its arguments, defaults included, in `config`."""
+    signature = inspect.signature(init)
+
+    @wraps(init)
+    def storing(self: Component, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        self.register_to_config(**dict(list(bound.arguments.items())[1:]))
+        init(self, *args, **kwargs)
+
+    return cast(F, storing)
+
+
+class Component(nn.Module):
+    """A module whose `config` has the arguments of its constructor; see `stores_arguments`."""
+
+    def register_to_config(self, **arguments: Any) -> None:
+        """Stores arguments of the constructor; diffusers' `ConfigMixin` has a method of the same name."""
+        self._arguments = Arguments(arguments)
+
+    @property
+    def config(self) -> Any:
+        """The arguments of the constructor, by key and by attribute."""
+        return self._arguments
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(chain(self.parameters(), self.buffers())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the floating-point weights."""
+        tensors = list(chain(self.parameters(), self.buffers()))
+        return next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, dtype: torch.dtype = torch.float32) -> Self:
+        """Loads a component that `save_pretrained` of diffusers has saved, for inference.
+
+        Args:
+            folder: The folder with `config.json` and the weights in one file of safetensors.
+            dtype: The type of floating-point weights.
+
+        Raises:
+            ModelError: If files are missing or damaged, or do not fit this class.
+        """
+        folder = Path(folder)
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            module = cls(**{name: value for name, value in config.items() if not name.startswith("_")}).to(dtype)
+            module.load_state_dict(load_file(folder / WEIGHTS_NAME))
+        except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"folder {str(folder)!r} does not contain a {cls.__name__}: {reason}") from None
+        return module.eval()

@@ -1,0 +1,35 @@
+"""Calls whose unknown arguments are refused with a line that names the closest known one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from mmspec.errors import ArgumentError, did_you_mean
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_unknown_keywords(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a method so that arguments that do not fit its signature raise an `ArgumentError`."""
+    signature = inspect.signature(method)
+    names = list(signature.parameters)[1:]
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        kind = type(args[0]).__name__
+        for name in kwargs:
+            if name not in names:
+                raise ArgumentError(
+                    f"{name} is not an argument of {kind}{did_you_mean(name, names)}; it takes {', '.join(names)}"
+                )
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(f"{kind}: {error}; it takes {', '.join(names)}") from None
+        return method(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,382 @@
+"""Generation with LlamaGen models: prompts or classes to images, by any recipe."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
+from mmspec.engine import run
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.heads.checkpoint import Head, check_fits_model, load_head, read_config
+from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
+from mmspec.training.prepared import PreparedPrompts
+from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.component import Arguments
+from mmspec.vision.keywords import refuse_unknown_keywords
+from mmspec.vision.llamagen.codes import codebook_size, decode_tokens, read_codebook
+from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
+from mmspec.vision.llamagen.graph_cache import new_target
+from mmspec.vision.llamagen.ngram_tokens import NGramTokens
+from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
+from mmspec.vision.previews import complete, visible
+
+SAVED_CLASS = "LlamaGenGPT"  # in the config.json of a saved transformer
+
+
+class LlamaGenGenerator:
+    """Generates images with a LlamaGen transformer, without diffusers; `LlamaGenPipeline` is a pipeline of diffusers.
+
+    Draft heads, which read the transformer's features, are not components: add them with `add_drafter`.
+
+    Args:
+        transformer: The target.
+        vqvae: The decoder of tokens: a diffusers `VQModel`, or a module with
+            `decode(tokens int64 [B, N]) -> [B, 3, H, W]` in -1..1. Without one a call returns tokens only
+            (`output_type="latent"`).
+        text_encoder: A T5 encoder, which also requires `tokenizer`, or a module with
+            `encode(prompts) -> (features [B, T, C], mask [B, T])`.
+        tokenizer: The tokenizer of the T5 encoder.
+        draft_transformer: A smaller LlamaGen with the same conditions, for the recipe `draft`; optional.
+        table: An n-gram table, for the recipe `table` and for initial draft tokens; optional.
+        defaults: The default `temperature`, `top_k`, `top_p`, `guidance_scale` and `recipe` of a call.
+
+    Attributes:
+        heads: Draft heads by kind; see `add_drafter`.
+        config: The defaults of a call, by key and by attribute.
+
+    Raises:
+        ArgumentError: If a component and the transformer have different numbers of codes.
+    """
+
+    _callback_tensor_inputs = ["tokens"]
+    config: Any
+    vqvae: Any
+
+    def __init__(
+        self,
+        transformer: LlamaGenTransformer,
+        vqvae: nn.Module | None,
+        text_encoder: Any,
+        tokenizer: Any,
+        draft_transformer: LlamaGenTransformer | None,
+        table: NGramTokens | None,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        check_codes(transformer, vqvae, draft_transformer, table)
+        self.transformer = transformer
+        self.vqvae = vqvae
+        self.text_encoder = text_encoder
+        self.tokenizer = tokenizer
+        self.draft_transformer = draft_transformer
+        self.table = table
+        self.config = Arguments(defaults)
+        self.heads: dict[str, Head] = {}
+        self._bar_options: dict[str, Any] = {}
+
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Sets the arguments of the progress bar, those of `tqdm`."""
+        self._bar_options = options
+
+    def progress_bar(self, total: int) -> Any:
+        """The progress bar of a call, which counts to `total`."""
+        return tqdm(total=total, **self._bar_options)
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        class_labels: int | Sequence[int] | Tensor | None = None,
+        prompt_embeds: Tensor | None = None,
+        prompt_attention_mask: Tensor | None = None,
+        recipe: str | Recipe | None = None,
+        seed: int | Sequence[int] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        cfg_interval: int = -1,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        on_step: OnStep | None = None,
+        callback_on_step_end: CallbackOnStepEnd | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+        measure_entropy: bool = False,
+    ) -> ImageOutput:
+        """Generates images for prompts, class labels or caption features; exactly one of them is given.
+
+        An exception from a callback ends the call.
+
+        Args:
+            prompt: One or more prompts.
+            class_labels: One or more class ids.
+            prompt_embeds: Features [B, T, C] of a text encoder, with the padding last.
+            prompt_attention_mask: Their mask [B, T], 0 on padding.
+            recipe: How to decode, e.g. `"scd:window=32"`; None takes the pipeline's default.
+            seed: Row i uses `seed + i`; or one seed per row (prompts x images per prompt). None takes one from
+                `generator`, or from torch's global generator.
+            temperature: 0 takes the most likely token; None takes the pipeline's default.
+            top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
+            top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
+            guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
+            cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
+            num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
+            output_type: "pil", "np", "pt" or "latent".
+            return_dict: False returns `(images,)`.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every target call.
+            callback_on_step_end: Called as diffusers does, `(pipe, target calls, tokens so far, {"tokens": codes})`.
+                The codes int64 [B, N] are -1 where they are missing; `decode` makes previews of them. It may set
+                `pipe._interrupt = True`, which ends the call with the codes so far, and cannot change them.
+            callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
+            measure_entropy: Also report the entropy of the target distribution.
+
+        Raises:
+            PromptError: If the model does not accept a prompt.
+            ArgumentError: If an argument has a value that is not allowed, or does not belong to this model.
+            UnknownNameError: If there is no recipe or rule of that name.
+            ModelError: If the model returns logits that are not numbers.
+        """
+        check_call(num_images_per_prompt, output_type)
+        if self.vqvae is None and output_type != "latent":
+            raise ArgumentError(
+                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
+            )
+        recipe = parse(recipe if recipe is not None else self.config.recipe)
+        default = self.config
+        sampling = SamplingParams(
+            temperature=default.temperature if temperature is None else temperature,
+            top_k=default.top_k if top_k is None else top_k,
+            top_p=default.top_p if top_p is None else top_p,
+            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
+        )
+        condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        ready = self._ready(condition.repeat(num_images_per_prompt), sampling, recipe.window)
+        rows = len(ready.samplings)
+        seeds = row_seeds(seed, rows, generator)
+        with memory_for(rows), self.progress_bar(total=rows * ready.layout.length) as bar:
+            observe = observer(
+                self,
+                bar,
+                on_step,
+                callback_on_step_end,
+                callback_on_step_end_tensor_inputs,
+                lambda step: complete(step.tokens, ready.layout.length, self.transformer.config.vocab_size),
+            )
+            try:
+                decoded = run(
+                    ready.make(),
+                    recipe,
+                    ready.layout,
+                    ready.samplings,
+                    seeds,
+                    ready.resources,
+                    observe,
+                    measure_entropy,
+                )
+                tokens, stats = decoded.tokens, decoded.stats
+            except Interrupted as end:
+                tokens, stats = end.tokens, end.stats
+        images = self.decode(tokens, output_type=output_type)
+        self._finish_call()
+        if not return_dict:
+            return (images,)  # type: ignore[return-value]
+        return ImageOutput(images, tokens, seeds, stats)
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def decode(self, tokens: Tensor | Sequence[Tensor], *, output_type: str = "pil") -> Any:
+        """Images of codes, as of the `tokens` of an output or of a callback.
+
+        Args:
+            tokens: Codes int64 [B, n] in raster order, or int64 [n_row] per row. Pixels of codes that are missing at
+                the end, or that are -1, are grey.
+            output_type: "pil", "np", "pt" or "latent".
+
+        Returns:
+            Images; see `mmspec.vision.outputs.ImageOutput`.
+
+        Raises:
+            ArgumentError: If an argument has a value that is not allowed, or there is no `vqvae`.
+        """
+        check_output_type(output_type)
+        if output_type == "latent":
+            return tokens
+        if self.vqvae is None:
+            raise ArgumentError(
+                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
+            )
+        config = self.transformer.config
+        codes = complete(tokens, config.grid_size**2, config.vocab_size).to(self.vqvae.device)
+        pixels = decode_tokens(self.vqvae, codes.clamp(min=0)).float()
+        if bool((codes < 0).any()):
+            seen = visible(codes >= 0, (config.grid_size, config.grid_size), (pixels.shape[2], pixels.shape[3]))
+            pixels = pixels.masked_fill(~seen[:, None], 0)
+        return images_from_pixels(pixels, output_type)
+
+    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+        """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
+
+        Args:
+            prompts: Prompts, or class labels as text.
+            slack: Tokens that a window may extend past the end of the image.
+
+        Raises:
+            PromptError: If the model does not accept a prompt.
+        """
+        c = self.config
+        sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        if self.transformer.config.model_type == "t2i":
+            return self._ready(self._condition(list(prompts), None, None, None), sampling, slack)
+        if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
+            raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model is class-conditional: give numbers")
+        return self._ready(self._condition(None, [int(prompt) for prompt in prompts], None, None), sampling, slack)
+
+    def new_small(self) -> LlamaGenTransformer:
+        """A copy of the draft transformer, or a new one with one layer and half the width of the transformer."""
+        if self.draft_transformer is not None:
+            return copy.deepcopy(self.draft_transformer)
+        c = {name: value for name, value in self.transformer.config.items() if not name.startswith("_")}
+        heads = max(c["n_head"] // 2, 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            small = type(self.transformer)(
+                **c | {"dim": c["dim"] // c["n_head"] * heads, "n_head": heads, "n_layer": 1, "ffn_dim": None}
+            )
+            small.init_weights()
+        if isinstance(small.cls_embedding, CaptionEmbedder):
+            embedder: Any = self.transformer.cls_embedding
+            small.cls_embedding.uncond_embedding.copy_(embedder.uncond_embedding)
+        return small.to(self.transformer.device)
+
+    def add_drafter(self, folder: str | Path) -> None:
+        """Adds a draft head or a draft transformer; it replaces one of the same kind.
+
+        Args:
+            folder: Written by `mmspec train-drafter`, or with a LANTERN drafter or a smaller LlamaGen.
+
+        Raises:
+            ModelError: If the folder does not contain a drafter, or one for another model.
+        """
+        folder = Path(folder)
+        if read_config(folder).get("_class_name") == SAVED_CLASS:
+            small = type(self.transformer).from_folder(folder)
+            check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
+            self._set_draft_transformer(small.to(self.transformer.device, self.transformer.dtype))
+            return
+        head = load_head(folder)
+        check_fits_model(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
+        check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
+        self.heads[head.kind] = head
+
+    def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> PreparedPrompts:
+        """A batch of conditions with the same sampling parameters.
+
+        Args:
+            condition: The conditions.
+            sampling: The sampling parameters of all rows.
+            slack: Tokens that a window may extend past the end of the image.
+        """
+        condition = condition.to(self.transformer.device)
+        rows = len(condition.features)
+
+        def target(gpt: LlamaGenTransformer, guided: bool) -> LlamaGenTarget | CUDAGraphTarget:
+            uncond = gpt.unconditional(rows) if guided else None
+            return new_target(gpt, condition.features, uncond, condition.mask, slack)
+
+        def small(gpt: Any, tokens: Tensor) -> Tensor:
+            mask = condition.mask
+            return gpt(tokens, condition.features, None if mask is None or bool(mask.all()) else mask)
+
+        def small_target(gpt: Any) -> LlamaGenTarget | CUDAGraphTarget:
+            return target(gpt, False)
+
+        gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
+        resources = DraftResources(
+            table=self.table.ngrams() if self.table is not None else None,
+            # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
+            draft_model=partial(target, draft, False) if draft is not None else None,
+            guided_draft_model=partial(target, draft, True) if draft is not None else None,
+            draft_sampling=[SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
+            codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
+            adaptive_windows=adaptive_windows_of(gpt),
+            heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
+        )
+        return PreparedPrompts(
+            partial(target, gpt, sampling.guidance_scale != 1),
+            Layout(length=grid**2, width=grid),
+            [sampling] * rows,
+            resources,
+            gpt.tok_embeddings.weight.detach(),
+            small,
+            small_target,
+        )
+
+    def _condition(
+        self,
+        prompt: str | Sequence[str] | None,
+        class_labels: int | Sequence[int] | Tensor | None,
+        prompt_embeds: Tensor | None,
+        prompt_attention_mask: Tensor | None,
+    ) -> Condition:
+        given = [
+            name
+            for name, value in (("prompt", prompt), ("class_labels", class_labels), ("prompt_embeds", prompt_embeds))
+            if value is not None
+        ]
+        if len(given) != 1:
+            got = " and ".join(given) if given else "none"
+            raise ArgumentError(f"exactly one of prompt, class_labels and prompt_embeds is required; got {got}")
+        if class_labels is not None:
+            return from_classes(class_labels, self.transformer)
+        if prompt_embeds is not None:
+            return from_embeddings(prompt_embeds, prompt_attention_mask, self.transformer)
+        prompts = list(prompt) if isinstance(prompt, (list, tuple)) else [prompt]
+        return from_prompts(prompts, self.transformer, self.text_encoder, self.tokenizer)
+
+    def _set_draft_transformer(self, small: LlamaGenTransformer) -> None:
+        self.draft_transformer = small
+
+    def _finish_call(self) -> None:
+        """Called at the end of a call, when no component is needed any more."""
+
+
+def check_codes(
+    transformer: LlamaGenTransformer,
+    vqvae: nn.Module | None,
+    draft_transformer: LlamaGenTransformer | None,
+    table: NGramTokens | None,
+) -> None:
+    """Checks that components have the transformer's codes.
+
+    Raises:
+        ArgumentError: If one has another number of codes.
+    """
+    codes = transformer.config.vocab_size
+    for name, count in (
+        ("vqvae", None if vqvae is None else codebook_size(vqvae)),
+        ("draft_transformer", None if draft_transformer is None else draft_transformer.config.vocab_size),
+        ("table", None if table is None else table.config.vocab_size),
+    ):
+        if count is not None and count != codes:
+            raise ArgumentError(f"{name} has {count} codes, the transformer {codes}; they do not belong together")
