@@ -144,7 +144,7 @@ def from_codec_lm_folder(
         folder: The folder.
         tokenizer: A tokenizer, or its path; None is the one in the folder.
         codec: A folder of the codec; None takes the option `codec`.
-        options: `codec`, `voice` and `draft_model`.
+        options: `codec`, `voice`, `draft_model`, and the model's own.
         device: Where to load the model.
         dtype: Its dtype.
 
@@ -153,11 +153,12 @@ def from_codec_lm_folder(
         ModelError: For missing, broken or unsupported files.
     """
     draft, voice, own_codec = (options.pop(name, None) for name in ("draft_model", "voice", "codec"))
-    side = read(folder, tokenizer, voice, device, dtype)
+    own = dict(options)
+    side = read(folder, tokenizer, voice, device, dtype, options)
     draft_side = None
     if draft is not None:
         other = draft_folder(draft)
-        draft_side = (codec_lm_reader(other) or read)(other, tokenizer, voice, device, dtype)
+        draft_side = (codec_lm_reader(other) or read)(other, tokenizer, voice, device, dtype, own)
     own_codec = own_codec if codec is None else read_codec(codec, device)
     return SpeechPipeline(make_codec_lm(side, own_codec, draft_side, options))
 

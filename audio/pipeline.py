@@ -270,6 +270,8 @@ class SpeechPipeline:
             raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
         if not isinstance(text, str):
             raise PromptError(f"text={text!r} is not allowed; it must be a string")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise PromptError(f"text={text!r} has surrogates, which are not characters; decode it correctly")
         if not text.strip():
             raise PromptError(f"text={text!r} is empty; give words to say")
         if len(text) > MAX_LETTERS:

@@ -70,7 +70,9 @@ class ReferenceCodes:
     Attributes:
         transcript: The words spoken in it.
         codes: int64 [F, codebooks], or [F] for codecs of one codebook.
+        speaker: int64 [n], the codes of the speaker, for codecs that have them apart; or None.
     """
 
     transcript: str
     codes: Tensor
+    speaker: Tensor | None = None

@@ -1,8 +1,9 @@
-"""Audio files: reading, and writing as WAV and FLAC, at once or in chunks."""
+"""Audio files: reading within bounds, and writing in the formats of libsndfile, at once or in chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,14 +13,74 @@ from numpy.typing import NDArray
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 
-FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16")}
+MAX_SECONDS = 600.0  # of a file that is read
+MAX_CHANNELS = 8
+_BLOCK = 65536  # samples at a time
 
 
-def read_audio(path: Path) -> tuple[NDArray[np.float32], int]:
-    """The samples of an audio file, float32 [channels, samples] in -1..1, and its sampling rate.
+@dataclass(frozen=True)
+class AudioFormat:
+    """A file format of libsndfile.
+
+    Attributes:
+        container: Its name in libsndfile.
+        coding: The coding of samples in it.
+        rates: The sampling rates that it can have; empty for all.
+    """
+
+    container: str
+    coding: str
+    rates: tuple[int, ...] = ()
+
+
+FORMATS = {
+    ".wav": AudioFormat("WAV", "PCM_16"),
+    ".flac": AudioFormat("FLAC", "PCM_16"),
+    ".ogg": AudioFormat("OGG", "VORBIS"),
+    ".opus": AudioFormat("OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
+    ".mp3": AudioFormat("MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
+}
+
+
+def check_format(path: Path, sampling_rate: int | None = None) -> AudioFormat:
+    """The format of a file to be written, by its suffix.
+
+    Args:
+        path: The file.
+        sampling_rate: Samples per second, if known.
 
     Raises:
-        ArgumentError: For a missing file, an unknown format, or a file without samples.
+        ArgumentError: For another suffix than those of `FORMATS`, a sampling rate that the format does not have, and a
+            format that the installed libsndfile cannot write.
+    """
+    import soundfile
+
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise ArgumentError(f"'{path}' must end in {', '.join(FORMATS)}")
+    found = FORMATS[suffix]
+    if not soundfile.check_format(found.container, found.coding):
+        able = [name for name, each in FORMATS.items() if soundfile.check_format(each.container, each.coding)]
+        raise ArgumentError(
+            f"'{path}': libsndfile {soundfile.__libsndfile_version__} cannot write {suffix}; install a newer "
+            f"soundfile, or use {', '.join(able)}"
+        )
+    if sampling_rate is not None and found.rates and sampling_rate not in found.rates:
+        raise ArgumentError(
+            f"'{path}': {suffix} files cannot have a sampling rate of {sampling_rate}; set sampling_rate=, or "
+            f"--sampling-rate on the command line, to one of {', '.join(map(str, found.rates))}"
+        )
+    return found
+
+
+def read_audio(path: Path, max_seconds: float = MAX_SECONDS) -> tuple[NDArray[np.float32], int]:
+    """The samples of an audio file, float32 [channels, samples] in -1..1, and its sampling rate.
+
+    The header is read first, and at most `max_seconds` are read, whatever the header says.
+
+    Raises:
+        ArgumentError: For a missing file, an unknown format, a file without samples, with more than `max_seconds` or
+            `MAX_CHANNELS`, or with samples that are not finite.
     """
     import soundfile
 
@@ -27,19 +88,35 @@ def read_audio(path: Path) -> tuple[NDArray[np.float32], int]:
         state = "is not a file" if path.exists() else "does not exist"
         raise ArgumentError(f"'{path}' {state}; name an audio file, such as WAV or FLAC")
     try:
-        audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            rate, channels, most = file.samplerate, file.channels, int(file.samplerate * max_seconds)
+            if channels > MAX_CHANNELS:
+                raise ArgumentError(f"'{path}' has {channels} channels; at most {MAX_CHANNELS} are allowed")
+            if file.frames > most:
+                raise ArgumentError(
+                    f"'{path}' has {file.frames / rate:.0f} seconds of audio; at most {max_seconds:g} are allowed"
+                )
+            blocks, samples = list[NDArray[np.float32]](), 0
+            while samples <= most and len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+                blocks.append(block)
+                samples += len(block)
     except (soundfile.LibsndfileError, OSError, TypeError) as error:  # TypeError: a .raw file needs a sampling rate
         raise ArgumentError(f"cannot read '{path}': {error}") from error
-    if not len(audio):
+    if samples > most:
+        raise ArgumentError(f"'{path}' has more than {max_seconds:g} seconds of audio, which is the limit")
+    if not samples:
         raise ArgumentError(f"'{path}' contains no samples")
-    return audio.T, int(rate)
+    audio = np.concatenate(blocks).T
+    if not np.isfinite(audio).all():
+        raise ArgumentError(f"'{path}' has samples that are not finite numbers")
+    return audio, int(rate)
 
 
 def write_audio(audio: NDArray[np.float32], sampling_rate: int, path: Path) -> None:
-    """Writes float32 [channels, samples] in -1..1 with 16 bits per sample; if it fails, no file is written.
+    """Writes float32 [channels, samples] in -1..1, with 16 bits per sample in WAV and FLAC; if it fails, no file.
 
     Raises:
-        ArgumentError: For another suffix than .wav or .flac, another shape, or a file that cannot be written.
+        ArgumentError: See `check_format`; also for another shape, and a file that cannot be written.
     """
     write_stream([audio], sampling_rate, path, len(audio) if audio.ndim == 2 else 0, whole=True)
 
@@ -54,32 +131,31 @@ def write_stream(
     Args:
         chunks: The audio.
         sampling_rate: Samples per second.
-        path: The file; its suffix is the format.
+        path: The file; its suffix is the format, see `FORMATS`.
         channels: 1 or 2.
         whole: Keep no partial file.
 
     Raises:
-        ArgumentError: For another suffix than .wav or .flac, another shape, or a file that cannot be written.
+        ArgumentError: See `check_format`; also for another shape, and a file that cannot be written.
     """
     import soundfile
 
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise ArgumentError(f"'{path}' must end in {' or '.join(FORMATS)}")
+    kind = check_format(path, sampling_rate)
     if channels not in (1, 2):
         raise ArgumentError(f"audio must be [channels, samples] with 1 or 2 channels; it has {channels} channels")
     samples = 0
     failure: BaseException | None = None
     with replacing(path) as partial:
         try:
-            with soundfile.SoundFile(partial, "w", sampling_rate, channels, kind[1], format=kind[0]) as file:
+            with soundfile.SoundFile(partial, "w", sampling_rate, channels, kind.coding, format=kind.container) as file:
                 try:
                     for chunk in chunks:
                         if chunk.ndim != 2 or len(chunk) != channels:
                             raise ArgumentError(
                                 f"audio has shape {list(chunk.shape)}; it must be [{channels}, samples]"
                             )
-                        file.write(chunk.T)
+                        for start in range(0, chunk.shape[1], _BLOCK):  # Vorbis needs stack for each sample at once
+                            file.write(chunk[:, start : start + _BLOCK].T)
                         samples += chunk.shape[1]
                 except BaseException as error:
                     if whole or not samples:

@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from mmspec.cli.audio import STDOUT, SUFFIXES, AudioRequest, generate_files
+from mmspec.cli.audio import (
+    AudioRequest,
+    BatchSize,
+    Format,
+    Output,
+    SamplingRate,
+    check_output,
+    generate_files,
+    plan_files,
+)
 from mmspec.cli.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
-from mmspec.cli.output_paths import plan
 from mmspec.cli.pipelines import load_audio_pipeline
 from mmspec.errors import ArgumentError
 
@@ -19,15 +27,8 @@ def music(
         list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="A description of the music.")
     ],
     model: Model = "facebook/musicgen-small",
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            help="A .wav or .flac file (numbered when there are several), or a folder; with --stream, - for 16-bit "
-            "samples on stdout.",
-        ),
-    ] = Path("out.wav"),
+    output: Output = Path("out.wav"),
+    format: Format = None,
     seconds: Annotated[
         float | None, typer.Option(min=0, show_default="the model's", help="The length of a piece.")
     ] = None,
@@ -46,6 +47,8 @@ def music(
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
     window: Window = None,
+    batch_size: BatchSize = None,
+    sampling_rate: SamplingRate = None,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -53,11 +56,13 @@ def music(
     chosen = None if recipe is None else read_recipe(recipe, window)
     if window is not None and chosen is None:
         raise ArgumentError("--window requires --recipe")
-    if output == STDOUT and (not stream or as_json):
-        raise ArgumentError("-o/--output: - requires --stream and excludes --json")
+    check_output(output, stream, as_json)
     wanted = [prompt for prompt in prompts for _ in range(number)]
-    paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
+    paths = plan_files(output, len(wanted), format, sampling_rate)
     pipe = load_audio_pipeline(model, device, melody)
     pipe = pipe if seconds is None else pipe.with_duration(seconds)
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
-    generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json))
+    settings = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
+        "sampling_rate": sampling_rate,
+    }  # fmt: skip
+    generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,13 @@ def without_bars(pipe: Any, drafter: str | None) -> Any:
 
 
 def load_audio_pipeline(
-    model: str, device: str, reference_audio: Path | None = None, transcript: str | None = None
+    model: str,
+    device: str,
+    reference_audio: Path | None = None,
+    transcript: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    codec: str | None = None,
+    dtype: str = "float32",
 ) -> SpeechPipeline:
     """Loads a speech or music model as `mmspec.load` does; loading shows no progress bars.
 
@@ -81,19 +88,24 @@ def load_audio_pipeline(
         device: Where the model runs.
         reference_audio: An audio file with the voice or the melody to follow. It is read before the model is loaded.
         transcript: The words spoken in the reference audio.
+        config: Options of the model, see `mmspec.load`.
+        codec: A folder or Hub id of the codec, for models without one.
+        dtype: The name of the dtype of the weights.
 
     Raises:
         ArgumentError: When the model generates no audio or does not accept reference audio, the file has none, or the
             device does not exist.
         UnknownNameError: When the model does not exist.
     """
+    import torch
+
     import mmspec
     from mmspec.audio.pipeline import SpeechPipeline
     from mmspec.audio.wave import read_audio
 
     reference = None if reference_audio is None else read_audio(reference_audio)
     show_no_loading_bars(model)
-    pipe = mmspec.load(model, device=device)
+    pipe = mmspec.load(model, device=device, tokenizer=codec, config=config, dtype=getattr(torch, dtype))
     if not isinstance(pipe, SpeechPipeline):
         raise ArgumentError(f"model {model!r} does not generate audio; see `mmspec image`")
     return pipe if reference is None else pipe.with_reference_audio(*reference, transcript)

@@ -8,9 +8,18 @@ from typing import Annotated
 
 import typer
 
-from mmspec.cli.audio import STDOUT, SUFFIXES, AudioRequest, generate_files
-from mmspec.cli.options import Device, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
-from mmspec.cli.output_paths import plan
+from mmspec.cli.audio import (
+    AudioRequest,
+    BatchSize,
+    Format,
+    Output,
+    SamplingRate,
+    check_output,
+    generate_files,
+    plan_files,
+)
+from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Weights, read_config
+from mmspec.cli.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
 from mmspec.cli.pipelines import load_audio_pipeline
 from mmspec.errors import ArgumentError, PromptError
 
@@ -21,15 +30,8 @@ def speak(
         typer.Argument(metavar="TEXT...", show_default=False, help="The texts to speak; - reads lines from stdin."),
     ],
     model: Model = "spoken",
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            help="A .wav or .flac file (numbered when there are several), or a folder; with --stream, - for 16-bit "
-            "samples on stdout.",
-        ),
-    ] = Path("out.wav"),
+    output: Output = Path("out.wav"),
+    format: Format = None,
     voice: Annotated[str | None, typer.Option(show_default="the model's", help="One of the model's voices.")] = None,
     voice_file: Annotated[
         Path | None,
@@ -49,7 +51,18 @@ def speak(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    guidance_scale: GuidanceScale = None,
     window: Window = None,
+    batch_size: BatchSize = None,
+    pause: Annotated[
+        float, typer.Option(min=0, max=60, help="Seconds of silence after each sentence at which a text is split.")
+    ] = 0.0,
+    sampling_rate: SamplingRate = None,
+    style: Style = None,
+    codec: Codec = None,
+    config: Config = None,
+    draft_model: DraftModel = None,
+    dtype: Weights = DType.float32,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -59,27 +72,38 @@ def speak(
         raise ArgumentError("--window requires --recipe")
     if voice_text is not None and voice_file is None:
         raise ArgumentError("--voice-text requires --voice-file")
+    options = read_config(config, style=style, draft_model=draft_model)
+    check_output(output, stream, as_json)
     wanted = read_texts(texts)
-    if output == STDOUT and (not stream or as_json):
-        raise ArgumentError("-o/--output: - requires --stream and excludes --json")
-    paths = [STDOUT] * len(wanted) if output == STDOUT else plan(output, len(wanted), SUFFIXES)
-    settings = {"voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    pipe = load_audio_pipeline(model, device, voice_file, voice_text)
-    generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json))
+    paths = plan_files(output, len(wanted), format, sampling_rate)
+    settings = {
+        "voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
+        "pause": pause, "sampling_rate": sampling_rate,
+    }  # fmt: skip
+    pipe = load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype.value)
+    generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))
 
 
 def read_texts(texts: list[str]) -> list[str]:
     """Replaces `-` by the lines of stdin that are not blank.
 
     Raises:
-        PromptError: When stdin has no such line.
+        PromptError: When stdin has no such line, is closed, or is not text in its encoding.
     """
     found: list[str] = []
     for text in texts:
         if text != "-":
             found.append(text)
             continue
-        lines = [line.strip() for line in sys.stdin if line.strip()]
+        if sys.stdin is None:
+            raise PromptError("stdin is closed; - reads one text per line from it")
+        try:
+            lines = [line.strip() for line in sys.stdin if line.strip()]
+            "".join(lines).encode()  # some locales turn bytes that are no text into surrogates
+        except UnicodeError:
+            raise PromptError(f"stdin is not {sys.stdin.encoding} text; convert it") from None
+        except ValueError:
+            raise PromptError("stdin is closed; - reads one text per line from it") from None
         if not lines:
             raise PromptError("stdin has no text; - reads one text per line")
         found += lines

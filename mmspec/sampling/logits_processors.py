@@ -80,10 +80,12 @@ class RepetitionAware:
     """Repetition-aware sampling (RAS; VALL-E 2, arXiv 2406.05370).
 
     A token sampled from the nucleus that occurs often among the latest tokens is replaced, once, by a sample from the
-    whole distribution. The two samples together follow the distribution
-    p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x), whose logarithm this processor returns: the
-    `SamplingParams` of its rows have temperature 1, no top-k and no top-p. It does not apply to greedy decoding, which
-    samples nothing. If a constraint forbids all tokens that p' allows, the whole distribution is used.
+    whole distribution without that token. The two samples together follow the distribution
+    p'(x) = p(x) [x is not repetitive] + sum over repetitive r other than x of p(r) p_raw(x) / (1 - p_raw(r)), or
+    p'(x) = p(x) [x is not repetitive] + P(repetitive) p_raw(x) if the second sample may repeat the first, as in the
+    paper and in CosyVoice before February 2026. This processor returns its logarithm: the `SamplingParams` of its rows
+    have temperature 1, no top-k and no top-p. It does not apply to greedy decoding, which samples nothing. If a
+    constraint forbids all tokens that p' allows, the whole distribution is used.
 
     Args:
         top_p: The nucleus is the most likely tokens up to `top_p` of the mass, at most `top_k` tokens.
@@ -91,6 +93,7 @@ class RepetitionAware:
         window: The number of latest tokens that count.
         limit: The number of occurrences among them from which on a token is repetitive.
         temperature: The temperature of both distributions.
+        exclude: Whether the second sample excludes the repetitive token.
     """
 
     top_p: float = 0.8
@@ -98,6 +101,7 @@ class RepetitionAware:
     window: int = 10
     limit: float = 1
     temperature: float = 1.0
+    exclude: bool = True
 
     def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
         raw = (logits / self.temperature).softmax(-1)
@@ -107,24 +111,36 @@ class RepetitionAware:
             order = nucleus.sort(dim=-1, descending=True, stable=True).indices
             nucleus = nucleus.scatter(1, order[:, self.top_k :], 0.0)
             nucleus = nucleus / nucleus.sum(-1, keepdim=True)
-        return (repetition_aware(nucleus, raw, prefix[:, -self.window :], self.limit) + NEVER * raw).log()
+        latest = prefix[:, -self.window :]
+        # Beside a token that is almost certain, the others are too small for float32.
+        exact = (logits.double() / self.temperature).softmax(-1) if self.exclude else raw
+        chosen = repetition_aware(nucleus, exact, latest, self.limit, self.exclude).log()
+        return torch.logaddexp(chosen, (logits / self.temperature).log_softmax(-1) + math.log(NEVER))
 
 
-def repetition_aware(p: Tensor, raw: Tensor, latest: Tensor, limit: float) -> Tensor:
+def repetition_aware(p: Tensor, raw: Tensor, latest: Tensor, limit: float, exclude: bool) -> Tensor:
     """The distribution of a token sampled from `p` and, if it is repetitive, sampled again from `raw`.
 
     Args:
         p: float32 [n, V].
-        raw: float32 [n, V].
+        raw: float [n, V].
         latest: int64 [n, L], the latest tokens.
         limit: A token that occurs at least `limit` times among them is repetitive.
+        exclude: Whether the second sample excludes the first.
 
     Returns:
         float32 [n, V].
     """
     repetitive = counts(latest, p.shape[-1]) >= limit
-    again = (p * repetitive).sum(-1, keepdim=True)
-    return p.masked_fill(repetitive, 0.0) + again * raw
+    kept = p.masked_fill(repetitive, 0.0)
+    again = p * repetitive
+    if exclude:
+        # The probability of all others; for the most likely token, 1 - raw would lose all digits.
+        best = raw.argmax(-1, keepdim=True)
+        others = (1 - raw).scatter(-1, best, raw.scatter(-1, best, 0.0).sum(-1, keepdim=True))
+        again = torch.where(repetitive, p / others.clamp(min=1e-300), 0.0)
+        return (kept + (again.sum(-1, keepdim=True) - again) * raw).to(p.dtype)
+    return kept + again.sum(-1, keepdim=True) * raw
 
 
 def one_by_one(processor: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ from safetensors.torch import save_file
 from tiny_models import scatter
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase, Replace, Sequence
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 import mmspec
 from mmspec.audio.codec import OverlapStream
+from mmspec.audio.models.codec_lm.chatterbox import normalize_punctuation
+from mmspec.audio.models.codec_lm.cosyvoice import INSTRUCTION
+from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 
@@ -103,9 +108,10 @@ def chatterbox(folder: Path, **changes: Any) -> Path:
     codes = torch.tensor([[5, 70, 900, 6000, 33]])
     voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": codes, "emotion_adv": 0.5}
     torch.save({"t3": voice, "gen": {}}, folder / "conds.pt")
-    words = {"one": 20, "two": 30, "[SPACE]": 2, "three": 40, "[UNK]": 1}
+    words = {"one": 20, "two": 30, "[space]": 2, "three": 40, "[UNK]": 1}
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Split(Regex(r"\[SPACE\]"), "isolated")
+    tokenizer.normalizer = Sequence([Lowercase(), Replace(".", "")])  # what normalizing punctuation adds
+    tokenizer.pre_tokenizer = Split(Regex(r"\[space\]"), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -150,6 +156,63 @@ def test_chatterbox_samples_do_not_depend_on_the_batch_or_on_streaming(
     assert len(other.adapter.frontend.prompt("two").cond) == len(pipe.adapter.frontend.prompt("two").cond) - 4
 
 
+def test_threads_hear_their_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.MAX_CODES", 8)
+    pipe = load(chatterbox(tmp_path))
+    texts = ["one", "two three", "three one two", "two"] * 2
+    alone = [pipe(text, seed=i).tokens[0] for i, text in enumerate(texts)]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        found = list(pool.map(lambda i: pipe(texts[i % 8], seed=i % 8).tokens[0], range(16)))
+    assert all(torch.equal(tokens, alone[i % 8]) for i, tokens in enumerate(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("hello", "Hello."),
+        ("  two   spaces\tand\nlines ", "two spaces and lines."),
+        ("Wait... what: this – that — “yes”; ‘no’", "Wait,  what, this - that - \"yes\",  'no'."),
+        ("a - b , c", "A, b, c."),
+        ("Done!", "Done!"),
+        ("so,", "So,"),
+        ("…", ","),
+        ("é…:;", "É,,,"),
+        ("ßa", "SSa."),
+        ("what?”", 'What?".'),
+    ],
+)
+def test_chatterbox_normalizes_punctuation_as_its_package(text: str, normal: str) -> None:
+    """The right sides are what `punc_norm` of chatterbox at 5de7a54 (July 2026) returns."""
+    assert normalize_punctuation(text) == normal
+
+
+def test_chatterbox_exaggeration(tmp_path: Path) -> None:
+    folder = chatterbox(tmp_path / "x")
+    plain, same, more = load(folder), load(folder, exaggeration=0.5), load(folder, exaggeration=1.2)
+    prompts = [pipe.adapter.frontend.prompt("one").cond for pipe in (plain, same, more)]
+    assert torch.equal(prompts[0], prompts[1]) and not torch.equal(prompts[0], prompts[2])
+    weight = state()["cond_enc.emotion_adv_fc.weight"][:, 0]
+    emotion = 1 + 4  # after the speaker and four vectors of the perceiver
+    torch.testing.assert_close(prompts[2][emotion], 1.2 * weight)
+    for wrong in (-1, 3, "much"):
+        with pytest.raises(ArgumentError, match="exaggeration="):
+            load(folder, exaggeration=wrong)
+    with pytest.raises(PromptError, match="tokens, and the model positions for 42"):
+        plain("one " * 30)
+
+
+def test_streams_that_end_at_their_limit_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.chatterbox.MAX_CODES", 8)
+    found = load(chatterbox(tmp_path / "x"))("one", seed=0)
+    assert found.truncated and "limit of 8 tokens" in found.notes[0]
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.cosyvoice.MAX_CODES", 3)
+    pipe = load(cosyvoice(tmp_path / "c")[0], CODES)
+    pipe.adapter.frontend.codec_lm.head.bias[CODES:] = -1e4  # it never ends by itself
+    assert [out.truncated for out in pipe(["abc", "a"], seed=0)] == [True, True]
+    pipe.adapter.frontend.codec_lm.head.bias[CODES:] = 1e4
+    assert [out.truncated for out in pipe(["abc", "a"], seed=0)] == [False, False]
+
+
 # --- CosyVoice -------------------------------------------------------------------------------------------------------
 
 LETTERS = ["<|endoftext|>", "a", "b", "c", "d"]
@@ -160,7 +223,7 @@ def cosyvoice(folder: Path, third: bool = False, seed: int = 0, layers: int = 2)
     """The folder, and the modules saved in it."""
     (folder / "CosyVoice-BlankEN").mkdir(parents=True)
     config = Qwen2Config(
-        vocab_size=8, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
         num_key_value_heads=1, tie_word_embeddings=True,
     )  # fmt: skip
     ids = CODES + (200 if third else 3)
@@ -195,13 +258,70 @@ def reference_loop(model: Any, third: bool, before: list[int], ids: list[int], c
     return made
 
 
+def ids_of_the_package(folder: Path, third: bool, text: str) -> list[int]:
+    """The ids of a text with the tokens added in the way of CosyVoice's own tokenizer classes."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "CosyVoice-BlankEN")
+    tokens = list(VERSION_3 if third else VERSION_2)
+    tokenizer.add_special_tokens(
+        {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "additional_special_tokens": tokens}
+    )
+    return list(tokenizer([text])["input_ids"][0])
+
+
+HARD = [
+    "a[laughter]b [breath]", "<strong>ab</strong>c", "[j][ǐ]a", "a<|endofprompt|>b", "<laughter>a</laughter>",
+    "[AA0] b", "[unknown]a", "a [ breath ] b", "<|im_start|>a<|im_end|>", "ab[mn]", "A [lipsmack]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_cosyvoice_has_the_tokens_of_its_package(third: bool, tmp_path: Path) -> None:
+    for tokens, known in ((VERSION_2, "794180510cdf0adb"), (VERSION_3, "4d5267643001673d")):
+        assert hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:16] == known  # those of the package, in order
+    folder, _ = cosyvoice(tmp_path / "c", third)
+    frontend = load(folder, CODES).adapter.frontend
+    for text in HARD:
+        assert frontend._ids(text) == ids_of_the_package(folder, third, text)
+    assert frontend._ids("<|endofprompt|>") == [5 + 2]
+
+
+def test_instructions_precede_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.audio.models.codec_lm.cosyvoice.MAX_LETTERS", 4)
+    second, third = (load(cosyvoice(tmp_path / str(n), bool(n))[0], CODES) for n in (0, 1))
+    ids = third.adapter.frontend._ids
+    for pipe in (second, third):
+        assert pipe.read("ab<|endofprompt|>a b. c d.", None).parts == ["ab<|endofprompt|>a b.", "ab<|endofprompt|>c d."]
+        prompt = pipe.adapter.frontend.prompt("ab<|endofprompt|>c d")
+        assert len(prompt.cond) == 2 + len(ids("ab<|endofprompt|>c d")) and prompt.min_codes == 2 * len(ids("c d"))
+        with pytest.raises(PromptError, match="has no words after"):
+            pipe("ab<|endofprompt|> ")
+    assert len(second.adapter.frontend.prompt("c").cond) == 2 + 1
+    assert len(third.adapter.frontend.prompt("c").cond) == 2 + len(ids(INSTRUCTION)) + 1
+    voice = ReferenceCodes(f"a{END_OF_PROMPT}b", torch.tensor([3]))
+    own = load(tmp_path / "1", CODES, voice=voice)
+    assert len(own.adapter.frontend.prompt("c").cond) == 2 + 3 + 1 + 1  # the transcript has an instruction already
+    bare = AutoTokenizer.from_pretrained(tmp_path / "1" / "CosyVoice-BlankEN")
+    with pytest.raises(ArgumentError, match=r"does not have the token <\|endofprompt\|>, which CosyVoice 3 needs"):
+        mmspec.load(str(tmp_path / "1"), processor=bare, config={"codec": Levels(CODES)})
+
+
+def test_the_earlier_sampling_of_cosyvoice(tmp_path: Path) -> None:
+    folder, _ = cosyvoice(tmp_path / "c")
+    for option, expected in (({}, True), ({"exclude_repeated": False}, False)):
+        frontend = load(folder, CODES, **option).adapter.frontend
+        assert frontend.settings(frontend.sampling).processors[0].exclude is expected
+    with pytest.raises(ArgumentError, match="exclude_repeated=1 is not allowed"):
+        load(folder, CODES, exclude_repeated=1)
+
+
 @pytest.mark.parametrize("third", [False, True])
 def test_cosyvoice_matches_a_reference_loop(third: bool, tmp_path: Path) -> None:
     folder, model = cosyvoice(tmp_path / "c", third)
-    codes = torch.tensor([3, 1, 4])
+    codes, instruction = torch.tensor([3, 1, 4]), ids_of_the_package(folder, third, INSTRUCTION)
     for voice in (None, ReferenceCodes("dc", codes)):
         pipe = load(folder, CODES, voice=voice)
         before, voice_codes = ([], codes[:0]) if voice is None else ([4, 3], codes)
+        before = [*instruction, *before] if third else before
         wanted = [reference_loop(model, third, before, ids, voice_codes) for ids in ([1, 2], [3])]
         assert len(wanted[0]) != len(wanted[1])
         for recipe in ("plain", "recycle:window=3", "scd:window=5"):

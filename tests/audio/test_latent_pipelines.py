@@ -17,8 +17,9 @@ import mmspec
 import mmspec.audio.models.vibevoice.decoding
 from mmspec.audio.models.pocket.decoding import speak
 from mmspec.audio.models.vibevoice.decoding import converse
+from mmspec.audio.models.vibevoice.speech import ScriptPart, frames_for
 from mmspec.cli.app import main
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PromptError
 
 # diffusers hands tensors to NumPy in its solver.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -112,16 +113,74 @@ def test_vibevoice_pipeline(recipe: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_vibevoice_reads_scripts() -> None:
     model, processor = vibevoice(), vibevoice_processor()
     pipe = mmspec.load(model, processor=processor, config={"voices": {"anna": np.ones(24)}, "frames": 4})
-    (lines, names) = pipe.read("speaker 1: hello\nbig\n Speaker 0: world", None).parts[0]
-    assert lines == [("1", "hello\nbig"), ("0", "world")] and names == ("anna",)
-    assert pipe.read("hello world", None).parts[0][0] == [("0", "hello world")]
-    assert pipe.read("hello\nSpeaker 1: world", None).parts[0][0] == [("0", "hello"), ("1", "world")]
-    prompt, voices = pipe.adapter.script(lines, names)
+    (part,) = pipe.read("speaker 1: hello\nbig\n Speaker 0: world", None).parts
+    assert part.lines == [("1", "hello\nbig"), ("0", "world")] and list(part.voices) == ["1"]
+    assert pipe.read("hello world", None).parts[0].lines == [("0", "hello world")]
+    assert pipe.read("hello\nSpeaker 1: world", None).parts[0].lines == [("0", "hello"), ("1", "world")]
+    with pytest.raises(PromptError, match="has no words"):
+        pipe.read("Speaker 1:  ", None)
+    prompt, voices = pipe.adapter.script(part)
     assert prompt.count("<audio>") == 1 and len(voices) == 1  # the second speaker has no voice
     bare = mmspec.load(model, processor=processor, config={"frames": 4})
-    inputs = processor(text=[bare.adapter.script([("0", "hello world")], ())[0]], return_tensors="pt")
+    inputs = processor(text=[bare.adapter.script(ScriptPart([("0", "hello world")], {}))[0]], return_tensors="pt")
     own = converse(model, inputs, seed=5, max_tokens=4, guidance_scale=1.0)
     assert torch.equal(bare("hello world", seed=5).tokens[0], own.tokens[0])
+
+
+def test_long_scripts_are_split_and_keep_their_voices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.audio.models.vibevoice.speech.MAX_LETTERS", 12)
+    monkeypatch.setattr("mmspec.audio.models.vibevoice.speech.MORE_FRAMES", 2)
+    monkeypatch.setattr("mmspec.audio.models.vibevoice.speech.FRAMES_PER_LETTER", 0.2)
+    model, processor = vibevoice(), vibevoice_processor()
+    script = "Speaker 0: hello big . world again\nSpeaker 1: hello .\nSpeaker 0: big"
+    anna, otto = np.ones(24), np.zeros(8)
+    parts = mmspec.load(model, processor=processor, config={"voices": {"anna": anna, "otto": otto}}).read(script, None)
+    assert [part.lines for part in parts.parts] == [
+        [("0", "hello big .")],
+        [("0", "world again")],
+        [("1", "hello ."), ("0", "big")],
+    ]
+    for part in parts.parts:  # a speaker's voice does not depend on who speaks first in a part
+        assert len(part.voices["0"]) == 24 and len(part.voices["1"]) == 8
+    bare = mmspec.load(model, processor=processor)
+    found = bare(["hello big . world again", "hello"], seed=1, guidance_scale=1.0)
+    assert [row.tokens for row in found.stats.rows] == [4, 3, 3]
+    assert [row.truncated for row in found.stats.rows] == [True, False, True]
+    assert (
+        found[0].notes == ["truncated: part 1 of 2 ('hello big .') reached its limit of 4 tokens before its end"]
+        and found[1].truncated
+    )
+    np.testing.assert_allclose(bare("hello", seed=2, guidance_scale=1.0).tokens[0], found[1].tokens[0][:3], atol=1e-4)
+    latents = torch.randn(3, bare.adapter.codes(found[0].tokens[0]).shape[0])
+    tokens = torch.cat([latents, torch.full((3, 1), 4.0)], dim=1)  # three frames of audio
+    audio = bare.adapter.codec.decode(latents.T[None])[0, 0].numpy()
+    first, second = bare.read("hello big . world again", None).parts
+    np.testing.assert_allclose(bare.adapter.continue_voice(second, first, tokens).voices["0"], audio, atol=1e-6)
+    assert not bare.adapter.continue_voice(ScriptPart([("1", "hello")], {}), first, tokens).voices
+    chunks = list(bare.stream("hello big . world again", seed=1, guidance_scale=1.0))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), found[0].audio, atol=1e-3)
+
+
+def test_the_limit_of_a_script_fits_its_text() -> None:
+    text = "word. " * 900
+    (part,) = mmspec.load(vibevoice(), processor=vibevoice_processor()).read(text, None).parts
+    seconds = frames_for(part) / 7.5
+    assert len(text) / 15 * 1.5 < seconds < len(text) / 15 * 3
+
+
+def test_voices_that_are_not_usable_are_refused(tmp_path: Path) -> None:
+    model, processor = tiny("phonon"), pocket_processor()
+    model.config.name_or_path = str(tmp_path)
+    model.name_or_path = str(tmp_path)
+    (tmp_path / "voices").mkdir()
+    for name in ("bela", "alba"):
+        save_file({"latents": torch.randn(2, 6)}, tmp_path / "voices" / f"{name}.safetensors")
+    assert mmspec.load(model, processor=processor).adapter.voices == ("alba", "bela")
+    save_file({"latents": torch.randn(2, 5)}, tmp_path / "voices" / "carl.safetensors")
+    with pytest.raises(ArgumentError, match=r"voices\['carl'\] has the shape \[2, 5\]"):
+        mmspec.load(model, processor=processor)
+    with pytest.raises(ArgumentError, match=r"voices\['a'\] has values that are not finite"):
+        mmspec.load(tiny("pocket"), processor=processor, config={"voices": {"a": torch.full((3, 4), torch.nan)}})
 
 
 def test_errors() -> None:

@@ -120,7 +120,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="comes without a codec; pass its folder"):
         mmspec.load(model, processor=tokenizer(), config={"style": "llasa"})
     codec = codec_of(tiny_codecs.xcodec2())
-    with pytest.raises(ArgumentError, match="config has no 'style'; name one of llasa, orpheus"):
+    with pytest.raises(ArgumentError, match="config has no 'style'; name one of llasa, spark, orpheus"):
         mmspec.load(model, processor=tokenizer(), config={"codec": codec})
     with pytest.raises(UnknownNameError, match="did you mean 'llasa'"):
         mmspec.load(model, processor=tokenizer(), config={"codec": codec, "style": "lasa"})

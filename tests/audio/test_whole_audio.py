@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ import tiny_codecs
 import tiny_speech as tiny
 import torch
 from tiny_speech import tokenizer
-from torch import Tensor
 
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.speech import FlatAdapter, Style
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.resampling import Resampler, resample
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.sampling.params import SamplingParams
@@ -31,9 +30,9 @@ def prompt(tokens: Any, text: str, voice: str | None) -> list[int]:
     return list(tokens(text)["input_ids"])
 
 
-def pipeline(tokens: int = 20, adapter: type[Any] = FlatAdapter) -> Any:
-    style = Style(StreamFormat(codes=16, first=11, end=10), prompt, SamplingParams(0.9), (), tokens, letters=14)
-    return SpeechPipeline(adapter(tiny.flat(vocab_size=27), tokenizer(), codec_of(tiny_codecs.xcodec2()), style))
+def pipeline(tokens: int = 20, **more: Any) -> Any:
+    style = Style(StreamFormat(codes=16, first=11, end=10), prompt, SamplingParams(0.9), (), tokens, letters=14, **more)
+    return SpeechPipeline(FlatAdapter(tiny.flat(vocab_size=27), tokenizer(), codec_of(tiny_codecs.xcodec2()), style))
 
 
 def test_parts_are_decoded_in_batches_of_the_given_size() -> None:
@@ -88,18 +87,12 @@ def test_truncated_parts_are_reported() -> None:
     assert not long.truncated and not long.notes
 
 
-class Continuing(FlatAdapter):
-    """Continues the first part of a text: its prompt and codes precede those of the others."""
-
-    draws_voice = True
-
-    def continue_voice(self, part: Sequence[int], first: Sequence[int], tokens: Tensor) -> list[int]:
-        codes = self.codes(tokens)[0] + 11
-        return [*first, *codes[:4].tolist(), *part]
+def continued(tokens: Any, text: str, voice: ReferenceCodes) -> list[int]:
+    return [*prompt(tokens, voice.transcript, None), *(voice.codes[:4] + 11).tolist(), *prompt(tokens, text, None)]
 
 
 def test_later_parts_continue_the_voice_of_the_first() -> None:
-    pipe, text = pipeline(adapter=Continuing), "one two six. seven. eight three"
+    pipe, text = pipeline(voice_prompt=continued), "one two six. seven. eight three"
     alone = pipeline()(text, seed=3)
     found = pipe([text, "two", text], seed=3, batch_size=2)
     assert torch.equal(found[0].tokens[0], alone.tokens[0]) and not torch.equal(found[0].tokens[1], alone.tokens[1])
@@ -166,5 +159,7 @@ def test_texts_of_other_types_are_refused() -> None:
     for wrong in (5, None, b"one", [b"one"]):
         with pytest.raises(PromptError, match="must be a string"):
             pipe(wrong)
+    with pytest.raises(PromptError, match="has surrogates"):
+        pipe("one \udcff")
     with pytest.raises(PromptError, match="at most 200000 are allowed"):
         pipe("one " * 60000)

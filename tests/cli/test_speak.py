@@ -14,9 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
-from mmspec.audio.wave import write_audio, write_raw, write_stream
+from mmspec.audio.wave import FORMATS, read_audio, write_audio, write_raw, write_stream
 from mmspec.cli.app import main
+from mmspec.cli.audio import SUFFIXES
+from mmspec.cli.model_options import read_config
 from mmspec.errors import ArgumentError
 
 
@@ -60,7 +63,18 @@ def test_lines_of_stdin_are_streamed(
     [
         (["speak", ""], "text='' is empty"),
         (["speak", "日本"], "cannot say '日本'"),
-        (["speak", "one", "-o", "x.mp3"], "must end in .wav or .flac"),
+        (["speak", "one", "-o", "x.aiff"], "must end in .wav or .flac or .ogg or .opus or .mp3"),
+        (["speak", "one", "--format", "wma"], "use one of wav, flac, ogg, opus, mp3"),
+        (["speak", "one", "-o", "x.wav", "--format", "mp3"], "must end in .mp3"),
+        (["speak", "one", "--sampling-rate", "7"], "--sampling-rate"),
+        (
+            ["speak", "one", "-o", "x.opus", "--sampling-rate", "44100"],
+            "to one of 8000, 12000, 16000, 24000, 48000",
+        ),
+        (["speak", "one", "--config", "frames"], "it must be NAME=VALUE"),
+        (["speak", "one", "--style", "llasa", "--config", "style=x"], "'style' is given twice"),
+        (["speak", "one", "--style", "llasa"], "config was given, but 'spoken' does not take it"),
+        (["speak", "one", "--guidance-scale", "3"], "this model has no guidance"),
         (["speak", "one", "-o", "none/deep/x.wav"], "the folder 'none/deep' does not exist"),
         (["speak", "one", "-o", "-"], "requires --stream"),
         (["speak", "one", "--voice", "bass"], "use one of low, high"),
@@ -130,3 +144,96 @@ def test_wrong_shapes_are_not_written(shape: tuple[int, ...], tmp_path: Path) ->
     with pytest.raises(ArgumentError, match="channels"):
         write_audio(np.zeros(shape, dtype=np.float32), 16000, tmp_path / "x.wav")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_is_written_at_once_and_in_chunks(suffix: str, tmp_path: Path) -> None:
+    assert tuple(FORMATS) == SUFFIXES
+    t = np.arange(48000, dtype=np.float32) / 24000
+    audio = 0.5 * np.sin(2 * np.pi * 440 * t)[None].astype(np.float32)
+    write_audio(audio, 24000, tmp_path / f"a{suffix}")
+    write_stream(np.split(audio, [10, 5000], axis=1), 24000, tmp_path / f"b{suffix}")
+    for name in "ab":
+        found, rate = read_audio(tmp_path / f"{name}{suffix}")
+        assert rate in (24000, 48000) and abs(found.shape[1] / rate - 2) < 0.1
+        middle = found[0, rate // 2 : rate]
+        spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
+        assert abs(float(spectrum.argmax()) * rate / len(middle) - 440) < 3  # the same tone, as loud
+        assert abs(float(np.sqrt((middle**2).mean())) - 0.5 / 2**0.5) < 0.02
+
+
+def test_formats_that_this_libsndfile_cannot_write_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soundfile, "check_format", lambda container, coding: container in ("WAV", "FLAC"))
+    with pytest.raises(ArgumentError, match=r"libsndfile .* cannot write .mp3; .* or use .wav, .flac$"):
+        write_audio(np.zeros((1, 9), np.float32), 16000, tmp_path / "x.mp3")
+    assert main(["speak", "one", "-o", str(tmp_path / "x.opus")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_voice_files_are_read_within_bounds(tmp_path: Path) -> None:
+    long, wide, broken = tmp_path / "long.flac", tmp_path / "wide.wav", tmp_path / "nan.wav"
+    soundfile.write(long, np.zeros(8000 * 601, dtype=np.int16), 8000)
+    soundfile.write(wide, np.zeros((9, 9)), 8000)
+    soundfile.write(broken, np.array([0.0, np.nan]), 8000, subtype="FLOAT")
+    with pytest.raises(ArgumentError, match="has 601 seconds of audio; at most 600 are allowed"):
+        read_audio(long)
+    assert read_audio(long, 700)[0].shape == (1, 8000 * 601)
+    with pytest.raises(ArgumentError, match="has 9 channels; at most 8"):
+        read_audio(wide)
+    with pytest.raises(ArgumentError, match="samples that are not finite"):
+        read_audio(broken)
+
+
+def test_a_raw_stream_tells_its_format(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["speak", "one", "--stream", "-o", "-", "--sampling-rate", "8000", "--pause", "0.1"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert len(out) > 4000 and b"8000 Hz, mono: aplay -r 8000 -f S16_LE" in err
+
+
+def test_other_formats_and_rates_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["speak", "one", "two", "--sampling-rate", "24000", "--batch-size", "1", "--json"]
+    assert main([*call, "-o", str(tmp_path / "out"), "--format", "opus"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["sampling_rate"] == 24000 and record["truncated"] == [False, False]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.opus", "1.opus"]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_stdin_that_is_not_text(
+    errors: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"ok\n\xff\xfe"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["speak", "-"]) == 2
+    assert "stdin is not utf-8 text" in capsys.readouterr().err
+
+
+def test_a_closed_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.StringIO()
+    stdin.close()
+    for closed in (None, stdin):
+        monkeypatch.setattr("sys.stdin", closed)
+        assert main(["speak", "-"]) == 2
+        assert "stdin is closed" in capsys.readouterr().err
+
+
+def test_a_closed_stdout_is_refused() -> None:
+    command = f"{sys.executable} -m mmspec speak one --stream -o - >&-"
+    found = subprocess.run(["sh", "-c", command], capture_output=True)
+    assert found.returncode == 2 and b"stdout is closed" in found.stderr and found.stderr.count(b"\n") == 1
+
+
+def test_options_of_the_model_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[dict[str, object]] = []
+
+    def load(model: str, **options: object) -> None:
+        calls.append({"model": model, **options})
+        raise ArgumentError("loaded")
+
+    monkeypatch.setattr("mmspec.load", load)
+    call = ["speak", "one", "-m", "m", "-o", str(tmp_path / "x.wav"), "--style", "llasa", "--codec", "c"]
+    assert main([*call, "--draft-model", "pair", "--dtype", "bfloat16", "--config", "frames=5"]) == 2
+    config = {"style": "llasa", "draft_model": "pair", "frames": 5}
+    assert calls == [{"model": "m", "device": "cpu", "tokenizer": "c", "config": config, "dtype": torch.bfloat16}]
+    assert read_config(["a=[1, 2]", "b=text", 'c="3"']) == {"a": [1, 2], "b": "text", "c": "3"}
+    assert read_config(None) is None

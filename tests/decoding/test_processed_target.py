@@ -162,10 +162,11 @@ def test_processors_agree_with_those_of_transformers() -> None:
     torch.testing.assert_close(guided.softmax(-1), guidance(2.0)(logits, logits.flip(0)).softmax(-1))
 
 
-def test_repetition_aware_is_the_distribution_of_its_procedure() -> None:
+@pytest.mark.parametrize("exclude", [True, False])
+def test_repetition_aware_is_the_distribution_of_its_procedure(exclude: bool) -> None:
     """`RepetitionAware` against 200,000 samples of the two-step procedure that it replaces."""
     count = 200_000
-    rule = RepetitionAware(top_p=0.7, top_k=3, window=3, limit=2)
+    rule = RepetitionAware(top_p=0.7, top_k=3, window=3, limit=2, exclude=exclude)
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(6, generator=generator)
     best = int(z.argmax())
@@ -175,9 +176,21 @@ def test_repetition_aware_is_the_distribution_of_its_procedure() -> None:
     before = raw[order].cumsum(0) - raw[order]
     kept = order[(before < 0.7) & (torch.arange(6) < 3)]
     first = kept[raw[kept].multinomial(count, replacement=True, generator=generator)]
-    again = raw.multinomial(count, replacement=True, generator=generator)
+    second = raw.clone()
+    second[best] *= not exclude
+    again = second.multinomial(count, replacement=True, generator=generator)
     sampled = torch.where(first == best, again, first)
     found = torch.bincount(sampled, minlength=6) / count
     probs = rule(prefix, z[None])[0].exp()
     assert float((found - probs).abs().max()) < 6 * 0.5 / count**0.5
     assert abs(float(probs.sum()) - 1) < 1e-6
+
+
+def test_repetition_aware_where_a_repetitive_token_is_certain() -> None:
+    """The second sample then is of the others, however unlikely they are."""
+    logits = torch.tensor([[200.0, 1.0, 0.0, -1.0]])
+    found = RepetitionAware(window=2)(torch.tensor([[0, 3]]), logits).softmax(-1)
+    torch.testing.assert_close(found[0, 0], torch.tensor(0.0))
+    close = torch.tensor([[60.0, 1.0, 0.0, -1.0]])
+    found = RepetitionAware(window=2)(torch.tensor([[0, 0]]), close).softmax(-1)
+    torch.testing.assert_close(found[0, 1:], close[0, 1:].softmax(-1), atol=1e-5, rtol=1e-4)

@@ -1,7 +1,7 @@
 """Chatterbox as published: a folder with `t3_cfg.safetensors`, `tokenizer.json` and a voice in `conds.pt`.
 
 A prompt is: the voice, the text between its start and stop tokens, and the start token of speech, twice. In the
-unconditional prompt the text is its learned positions alone. Text is used as it is.
+unconditional prompt the text is its learned positions alone. Punctuation is normalized as the package does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
-from mmspec.audio.models.codec_lm.speech import TextPrompt, fill, read_state
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
+from mmspec.audio.text import split_text
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 
 FILE = "t3_cfg.safetensors"
@@ -33,6 +34,24 @@ ROPE = {
 }  # fmt: skip
 
 
+# Marks that the model has hardly seen -> those that it knows, replaced in this order.
+PUNCTUATION = (
+    ("...", ", "), ("…", ", "), (":", ","), (" - ", ", "), (";", ", "), ("—", "-"), ("–", "-"), (" ,", ","),
+    ("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"),
+)  # fmt: skip
+
+
+def normalize_punctuation(text: str) -> str:
+    """A text as Chatterbox was trained to read: it begins with a capital, has marks that are known, and ends in one."""
+    if text[:1].islower():
+        text = text[0].upper() + text[1:]
+    text = " ".join(text.split())
+    for old, new in PUNCTUATION:
+        text = text.replace(old, new)
+    text = text.rstrip(" ")
+    return text if text.endswith((".", "!", "?", "-", ",")) else f"{text}."
+
+
 class Chatterbox:
     """The `mmspec.audio.models.codec_lm.speech.TextFrontend` of Chatterbox.
 
@@ -44,6 +63,7 @@ class Chatterbox:
         tokenizer: The tokenizer of texts.
     """
 
+    option = "exaggeration"
     codes = CODES
     ends: Sequence[int] = (STOP_SPEECH,)
     start: int | None = START_SPEECH
@@ -57,7 +77,13 @@ class Chatterbox:
         self._texts, self._positions, self._voice, self._tokenizer = texts, positions, voice, tokenizer
 
     def prompt(self, text: str) -> TextPrompt:
+        text = normalize_punctuation(text)
         ids = [START_TEXT, *self._tokenizer.encode(text.replace(" ", "[SPACE]")).ids, STOP_TEXT]
+        if len(ids) > len(self._positions.weight):
+            raise PromptError(
+                f"text={text!r} has {len(ids)} tokens, and the model positions for {len(self._positions.weight)}; add "
+                "full stops, at which it is split"
+            )
         device = self._voice.device
         words, positions = self._texts(torch.tensor(ids, device=device)), self._positions.weight[: len(ids)]
         assert self.codec_lm.learned_positions is not None
@@ -65,13 +91,18 @@ class Chatterbox:
         cond, uncond = (torch.cat([self._voice, embeds, start]) for embeds in (words + positions, positions))
         return TextPrompt(cond, uncond, 0, MAX_CODES)
 
+    def pieces(self, text: str) -> list[str]:
+        return split_text(text, MAX_LETTERS)
+
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
         s = sampling
         settings = chatterbox(s.temperature, top_p=s.top_p, cfg_weight=s.guidance_scale - 1)
         return replace(settings, sampling=replace(settings.sampling, top_k=s.top_k))
 
 
-def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dtype) -> Chatterbox:
+def read(
+    folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dtype, options: dict[str, Any]
+) -> Chatterbox:
     """Reads a Chatterbox from its published folder.
 
     Args:
@@ -80,11 +111,17 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
         voice: A file like `conds.pt`, or the mapping under its key `t3`; None is the file in the folder.
         device: Where to load the model.
         dtype: Its dtype.
+        options: `exaggeration` is taken from it: how emotional the voice is, 0.5 is neutral; None is that of the voice.
 
     Raises:
         ModelError: For missing, broken or unsupported files.
-        ArgumentError: For a missing or incomplete voice.
+        ArgumentError: For a missing or incomplete voice, and an exaggeration that is not allowed.
     """
+    exaggeration = options.pop("exaggeration", None)
+    if exaggeration is not None and not (isinstance(exaggeration, (int, float)) and 0 <= exaggeration <= 2):
+        raise ArgumentError(
+            f"exaggeration={exaggeration!r} is not allowed; it must be a number, 0 to 2 (0.5 is neutral)"
+        )
     file, state = folder / FILE, read_state(folder / FILE)
     needed = ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb", "tfmr.layers.0.self_attn.q_proj")
     if missing := [name for name in needed if f"{name}.weight" not in state]:
@@ -98,6 +135,10 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     decoder = fill(file, LlamaModel(config_of(state)), state, "tfmr.")
     if voice is None or isinstance(voice, (str, Path)):
         voice = read_voice(Path(voice or folder / "conds.pt"))
+    if exaggeration is not None:
+        if "cond_enc.emotion_adv_fc.weight" not in state:
+            raise ArgumentError(f"exaggeration is not possible: '{file}' has no weights for it")
+        voice = {**voice, "emotion_adv": float(exaggeration)}
     voice_embeds = embed_voice(state, voice, embed.weight.float(), positions.weight.float())
     for part in (embed, texts, text_positions, positions, head, decoder):
         part.to(device, dtype).eval()

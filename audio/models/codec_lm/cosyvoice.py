@@ -1,7 +1,8 @@
 """CosyVoice 2 and 3 as published: a folder with `llm.pt` and, in `CosyVoice-BlankEN`, the Qwen2 that embeds texts.
 
-A prompt is: a start token, the text, the token that begins speech, then the codes of the voice to continue. Text is
-used as it is; normalizing it is left to the caller.
+A prompt is: a start token, the text, the token that begins speech, then the codes of the voice to continue. The text
+before `<|endofprompt|>`, in a text or in the transcript of the voice, is an instruction; CosyVoice 3 always has one.
+Text is used as it is; normalizing it is left to the caller.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2Model
 
+from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
-from mmspec.audio.models.codec_lm.speech import TextPrompt, fill, read_state
+from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.audio.text import split_text
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.folder import read_processor
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
 
 TEXT_MODEL = "CosyVoice-BlankEN"
 MIN_CODES, MAX_CODES = 2, 20  # per id of text
+INSTRUCTION = f"You are a helpful assistant.{END_OF_PROMPT}"  # of CosyVoice 3, where a prompt has none
 
 
 class CosyVoice:
@@ -37,8 +41,14 @@ class CosyVoice:
         voice: The voice to continue, its codes int64 [n]; or None.
         codes: Number of codes.
         ends: The ids that end a stream.
+        third: Whether the model is a CosyVoice 3.
+        exclude_repeated: See `mmspec.sampling.logits_processors.RepetitionAware`.
+
+    Raises:
+        ArgumentError: For a CosyVoice 3 whose tokenizer does not have `<|endofprompt|>`.
     """
 
+    option = "exclude_repeated"
     start: int | None = None
     sampling = SamplingParams(1.0, 25, 0.8)
     guided = False
@@ -52,15 +62,34 @@ class CosyVoice:
         voice: ReferenceCodes | None,
         codes: int,
         ends: Sequence[int],
+        third: bool = False,
+        exclude_repeated: bool = True,
     ) -> None:
         self.codec_lm, self.codes, self.ends = codec_lm, codes, ends
         self._texts, self._start_embeds, self._tokenizer, self._voice = texts, start_embeds, tokenizer, voice
+        self._third, self._exclude_repeated = third, exclude_repeated
+        if third and END_OF_PROMPT not in tokenizer.get_vocab():
+            raise ArgumentError(
+                f"processor does not have the token {END_OF_PROMPT}, which CosyVoice 3 needs; leave processor= out to "
+                "take the tokenizer in the folder, with the model's tokens added"
+            )
+
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of a text; an instruction precedes each of them."""
+        instruction, mark, words = text.rpartition(END_OF_PROMPT)
+        if not words.strip():
+            raise PromptError(f"text={text!r} has no words after {END_OF_PROMPT}; give words to say")
+        return [f"{instruction}{mark}{piece}" for piece in split_text(words, MAX_LETTERS)]
 
     def prompt(self, text: str) -> TextPrompt:
-        ids = self._ids(text)
-        before, after = [], self.codec_lm.embed.weight[:0]
+        instruction, mark, words = text.rpartition(END_OF_PROMPT)
+        said = "" if self._voice is None else self._voice.transcript
+        if self._third and not mark and END_OF_PROMPT not in said:
+            said = f"{INSTRUCTION}{said}"
+        # The bounds count the words alone, as the package does where the instruction is an argument of its own.
+        before, ids = self._ids(f"{instruction}{mark}{said}" if mark or said else ""), self._ids(words)
+        after = self.codec_lm.embed.weight[:0]
         if self._voice is not None:
-            before = self._ids(self._voice.transcript)
             after = self.codec_lm.embed(self._voice.codes.to(self._start_embeds.device))
         words = self._texts(torch.tensor(before + ids, dtype=torch.int64, device=self._start_embeds.device))
         cond = torch.cat([self._start_embeds[:1], words, self._start_embeds[1:], after])
@@ -70,12 +99,15 @@ class CosyVoice:
         if not sampling.temperature:
             return CodecLMSettings((), sampling)
         processor = RepetitionAware(
-            sampling.top_p, sampling.top_k or self.codec_lm.head.out_features, temperature=sampling.temperature
+            sampling.top_p,
+            sampling.top_k or self.codec_lm.head.out_features,
+            temperature=sampling.temperature,
+            exclude=self._exclude_repeated,
         )
         return CodecLMSettings((processor,), SamplingParams())
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+        return list(self._tokenizer(text)["input_ids"]) if text else []
 
 
 def is_cosyvoice(folder: Path) -> bool:
@@ -83,20 +115,27 @@ def is_cosyvoice(folder: Path) -> bool:
     return (folder / "llm.pt").is_file() and (folder / TEXT_MODEL / "config.json").is_file()
 
 
-def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dtype) -> CosyVoice:
+def read(
+    folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dtype, options: dict[str, Any]
+) -> CosyVoice:
     """Reads a CosyVoice 2 or 3 from its published folder.
 
     Args:
         folder: The folder.
-        tokenizer: A tokenizer, or its path; None is the one in the folder.
+        tokenizer: A tokenizer, which must have the model's tokens, or its path; None is the one in the folder. The
+            model's tokens are added to a tokenizer that is read from files.
         voice: A `mmspec.audio.reference_audio.ReferenceCodes` to continue, or None.
         device: Where to load the model.
         dtype: Its dtype.
+        options: `exclude_repeated` is taken from it: False samples as the package did before February 2026.
 
     Raises:
         ModelError: For missing, broken or unsupported files.
-        ArgumentError: For a voice of another type.
+        ArgumentError: For a voice of another type, and an option that is not allowed.
     """
+    exclude_repeated = options.pop("exclude_repeated", True)
+    if not isinstance(exclude_repeated, bool):
+        raise ArgumentError(f"exclude_repeated={exclude_repeated!r} is not allowed; it must be True or False")
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     file, state = folder / "llm.pt", read_state(folder / "llm.pt")
@@ -114,6 +153,7 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
     start_embeds = state["llm_embedding.weight"] if second else table[[codes, codes + 2]]
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         tokenizer = read_processor(tokenizer or folder / TEXT_MODEL, "Qwen2ForCausalLM")
+        tokenizer.add_tokens(list(VERSION_2 if second else VERSION_3), special_tokens=True)
     return CosyVoice(
         CodecLM(decoder, embed, head),
         decoder.embed_tokens,
@@ -123,4 +163,6 @@ def read(folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dty
         codes,
         # Any of the special tokens ends a stream.
         range(codes, ids),
+        not second,
+        exclude_repeated,
     )

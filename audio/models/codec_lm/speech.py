@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.pipeline import PreparedText
-from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -61,8 +60,10 @@ class TextFrontend(Protocol):
         start: An id that logits processors see before the first code, or None.
         sampling: Default sampling parameters of a call.
         guided: Whether the model supports guidance.
+        option: The name of the model's own option of `config`.
     """
 
+    option: str
     codec_lm: CodecLM
     codes: int
     ends: Sequence[int]
@@ -70,8 +71,16 @@ class TextFrontend(Protocol):
     sampling: SamplingParams
     guided: bool
 
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of a text, each of which is decoded separately."""
+        ...
+
     def prompt(self, text: str) -> TextPrompt:
-        """The prompt of a piece of text."""
+        """The prompt of a piece of text.
+
+        Raises:
+            PromptError: For a piece that is too long.
+        """
         ...
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
@@ -108,7 +117,8 @@ class CodecLMAdapter:
         self.sampling, self.guided = frontend.sampling, frontend.guided
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        return PreparedText(split_text(text, MAX_LETTERS))
+        pieces = self.frontend.pieces(text)
+        return PreparedText(pieces, texts=pieces)
 
     def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CodecLMJob:
         return CodecLMJob(self, parts)
@@ -167,7 +177,13 @@ class CodecLMJob:
             adaptive_windows=adaptive_windows_of(frontend.codec_lm.decoder),
         )
         prompted = target(frontend, prompts, settings.guidance != 1)
-        return run(prompted, recipe, layout, row_sampling, seeds, resources, on_step, measure_entropy)
+        found = run(prompted, recipe, layout, row_sampling, seeds, resources, on_step, measure_entropy)
+        # The layout ends each row at its own limit, by an end that the model has not chosen.
+        rows = [
+            replace(row, truncated=row.truncated or row.tokens > prompt.max_codes)
+            for row, prompt in zip(found.stats.rows, prompts, strict=True)
+        ]
+        return Decoded(found.tokens, replace(found.stats, rows=rows))
 
 
 def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: int) -> Layout:
@@ -192,8 +208,8 @@ def make(
     """
     if options:
         raise ArgumentError(
-            f"config has {sorted(options)[0]!r}, which this model does not have; it may have 'codec', 'draft_model' "
-            "and 'voice'"
+            f"config has {sorted(options)[0]!r}, which this model does not have; it may have 'codec', 'draft_model', "
+            f"'voice' and {frontend.option!r}"
         )
     if codec is None:
         raise ArgumentError(

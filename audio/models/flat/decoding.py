@@ -131,6 +131,8 @@ class SlotConstraint:
 STREAM_FORMATS = {
     # X-codec2: codes of 8 digits with 4 levels, 50 per second.
     "llasa": StreamFormat(codes=65536, first=128264, end=128261),
+    # BiCodec: codes of the words, 50 per second; the 32 codes of the speaker are in the prompt.
+    "spark": StreamFormat(codes=8192, first=155761, end=165157),
     # SNAC: 1, 2 and 4 codes of three codebooks per super-frame, 12 super-frames per second.
     "orpheus": StreamFormat(codes=4096, first=128266, end=128258, slots=(0, 1, 2, 2, 1, 2, 2)),
 }

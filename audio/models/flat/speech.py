@@ -14,6 +14,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
 from mmspec.audio.pipeline import PreparedText, TargetJob
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -43,6 +44,8 @@ class Style:
         letters: Letters of a part's text, at most.
         voices: Names of the voices, the default first.
         codec: The Hub id of a SNAC, for families that use it; None otherwise.
+        voice_prompt: Maps tokenizer, text and a voice as codes to the ids of a prompt that continues the voice; None
+            for families that do not. Without a named or a given voice, the later parts of a text continue its first.
     """
 
     stream: StreamFormat
@@ -53,12 +56,23 @@ class Style:
     letters: int = 300
     voices: tuple[str, ...] = ()
     codec: str | None = None
+    voice_prompt: Callable[[Any, str, ReferenceCodes], list[int]] | None = None
 
 
 def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
     """The prompt of Llasa: a chat turn that asks for a text to be spoken, and the beginning of an answer in codes."""
+    return _llasa_turns(tokenizer, text, "")
+
+
+def llasa_voice_prompt(tokenizer: Any, text: str, voice: ReferenceCodes) -> list[int]:
+    """The prompt of Llasa that continues a voice: both texts, and an answer that begins with the codes of the voice."""
+    codes = "".join(f"<|s_{code}|>" for code in voice.codes.flatten().tolist())
+    return _llasa_turns(tokenizer, f"{voice.transcript} {text}", codes)
+
+
+def _llasa_turns(tokenizer: Any, text: str, codes: str) -> list[int]:
     ask = f"Convert the text to speech:<|TEXT_UNDERSTANDING_START|>{text}<|TEXT_UNDERSTANDING_END|>"
-    turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"}]
+    turns = [{"role": "user", "content": ask}, {"role": "assistant", "content": f"<|SPEECH_GENERATION_START|>{codes}"}]
     found = tokenizer.apply_chat_template(turns, tokenize=True, continue_final_message=True, return_dict=True)
     return list(found["input_ids"])
 
@@ -68,18 +82,76 @@ def orpheus_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
     return [128259, *tokenizer(f"{voice}: {text}")["input_ids"], 128009, 128260, 128261, 128257]
 
 
+def spark_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
+    """Refuses: the stream of Spark has no speaker, who must be in the prompt.
+
+    Raises:
+        PromptError: Always.
+    """
+    raise PromptError(
+        "Spark speaks with the voice of a speaker's codes; pass config={'voice': ReferenceCodes(transcript, codes, "
+        "speaker)} (mmspec.audio.reference_audio)"
+    )
+
+
+def spark_voice_prompt(tokenizer: Any, text: str, voice: ReferenceCodes) -> list[int]:
+    """The prompt of Spark: the text after that of the voice, the codes of the speaker, and those of the voice.
+
+    Raises:
+        ArgumentError: For a voice without the codes of its speaker.
+    """
+    if voice.speaker is None or not voice.speaker.numel():
+        raise ArgumentError("voice has no codes of its speaker; pass ReferenceCodes(transcript, codes, speaker)")
+    speaker = "".join(f"<|bicodec_global_{code}|>" for code in voice.speaker.flatten().tolist())
+    codes = "".join(f"<|bicodec_semantic_{code}|>" for code in voice.codes.flatten().tolist())
+    said = voice.transcript if codes else ""
+    return list(
+        tokenizer(
+            f"<|task_tts|><|start_content|>{said}{text}<|end_content|><|start_global_token|>{speaker}"
+            f"<|end_global_token|><|start_semantic_token|>{codes}"
+        )["input_ids"]
+    )
+
+
 STYLES = {
-    "llasa": Style(STREAM_FORMATS["llasa"], llasa_prompt, SamplingParams(0.8), (), 1500),
+    # The limits leave room for the first part as a voice in the 2048 positions that the model was trained with. The
+    # model card calls transformers' generate, whose top_k is 50.
+    "llasa": Style(
+        STREAM_FORMATS["llasa"],
+        llasa_prompt,
+        SamplingParams(0.8, 50),
+        (),
+        tokens=1000,
+        letters=200,
+        voice_prompt=llasa_voice_prompt,
+    ),
+    "spark": Style(
+        STREAM_FORMATS["spark"],
+        spark_prompt,
+        SamplingParams(0.8, 50, 0.95),
+        (),
+        tokens=1500,
+        voice_prompt=spark_voice_prompt,
+    ),
     "orpheus": Style(
         STREAM_FORMATS["orpheus"],
         orpheus_prompt,
         SamplingParams(0.6, top_p=0.8),
         (RepetitionPenalty(1.1),),
-        1197,
+        tokens=2002,  # 286 super-frames, 24 seconds
+        letters=250,
         voices=("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe"),
         codec="hubertsiuzdak/snac_24khz",
     ),
 }
+
+
+@dataclass(frozen=True)
+class FlatPart:
+    """A part of a text, and the ids of its prompt."""
+
+    text: str
+    ids: list[int]
 
 
 class FlatAdapter:
@@ -91,16 +163,26 @@ class FlatAdapter:
         codec: The codec of its codes, with as many codebooks as a super-frame has slots.
         style: A `Style`, or the name of one of `STYLES`.
         draft_model: A smaller model of the family, or None.
+        voice: A voice to continue, as codes; or None.
 
     Raises:
         UnknownNameError: For an unknown style.
         ModelError: If the codec or the draft model does not match the model.
+        ArgumentError: For a voice that the model cannot continue.
     """
 
     recipe = "recycle:window=4"
     guided = False
 
-    def __init__(self, model: Any, tokenizer: Any, codec: Codec, style: str | Style, draft_model: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        codec: Codec,
+        style: str | Style,
+        draft_model: Any = None,
+        voice: ReferenceCodes | None = None,
+    ) -> None:
         if isinstance(style, str):
             if style not in STYLES:
                 raise unknown_name("style", style, STYLES)
@@ -117,7 +199,8 @@ class FlatAdapter:
                 raise ModelError(f"{name} has {one.lm_head.weight.shape[0]} ids, the model {vocab_size}")
         self.model, self.tokenizer, self.codec, self.style = model.eval(), tokenizer, codec, style
         self.draft_model = None if draft_model is None else draft_model.eval()
-        self.sampling, self.voices = style.sampling, style.voices
+        self.sampling = style.sampling
+        self.voices: Sequence[str] = style.voices
         ids = [i for slot in range(len(stream.slots)) for i in stream.allowed(slot)]
         self._low, self._high = min(ids), max(ids) + 1
         if self._high > vocab_size:
@@ -126,11 +209,20 @@ class FlatAdapter:
         for slot in range(len(stream.slots)):
             allowed[slot, [i - self._low for i in stream.allowed(slot)]] = True
         self._allowed = allowed.to(model.device)
+        self._voice = voice
+        if voice is not None:
+            if style.voice_prompt is None:
+                raise ArgumentError("voice is not possible here: this style has no prompt that continues a voice")
+            _check_codes(voice, stream)
+        self.draws_voice = style.voice_prompt is not None and voice is None and not style.voices
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         voice = voice or (self.voices[0] if self.voices else None)
         pieces = split_text(text, self.style.letters)
-        parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in pieces]
+        if self._voice is not None and self.style.voice_prompt is not None:
+            parts = [self.style.voice_prompt(self.tokenizer, piece, self._voice) for piece in pieces]
+        else:
+            parts = [self.style.prompt(self.tokenizer, piece, voice) for piece in pieces]
         longest = getattr(self.model.config, "max_position_embeddings", None)
         for part in parts:
             if longest is not None and len(part) + self.style.tokens > longest:
@@ -138,11 +230,19 @@ class FlatAdapter:
                     f"text has a sentence that is too long: {len(part)} ids and {self.style.tokens} codes do not fit "
                     f"into {longest} positions; use shorter sentences"
                 )
-        return PreparedText(parts, texts=pieces)
+        return PreparedText([FlatPart(piece, ids) for piece, ids in zip(pieces, parts, strict=True)], texts=pieces)
 
-    def job(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
+    def continue_voice(self, part: FlatPart, first: FlatPart, tokens: Tensor) -> FlatPart:
+        codes = self.codes(tokens).T
+        if self.style.voice_prompt is None or not len(codes):
+            return part
+        ids = self.style.voice_prompt(self.tokenizer, part.text, ReferenceCodes(first.text, codes.squeeze(1)))
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        return part if positions is not None and len(ids) + self.style.tokens > positions else FlatPart(part.text, ids)
+
+    def job(self, parts: Sequence[FlatPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         stream, count = self.style.stream, self.style.tokens
-        slots = len(stream.slots)
+        slots, prompts = len(stream.slots), [part.ids for part in parts]
         layout = Layout(
             count,
             slots if slots > 1 else None,
@@ -153,11 +253,11 @@ class FlatAdapter:
         draft = self.draft_model
         resources = DraftResources(
             codebook=self.codebook,
-            draft_model=None if draft is None else lambda: self._target(draft, parts, recipe.window),
+            draft_model=None if draft is None else lambda: self._target(draft, prompts, recipe.window),
             draft_sampling=samplings,
             adaptive_windows=adaptive_windows_of(self.model),
         )
-        return TargetJob(self._target(self.model, parts, recipe.window), layout, resources)
+        return TargetJob(self._target(self.model, prompts, recipe.window), layout, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ids = tokens + self._low
@@ -202,7 +302,9 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         ArgumentError: For unknown options, and if the style or the codec is missing.
     """
     options = dict(config)
-    style = options.pop("style", None)
+    style, voice = options.pop("style", None), options.pop("voice", None)
+    if voice is not None and not isinstance(voice, ReferenceCodes):
+        raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     if options or (style is None and codec is not None):
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
         raise ArgumentError(
@@ -218,4 +320,20 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
             "a flat speech model comes without a codec; pass its folder or Hub id as tokenizer=, or your own codec as "
             "config={'codec': ...} (mmspec.audio.codec.Codec)"
         )
-    return FlatAdapter(model, processor, codec, style, draft_model)
+    return FlatAdapter(model, processor, codec, style, draft_model, voice)
+
+
+def _check_codes(voice: ReferenceCodes, stream: StreamFormat) -> None:
+    """Checks the codes of a voice.
+
+    Raises:
+        ArgumentError: If they are not integers [F] or [F, 1] that the stream has.
+    """
+    codes = voice.codes
+    shape = list(codes.shape)
+    integers = not codes.is_floating_point() and (len(shape) == 1 or shape[1:] == [1])
+    if not integers or bool(((codes < 0) | (codes >= stream.codes)).any()):
+        raise ArgumentError(
+            f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames], 0 to "
+            f"{stream.codes - 1}"
+        )

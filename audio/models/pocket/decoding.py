@@ -6,7 +6,7 @@ The backbone reads latents, not decoded audio, so that a window of drafted laten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,20 +130,24 @@ class PocketTarget:
         return Logits(torch.cat([hidden.float(), before[..., None], after[..., None]], dim=-1), None)
 
 
-def embed_prompt(model: Any, prompt: dict[str, Tensor | None]) -> Tensor:
-    """The prompt's embeddings [B, T, H], as the model makes them."""
-    captured: list[Tensor] = []
+def embed_prompt(model: Any, prompt: Mapping[str, Tensor | None]) -> Tensor:
+    """The prompt's embeddings [B, T, H]: those of its ids, of the start latent, and of the voices' latents.
 
-    def capture(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        captured.append(args[0] if args else kwargs["hidden_states"])
-
-    # The model inserts the voice and the start latent itself; its first layer receives the result.
-    hook = model.model.layers[0].register_forward_pre_hook(capture, with_kwargs=True)
-    try:
-        model.model(**prompt, use_cache=False)
-    finally:
-        hook.remove()
-    return captured[0]
+    The model inserts them in its own forward pass and returns none of them. A hook that catches them would catch those
+    of other threads, too.
+    """
+    ids, config, inner = prompt["input_ids"], model.config, model.model
+    assert ids is not None
+    embeds = inner.embed_tokens(ids)
+    start = inner.embed_audio_latents(inner.bos_latent).to(embeds)
+    embeds = torch.where((ids == config.audio_bos_token_id)[..., None], start, embeds)
+    if (voices := prompt.get("audio_prompt_latents")) is not None:
+        mask = prompt.get("audio_prompt_latents_mask")
+        frames = voices.flatten(0, 1) if mask is None else voices[mask.bool()]
+        project = inner.audio_prompt_proj
+        places = (ids == config.audio_prompt_token_id)[..., None].expand_as(embeds)
+        embeds = embeds.masked_scatter(places, project(frames.to(project.weight)).to(embeds))
+    return embeds
 
 
 @dataclass

@@ -25,6 +25,7 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 TEMPERATURE = 0.7  # for checkpoints without one
+DEFAULT_VOICE = "alba"  # the first of the published voices
 REFERENCE = "reference"  # the name of the voice of reference audio
 MAX_TEXT_TOKENS = 50  # of a part
 
@@ -58,7 +59,8 @@ class PocketAdapter:
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         name = voice or (self.voices[0] if self.voices else None)
-        return PreparedText([(piece, name) for piece in self.processor.split_text(text, MAX_TEXT_TOKENS)])
+        pieces = self.processor.split_text(text, MAX_TEXT_TOKENS)
+        return PreparedText([(piece, name) for piece in pieces], texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> PocketAdapter:
         wave = reference.mono(self.codec.sampling_rate)
@@ -148,10 +150,8 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     width = voice_width(model)
     published = {path.stem: path for path in sorted(Path(model.name_or_path or "-").glob("voices/*.safetensors"))}
     voice_latents = {str(name): read_voice(str(name), voice, width, processor) for name, voice in given.items()}
-    for name, path in published.items():
-        tensors = load_file(path)
-        if name not in voice_latents and [tensor.shape[-1] for tensor in tensors.values()] == [width]:
-            voice_latents[name] = next(iter(tensors.values())).reshape(-1, width)
+    for name in sorted(set(published) - set(voice_latents), key=lambda name: (name != DEFAULT_VOICE, name)):
+        voice_latents[name] = read_voice(name, published[name], width, processor)
     return PocketAdapter(model, processor, voice_latents, draft_model)
 
 
@@ -181,6 +181,9 @@ def read_voice(name: str, voice: Any, width: int, processor: Any) -> Tensor:
                 f"voices[{name!r}]={str(voice)!r} cannot be read ({error}); it must be {allowed}"
             ) from None
     found = torch.as_tensor(voice, dtype=torch.float32)
+    if not found.isfinite().all():
+        raise ArgumentError(f"voices[{name!r}] has values that are not finite numbers; it must be {allowed}")
+    found = found[0] if found.ndim == 3 and len(found) == 1 else found
     if found.ndim == 1 and width == processor.audio_tokenizer.config.latent_dim:
         features, tokenizer = processor.feature_extractor(found.numpy()), processor.audio_tokenizer
         if tokenizer.encoder is None:

@@ -12,24 +12,43 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
+from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.vibevoice.decoding import latents_of, sample_tokens
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.text import count_letters, split_text
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PromptError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 REFERENCE = "reference"  # the name of the voice of reference audio
-MAX_TOKENS = 1125  # of a text: two and a half minutes
+MAX_LETTERS = 6000  # of a part: about seven minutes
+# A part's limit, for speech half as fast as usual: 7.5 frames and 15 letters per second.
+FRAMES_PER_LETTER, MORE_FRAMES = 1.0, 75
+VOICE_SECONDS = 20  # of the first part, which later parts continue
 SPEAKER = re.compile(r"^\s*speaker\s+(\d+)\s*:\s*", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ScriptPart:
+    """A part of a script.
+
+    Attributes:
+        lines: Speaker and text of each turn.
+        voices: The audio float32 [samples] of the voices of speakers that have one.
+    """
+
+    lines: Sequence[tuple[str, str]]
+    voices: Mapping[str, Any]
 
 
 class VibeVoiceAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of VibeVoice.
 
-    A text is spoken by one speaker, or it is a script whose turns begin with "Speaker 0:".
+    A text is spoken by one speaker, or it is a script whose turns begin with "Speaker 0:". Without a voice, the later
+    parts of a long text of one speaker continue the voice of its first part.
 
     Args:
         model: A `VibeVoiceForConditionalGeneration`.
@@ -37,7 +56,7 @@ class VibeVoiceAdapter:
         voice_audio: Audio float32 [samples] of voices, by name. The first speaker has the voice of the call; the other
             speakers have the voices that follow it in this order.
         draft_model: A smaller model with the same audio tokenizers, or None.
-        frames: Tokens of a text, at most.
+        frames: Tokens of a part, at most; None is a limit that fits its text.
     """
 
     recipe = "plain"
@@ -49,11 +68,12 @@ class VibeVoiceAdapter:
         processor: Any,
         voice_audio: Mapping[str, Any],
         draft_model: Any = None,
-        frames: int = MAX_TOKENS,
+        frames: int | None = None,
     ) -> None:
         self.model, self.processor, self.draft_model, self.frames = model.eval(), processor, draft_model, frames
         self.codec = VibeVoiceCodec(model, int(processor.feature_extractor.sampling_rate))
         self.voice_audio, self.voices = voice_audio, tuple(voice_audio)
+        self.draws_voice = not voice_audio
         scale = model.generation_config.guidance_scale
         self.sampling = SamplingParams(1.0, guidance_scale=1.0 if scale is None else float(scale))
 
@@ -62,9 +82,25 @@ class VibeVoiceAdapter:
         lines = list(zip(rest[::2], (line.strip() for line in rest[1::2]), strict=True))
         if head.strip():
             lines.insert(0, ("0", head.strip()))
+        lines = [(speaker, line) for speaker, line in lines if line]
+        if not lines:
+            raise PromptError(f"text={text!r} has no words; give words to say after each 'Speaker 0:'")
         first = self.voices.index(voice) if voice is not None else 0
         names = self.voices[first:] + self.voices[:first]
-        return PreparedText([(lines, names)])
+        speakers = list(dict.fromkeys(speaker for speaker, _ in lines))
+        voices = {speaker: self.voice_audio[name] for speaker, name in zip(speakers, names, strict=False)}
+        parts = split_script(lines, MAX_LETTERS)
+        return PreparedText(
+            [ScriptPart(part, voices) for part in parts], texts=["\n".join(line for _, line in part) for part in parts]
+        )
+
+    def continue_voice(self, part: ScriptPart, first: ScriptPart, tokens: Tensor) -> ScriptPart:
+        speakers = {speaker for speaker, _ in (*first.lines, *part.lines)}
+        latents = self.codes(tokens)[:, : round(VOICE_SECONDS * self.codec.sampling_rate / self.codec.hop)]
+        if len(speakers) > 1 or not latents.shape[1]:
+            return part  # a voice is of one speaker
+        audio = self.codec.decode(latents[None].to(self.model.device))[0, 0].float().cpu().numpy()
+        return ScriptPart(part.lines, dict.fromkeys(speakers, audio))
 
     def with_reference_audio(self, reference: ReferenceAudio) -> VibeVoiceAdapter:
         voice_audio = {REFERENCE: reference.mono(self.codec.sampling_rate).numpy(), **self.voice_audio}
@@ -78,33 +114,32 @@ class VibeVoiceAdapter:
                 "computes from noise deterministically; leave them out"
             )
         prompts, voices = [], []
-        for lines, names in parts:
-            prompt, script_voices = self.script(lines, names)
+        for part in parts:
+            prompt, script_voices = self.script(part)
             prompts.append(prompt)
             voices += script_voices
         # The feature extractor warns if it is called without the sampling rate.
         audio = {"audio": voices, "sampling_rate": self.codec.sampling_rate} if voices else {}
         inputs = self.processor(text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio)
-        return VibeVoiceJob(self, {key: value.to(self.model.device) for key, value in inputs.items()})
+        limits = [self.frames or frames_for(part) for part in parts]
+        room = self.model.config.text_config.max_position_embeddings - inputs["input_ids"].shape[1]
+        if room < 1:
+            raise PromptError(
+                f"text and voices have {inputs['input_ids'].shape[1]} tokens; the model has positions for "
+                f"{room + inputs['input_ids'].shape[1]} in all: use shorter voices"
+            )
+        inputs = {key: value.to(self.model.device) for key, value in inputs.items()}
+        return VibeVoiceJob(self, inputs, [min(limit, room) for limit in limits])
 
-    def script(self, lines: Sequence[tuple[str, str]], names: Sequence[str]) -> tuple[str, list[Any]]:
-        """The prompt of a script.
-
-        Args:
-            lines: Speaker and text of each turn.
-            names: The voices of the speakers, in the order of their first turns; speakers beyond them have no voice.
-
-        Returns:
-            The prompt, and the audio of its voices, each of which is placed in its speaker's first turn.
-        """
-        turns, voices, speakers = list[Any](), list[Any](), list[str]()
-        for speaker, line in lines:
+    def script(self, part: ScriptPart) -> tuple[str, list[Any]]:
+        """The prompt of a part, and the audio of its voices, each of which is placed in its speaker's first turn."""
+        turns, voices, seen = list[Any](), list[Any](), set[str]()
+        for speaker, line in part.lines:
             content = [{"type": "text", "text": line}]
-            if speaker not in speakers:
-                speakers.append(speaker)
-                if len(speakers) <= len(names):
-                    content.append({"type": "audio"})
-                    voices.append(self.voice_audio[names[len(speakers) - 1]])
+            if speaker not in seen and speaker in part.voices:
+                content.append({"type": "audio"})
+                voices.append(part.voices[speaker])
+            seen.add(speaker)
             turns.append({"role": speaker, "content": content})
         return self.processor.apply_chat_template(turns), voices
 
@@ -119,10 +154,12 @@ class VibeVoiceJob:
     Attributes:
         adapter: The adapter.
         inputs: The outputs of its processor.
+        limits: Tokens of each row, at most.
     """
 
     adapter: VibeVoiceAdapter
     inputs: dict[str, Tensor]
+    limits: Sequence[int]
 
     def run(
         self,
@@ -137,10 +174,29 @@ class VibeVoiceJob:
         adapter = self.adapter
         steps = getattr(adapter.model.generation_config, "num_diffusion_steps", None) or 10
         found = sample_tokens(
-            adapter.model, self.inputs, recipe, seeds, adapter.draft_model, adapter.frames,
+            adapter.model, self.inputs, recipe, seeds, adapter.draft_model, max(self.limits),
             samplings[0].guidance_scale, steps, on_step=on_step,
         )  # fmt: skip
-        return Decoded(found.tokens, found.stats)
+        return cut_rows(found, self.limits)
+
+
+def frames_for(part: ScriptPart) -> int:
+    """The number of tokens that surely suffice for a part."""
+    letters = sum(count_letters(line) for _, line in part.lines)
+    return round(FRAMES_PER_LETTER * letters) + MORE_FRAMES
+
+
+def split_script(lines: Sequence[tuple[str, str]], max_letters: int) -> list[list[tuple[str, str]]]:
+    """Splits a script between turns, and turns that are too long as texts are, into parts of at most `max_letters`."""
+    parts, used = [list[tuple[str, str]]()], 0
+    for speaker, line in lines:
+        for piece in split_text(line, max_letters):
+            if parts[-1] and used + count_letters(piece) > max_letters:
+                parts.append([])
+                used = 0
+            parts[-1].append((speaker, piece))
+            used += count_letters(piece)
+    return parts
 
 
 def make(
@@ -152,16 +208,18 @@ def make(
         ArgumentError: For unknown options, and invalid voices.
     """
     options = dict(config)
-    given, frames = options.pop("voices", {}), options.pop("frames", MAX_TOKENS)
+    given, frames = options.pop("voices", {}), options.pop("frames", None)
     if options or codec is not None:
         wrong = sorted(options)[0] if options else "codec"
         raise ArgumentError(
             f"config has {wrong!r}, which VibeVoice does not have; it may have 'draft_model', 'frames' and 'voices'"
         )
-    if not isinstance(frames, int) or frames < 1:
+    if frames is not None and (isinstance(frames, bool) or not isinstance(frames, int) or frames < 1):
         raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
     voice_audio = {str(name): np.asarray(voice, dtype=np.float32) for name, voice in given.items()}
     for name, voice in voice_audio.items():
         if voice.ndim != 1 or not len(voice):
             raise ArgumentError(f"voices[{name!r}] has the shape {list(voice.shape)}; it must be audio, [samples]")
+        if not np.isfinite(voice).all():
+            raise ArgumentError(f"voices[{name!r}] has samples that are not finite numbers")
     return VibeVoiceAdapter(model, processor, voice_audio, draft_model, frames)

@@ -1,0 +1,64 @@
+"""Options of `mmspec speak` that say how a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from mmspec.errors import ArgumentError
+
+Style = Annotated[
+    str | None,
+    typer.Option(show_default=False, help="The family of a flat speech model: llasa, orpheus or spark."),
+]
+Codec = Annotated[
+    str | None,
+    typer.Option(show_default=False, help="The codec of a model that comes without one: a folder or a Hub id."),
+]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", show_default=False, help="An option of the model, as in `mmspec.load`."),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(show_default=False, help='A smaller model of the family: a folder, a Hub id, or "pair".'),
+]
+
+
+class DType(StrEnum):
+    """Names of dtypes of weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+Weights = Annotated[DType, typer.Option("--dtype", help="The dtype of the weights.")]
+
+
+def read_config(pairs: Sequence[str] | None, **named: str | None) -> dict[str, Any] | None:
+    """The argument `config` of `mmspec.load`, or None if nothing is set.
+
+    Args:
+        pairs: `name=value`; a value is JSON, or else text.
+        **named: Options of the command line that are options of the config, too.
+
+    Raises:
+        ArgumentError: For a pair without "=", and for a name that is given twice.
+    """
+    config: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise ArgumentError(f"--config {pair!r} is not allowed; it must be NAME=VALUE, such as frames=500")
+        if name in config:
+            raise ArgumentError(f"--config {pair!r}: {name!r} is given twice")
+        try:
+            config[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            config[name] = value
+    return config or None

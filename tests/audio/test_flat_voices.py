@@ -1,0 +1,113 @@
+"""Voices of flat speech models, in the prompts of their families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny_codecs
+import tiny_speech as tiny
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.speech import STYLES, Style, llasa_prompt, llasa_voice_prompt, spark_voice_prompt
+from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.sampling.params import SamplingParams
+
+# In the form of Llasa's: a header for each turn, and the last one left open.
+TEMPLATE = "{% for m in messages %}<|start|>{{ m['role'] }}<|end|>{{ m['content'] }}<|eot|>{% endfor %}"
+MARKS = ["<|start|>", "<|end|>", "<|eot|>", "<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>"]
+
+
+def llasa_tokenizer() -> Any:
+    special = [*MARKS, "<|SPEECH_GENERATION_START|>", *[f"<|s_{i}|>" for i in range(16)]]
+    words = {"<unk>": 0, **{chr(97 + i): i + 1 for i in range(4)}, " ": 5, ":": 6}
+    made = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def test_llasa_prompts_continue_a_voice_as_published() -> None:
+    tokenizer = llasa_tokenizer()
+    plain = tokenizer.convert_ids_to_tokens(llasa_prompt(tokenizer, "ab", None))
+    assert plain[-1] == "<|SPEECH_GENERATION_START|>" and plain.count("<|eot|>") == 1
+    found = tokenizer.convert_ids_to_tokens(
+        llasa_voice_prompt(tokenizer, "ab", ReferenceCodes("cd", torch.tensor([3, 15])))
+    )
+    assert found[-3:] == ["<|SPEECH_GENERATION_START|>", "<|s_3|>", "<|s_15|>"]
+    inside = found[found.index("<|TEXT_UNDERSTANDING_START|>") + 1 : found.index("<|TEXT_UNDERSTANDING_END|>")]
+    assert "".join(inside) == "cd ab"
+
+
+def test_spark_prompts_are_those_of_its_package() -> None:
+    """The strings are those of `process_prompt` of Spark-TTS at 2f1ea90, whose model then begins the codes itself."""
+    names = ["task_tts", *(f"{end}_{part}" for end in ("start", "end") for part in ("content", "global_token"))]
+    names += ["start_semantic_token", *(f"bicodec_{kind}_{i}" for kind in ("global", "semantic") for i in range(9))]
+    tokenizer = llasa_tokenizer()
+    tokenizer.add_tokens([f"<|{name}|>" for name in names], special_tokens=True)
+    speaker = torch.tensor([[5, 0, 8]])
+    for voice, said, codes in (
+        (ReferenceCodes("cd", torch.tensor([3, 1]), speaker), "cd", "<|bicodec_semantic_3|><|bicodec_semantic_1|>"),
+        (ReferenceCodes("", torch.zeros(0).long(), speaker), "", ""),
+    ):
+        found = tokenizer.convert_ids_to_tokens(spark_voice_prompt(tokenizer, "ab", voice))
+        assert "".join(found) == (
+            f"<|task_tts|><|start_content|>{said}ab<|end_content|><|start_global_token|><|bicodec_global_5|>"
+            f"<|bicodec_global_0|><|bicodec_global_8|><|end_global_token|><|start_semantic_token|>{codes}"
+        )
+    with pytest.raises(ArgumentError, match="voice has no codes of its speaker"):
+        spark_voice_prompt(tokenizer, "ab", ReferenceCodes("cd", torch.tensor([3])))
+    with pytest.raises(PromptError, match="Spark speaks with the voice of a speaker's codes"):
+        STYLES["spark"].prompt(tokenizer, "ab", None)
+
+
+def pipeline(voice: Any = None) -> Any:
+    def prompt(tokens: Any, text: str, name: str | None) -> list[int]:
+        return list(tokens(text)["input_ids"])
+
+    def voiced(tokens: Any, text: str, voice: ReferenceCodes) -> list[int]:
+        return [*prompt(tokens, voice.transcript, None), *(voice.codes[:3] + 11).tolist(), *prompt(tokens, text, None)]
+
+    style = Style(StreamFormat(16, 11, 10), prompt, SamplingParams(0.9), (), 12, letters=9, voice_prompt=voiced)
+    codec = codec_of(tiny_codecs.xcodec2())
+    config = {"style": style, "codec": codec} | ({} if voice is None else {"voice": voice})
+    return mmspec.load(tiny.flat(vocab_size=27), processor=tiny.tokenizer(), config=config)
+
+
+def test_later_parts_continue_the_first_part_or_a_given_voice() -> None:
+    pipe = pipeline()
+    assert pipe.adapter.draws_voice
+    out = pipe("one two three two", seed=1, recipe="plain")
+    first, second = pipe.read("one two three two", None).parts
+    continued = pipe.adapter.continue_voice(second, first, out.tokens[0])
+    codes = pipe.adapter.codes(out.tokens[0])[0]
+    assert continued.ids == [*first.ids, *(codes[:3] + 11).tolist(), *second.ids]
+    voiced = pipeline(ReferenceCodes("two", torch.tensor([4, 5, 6, 7])))
+    assert not voiced.adapter.draws_voice
+    assert [part.ids for part in voiced.read("one two three two", None).parts] == [
+        [2, 15, 16, 17, *first.ids],
+        [2, 15, 16, 17, *second.ids],
+    ]
+    for wrong in (torch.tensor([16]), torch.tensor([-1]), torch.tensor([0.5]), torch.zeros(2, 2).long()):
+        with pytest.raises(ArgumentError, match="they must be integers"):
+            pipeline(ReferenceCodes("two", wrong))
+    with pytest.raises(ArgumentError, match="pass a mmspec.audio.reference_audio.ReferenceCodes"):
+        pipeline("anna")
+
+
+def test_limits_fit_the_pieces() -> None:
+    """At 12 letters a second, which is slow, a piece of a family ends before its limit."""
+    for name, per_second in (("llasa", 50), ("orpheus", 7 * 12), ("spark", 50)):
+        style = STYLES[name]
+        assert style.letters / 12 * per_second < style.tokens
+    assert STYLES["llasa"].sampling.top_k == 50  # transformers' generate, which the model card calls
