@@ -521,7 +521,10 @@ class SpeechPipeline:
             return job.run(recipe, samplings, seeds, on_step, measure_entropy)
 
     def _decode_audio(self, tokens: Tensor) -> NDArray[np.float32]:
-        return self.adapter.codec.decode(self.adapter.codes(tokens)[None])[0].cpu().numpy()
+        codes = self.adapter.codes(tokens)
+        if not codes.shape[-1]:  # the model ended at once; codecs refuse no frames
+            return np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
+        return self.adapter.codec.decode(codes[None])[0].cpu().numpy()
 
     def _stream_part(
         self,

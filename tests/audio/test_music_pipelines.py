@@ -13,7 +13,6 @@ import tiny_codecs
 import tiny_music as tiny
 import torch
 from tiny_music import FRAME, long_musicgen, tokenizer
-from torch import Tensor
 from transformers import EncodecFeatureExtractor, MusicgenProcessor
 
 import mmspec
@@ -75,7 +74,7 @@ def test_dia_pipeline() -> None:
     codec = codec_of(tiny_codecs.dac())
     pipe = mmspec.load(model, processor=tokenizer(), config={"codec": codec, "draft_model": tiny.dia(3, layers=1)})
     pipe.adapter.frames = 20
-    words = tokenizer()(["slow quiet piano"], return_tensors="pt")
+    words = tokenizer()(["[S1] slow quiet piano"], return_tensors="pt")
     # The prompt of `DiaProcessor` for a text without audio: 18 until a codebook begins, then 17.
     begun = torch.tensor([[18, 17, 17, 17], [18, 18, 18, 17], [18, 18, 18, 18]]).T[None]
     own = model.generate(
@@ -101,31 +100,6 @@ def test_dia_pipeline() -> None:
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole.audio, atol=1e-5)
     with pytest.raises(ArgumentError, match="seconds=3 is not possible: this model's text determines the duration"):
         pipe.with_duration(3)
-
-
-class Chat:
-    """A HiggsAudioV2Processor in miniature: the user's words, padded on the left, and the token that begins audio."""
-
-    def apply_chat_template(self, turns: list[Any], **settings: Any) -> dict[str, Tensor]:
-        rows = [tokenizer()(turn[-1]["content"][0]["text"])["input_ids"] + [31] for turn in turns]
-        longest = max(map(len, rows))
-        ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
-
-
-def test_higgs_pipeline() -> None:
-    model = tiny.higgs(3)
-    model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 4, 2
-    pipe = mmspec.load(model, processor=Chat(), config={"codec": codec_of(tiny_codecs.dac())})
-    pipe.adapter.frames = 20
-    drawn: dict[str, Any] = {"temperature": 0.8, "top_k": 10, "recipe": "sjd:window=3", "seed": 7}
-    both = pipe(["slow quiet piano", "loud drums"], **drawn)
-    again = pipe("loud drums", **(drawn | {"seed": 8}))
-    assert torch.equal(again.tokens[0][: len(both[1].tokens[0])], both[1].tokens[0])
-    codes = pipe.adapter.codes(again.tokens[0])
-    assert codes.shape[0] == 3 and codes.max() < 16 and again.audio.shape == (1, 8 * codes.shape[1])
-    chunks = list(pipe.stream("loud drums", first=1, every=3, **(drawn | {"seed": 8})))
-    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), again.audio, atol=1e-5)
 
 
 def test_errors() -> None:

@@ -97,11 +97,11 @@ def test_reference_audio_is_resampled_and_mixed() -> None:
 def test_voice_of_dia_matches_its_own_generate() -> None:
     model, dac = tiny_music.dia(2), tiny_codecs.dac()
     processor = SimpleNamespace(tokenizer=tokenizer(), audio_tokenizer=dac)
+    model.config.decoder_config.max_position_embeddings = 1 + 26 + 3
     pipe = mmspec.load(model, processor=processor)
-    pipe.adapter.frames = 26
     voice, delays = wave(45), [0, 2, 3]
     codes = dac.encode(torch.nn.functional.pad(torch.from_numpy(voice), (0, 3))[None]).audio_codes[0].T  # 6 frames
-    words = tokenizer()(["happy slow quiet piano"], return_tensors="pt")
+    words = tokenizer()(["[S1] happy [S1] slow quiet piano"], return_tensors="pt")
     # The prompt of `DiaProcessor`: 18 until a codebook begins, then its codes, then 17.
     columns = torch.full((1, 1 + 6 + 3, 3), 17)
     for k, d in enumerate(delays):
@@ -119,7 +119,6 @@ def test_voice_of_dia_matches_its_own_generate() -> None:
     ends = (wanted[:, 0] >= 16).nonzero()
     wanted = wanted[: int(ends[0])].T if len(ends) else wanted.T
     following = pipe.with_reference_audio(voice, 1000, "happy")
-    following.adapter.frames = 20
     out = following("slow quiet piano", recipe="scd:window=4", temperature=0, guidance_scale=3.0, top_k=5, seed=0)
     assert wanted.shape[1] > 2 and torch.equal(following.adapter.codes(out.tokens[0]), wanted)
     with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; Dia continues from it"):
@@ -162,7 +161,7 @@ def test_voice_of_csm_matches_its_own_generate() -> None:
 class Words:
     """A tokenizer of lines such as "[0]two three"."""
 
-    def __call__(self, line: str) -> dict[str, list[int]]:
+    def __call__(self, line: str, add_special_tokens: bool) -> dict[str, list[int]]:
         ids = {"[0]": 4, "two": 2, "three": 3, "six": 5}
         return {"input_ids": [ids[word] for word in line.replace("]", "] ").split()]}
 

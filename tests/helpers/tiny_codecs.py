@@ -107,22 +107,29 @@ def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
     return filled(Xcodec2Model(config))
 
 
-def higgs() -> Any:
+def higgs(real: bool = False) -> Any:
+    """A codec of 3 codebooks of 16 codes.
+
+    Args:
+        real: With the published sampling rates and strides, outside of which the model cannot encode; else with 1000
+            samples and 125 frames per second.
+    """
     torch.manual_seed(0)
+    ratios, strides = ([8, 5, 4, 2, 3], [5, 2, 2, 2, 2, 2, 2]) if real else ([2, 4], [4, 2])
     config = HiggsAudioV2TokenizerConfig(
-        target_bandwidths=[1.5],
-        sample_rate=1000,
-        semantic_sample_rate=1000,
-        downsample_factor=8,
+        target_bandwidths=[0.35 if real else 1.5],
+        sample_rate=24000 if real else 1000,
+        semantic_sample_rate=16000 if real else 1000,
+        downsample_factor=320 if real else 8,
         codebook_size=16,
         codebook_dim=4,
         acoustic_model_config={
             "model_type": "dac",
             "encoder_hidden_size": 4,
-            "decoder_hidden_size": 16,
+            "decoder_hidden_size": 32 if real else 16,
             "hidden_size": 8,
-            "downsampling_ratios": [2, 4],
-            "upsampling_ratios": [4, 2],
+            "downsampling_ratios": ratios,
+            "upsampling_ratios": ratios if real else [4, 2],
         },
         semantic_model_config={
             "model_type": "hubert",
@@ -130,10 +137,10 @@ def higgs() -> Any:
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
             "intermediate_size": 16,
-            "conv_dim": [8, 8],
-            "conv_stride": [4, 2],
-            "conv_kernel": [4, 2],
-            "num_feat_extract_layers": 2,
+            "conv_dim": [8] * len(strides),
+            "conv_stride": strides,
+            "conv_kernel": [10, 3, 3, 3, 3, 2, 2] if real else [4, 2],
+            "num_feat_extract_layers": len(strides),
             "num_conv_pos_embeddings": 4,
             "num_conv_pos_embedding_groups": 2,
         },

@@ -93,7 +93,12 @@ def long_musicgen(**kind: Any) -> Any:
 
 
 def dia(
-    seed: int = 0, codes: int = 16, delays: tuple[int, ...] = (0, 2, 3), spread: float = 0.3, layers: int = 2
+    seed: int = 0,
+    codes: int = 16,
+    delays: tuple[int, ...] = (0, 2, 3),
+    spread: float = 0.3,
+    layers: int = 2,
+    text_ids: int = 30,
 ) -> Any:
     """A Dia with `codes` codes; the next ids are the end token, padding, the start token and an unused one.
 
@@ -107,7 +112,7 @@ def dia(
             "num_attention_heads": 2,
             "num_key_value_heads": 2,
             "head_dim": 8,
-            "vocab_size": 30,
+            "vocab_size": text_ids,
         },
         decoder_config={
             "hidden_size": 32,
@@ -135,20 +140,22 @@ def dia(
     return model
 
 
-def higgs(seed: int = 0, codebooks: int = 3, codes: int = 16, spread: float = 0.3, layers: int = 2) -> Any:
+def higgs(
+    seed: int = 0, codebooks: int = 3, codes: int = 16, spread: float = 0.3, layers: int = 2, words: int = 40
+) -> Any:
     """A Higgs Audio. Words are ids 1 to 29, 0 is padding, 30 the end, 31 begins audio, 32 is audio, 33 its end.
 
     Code `codes` begins a codebook, the next one ends it.
     """
     config = HiggsAudioV2Config(
-        vocab_size=40,
+        vocab_size=words,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=64,
+        max_position_embeddings=1024,
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=30,

@@ -85,8 +85,14 @@ COARSE = {
 FINE = {"n_fine_codebooks": 4, "max_fine_history_length": 8, "max_fine_input_length": 16, "n_coarse_codebooks": 2}
 
 
-def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
-    """A Bark; ids 20 to 27 and 28 to 35 of its coarse head are codes."""
+def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36, codes: int = 8) -> Any:
+    """A Bark; ids 20 to 27 and 28 to 35 of its coarse head are codes, with `codes=8`.
+
+    With other numbers of codes, semantic codes are as many.
+    """
+    semantics = 20 if codes == 8 else codes
+    more, coarse_end = semantics - 20, semantics + 2 * codes
+    coarse_ids = coarse_ids if codes == 8 else coarse_end
     sizes = {"num_layers": 2, "num_heads": 2, "hidden_size": 16, "block_size": 32}
     codec = {
         "sampling_rate": 1000,
@@ -94,23 +100,29 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36) -> Any:
         "hidden_size": 8,
         "num_filters": 2,
         "upsampling_ratios": [4, 2],
-        "codebook_size": 8,
+        "codebook_size": codes,
     }
     config = BarkConfig(
-        semantic_config={**sizes, "input_vocab_size": 50, "output_vocab_size": 24},
-        coarse_acoustics_config={**sizes, "input_vocab_size": 38, "output_vocab_size": coarse_ids},
-        fine_acoustics_config={**sizes, "input_vocab_size": 9, "output_vocab_size": 9, "n_codes_total": 4},
+        semantic_config={**sizes, "input_vocab_size": 50 + more, "output_vocab_size": 24 + more},
+        coarse_acoustics_config={**sizes, "input_vocab_size": coarse_end + 2, "output_vocab_size": coarse_ids},
+        fine_acoustics_config={
+            **sizes, "input_vocab_size": codes + 1, "output_vocab_size": codes + 1, "n_codes_total": 4
+        },
         codec_config={"model_type": "encodec", **codec},
-    )
+    )  # fmt: skip
     model = scatter(BarkModel(config), seed, spread)
+    tiny_codecs.filled(model.codec_model)
+    counted = {"text_encoding_offset", "text_pad_token", "semantic_infer_token", "semantic_vocab_size", "eos_token_id"}
     # Mappings, as in a checkpoint: with a BarkGenerationConfig, whose parts are not mappings, BarkModel.generate fails.
     model.generation_config = GenerationConfig(
-        semantic_config=SEMANTIC,
-        coarse_acoustics_config=COARSE,
-        fine_acoustics_config=FINE,
-        codebook_size=8,
+        semantic_config={name: value + more * (name in counted) for name, value in SEMANTIC.items()},
+        coarse_acoustics_config={
+            **COARSE, "coarse_semantic_pad_token": coarse_end, "coarse_infer_token": coarse_end + 1
+        },
+        fine_acoustics_config=dict(FINE),
+        codebook_size=codes,
         sample_rate=1000,
-    )
+    )  # fmt: skip
     return model
 
 

@@ -1,4 +1,4 @@
-"""The speech adapter of Bark: texts by its processor, three stages, EnCodec."""
+"""The speech adapter of Bark: texts and voices by its processor, three stages, EnCodec."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.models.bark.generation_configuration_bark import (
     BarkCoarseGenerationConfig,
     BarkFineGenerationConfig,
     BarkSemanticGenerationConfig,
 )
 
+from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.bark.fine_stage import generate_fine
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.text import split_text
 from mmspec.decoding.batch import Step
@@ -28,12 +31,60 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 MAX_LETTERS = 200  # of a part: Bark's audio is good for about 13 seconds
+# How github.com/suno-ai/bark samples, for what a checkpoint's generation config leaves out.
+ORIGINAL = SamplingParams(0.7)
+FINE_TEMPERATURE = 0.5
+MIN_EOS_P = 0.2
+# A voice shorter than this is none: transformers reads the whole of a history of which no pair of tokens fits.
+MIN_HISTORY = 4
+
+
+@dataclass(frozen=True)
+class BarkVoice:
+    """A voice to continue, which transformers calls a history prompt.
+
+    Attributes:
+        semantic: int64 [S].
+        codes: int64 [codebooks, F], of all codebooks.
+        coarse: int64 [2, F'], of the first two; presets have some codes more or less.
+        source: What it was read from. Rows with voices from the same object are decoded together.
+    """
+
+    semantic: Tensor
+    codes: Tensor
+    coarse: Tensor
+    source: object
+
+    def history_prompt(self, device: torch.device) -> dict[str, Tensor]:
+        """As `BarkModel.generate` takes it."""
+        prompts = {"semantic_prompt": self.semantic, "coarse_prompt": self.coarse, "fine_prompt": self.codes}
+        return {name: prompt.to(device) for name, prompt in prompts.items()}
+
+
+@dataclass(frozen=True)
+class BarkPart:
+    """A part of a text.
+
+    Attributes:
+        ids: int64 [1, T], its ids, padded on the right.
+        mask: int64 [1, T], 0 on padding.
+        voice: The voice to continue; None samples a voice.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    voice: BarkVoice | None
 
 
 class BarkAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of Bark.
 
-    The last stage is not causal, so that a stream arrives as one chunk.
+    A text without a voice is spoken by a random one. Its first part is the voice of the others.
+
+    The sampling parameters of a call apply to the first two stages. For those that a call leaves at their defaults,
+    each stage has its own. The temperature of the third stage is that of its generation config, unless the call's is 0.
+
+    The last stage is not causal, so that a stream arrives as one chunk per part.
 
     Args:
         model: A `BarkModel`.
@@ -44,24 +95,56 @@ class BarkAdapter:
 
     recipe = "scd:window=6"
     guided = False
-    voices = ()
+    draws_voice = True
 
     def __init__(self, model: Any, processor: Any, codec: Codec, draft_model: Any = None) -> None:
         self.model, self.processor, self.codec = model.eval(), processor, codec
         self.draft_model = None if draft_model is None else draft_model.eval()
-        config = model.generation_config.semantic_config
-        self.sampling = SamplingParams(float(config.get("temperature", 1.0)) if config.get("do_sample") else 0.0)
+        self.voices: Sequence[str] = tuple(getattr(processor, "available_voice_presets", ()))
+        self._presets: dict[str, BarkVoice] = {}
+        self.sampling = stage_defaults(model.generation_config.semantic_config)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        return PreparedText([self.processor(piece) for piece in split_text(text, MAX_LETTERS)])
+        preset = None if voice is None else self._preset(voice)
+        pieces = split_text(text, MAX_LETTERS)
+        parts = [self.processor(piece) for piece in pieces]
+        length = int(self.model.generation_config.semantic_config.get("max_input_semantic_length", 256))
+        ids, masks = (
+            [torch.as_tensor(part[name]).view(1, -1)[:, :length] for part in parts]
+            for name in ("input_ids", "attention_mask")
+        )
+        return PreparedText([BarkPart(i, m, preset) for i, m in zip(ids, masks, strict=True)], texts=pieces)
 
-    def job(
-        self, parts: Sequence[Mapping[str, Tensor]], recipe: Recipe, samplings: Sequence[SamplingParams]
-    ) -> BarkJob:
+    def _preset(self, voice: str) -> BarkVoice:
+        """The voice of a name, the same object at each call, also in other threads."""
+        if voice not in self._presets:
+            self._presets.setdefault(voice, self._read_preset(voice))
+        return self._presets[voice]
+
+    def _read_preset(self, voice: str) -> BarkVoice:
+        try:
+            found = self.processor("", voice_preset=voice)["history_prompt"]
+        except (OSError, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ArgumentError(f"voice={voice!r} cannot be read: {reason}") from None
+        semantic, codes, coarse = (
+            torch.as_tensor(found[f"{name}_prompt"]).long() for name in ("semantic", "fine", "coarse")
+        )
+        return BarkVoice(semantic, codes, coarse, voice)
+
+    def continue_voice(self, part: BarkPart, first: BarkPart, tokens: Tensor) -> BarkPart:
+        if part.voice is not None:
+            return part
+        semantic, codes = tokens[tokens[:, -1] >= 0, -1], self.codes(tokens)
+        if min(len(semantic), codes.shape[1]) < MIN_HISTORY:
+            return part
+        return replace(part, voice=BarkVoice(semantic, codes, codes[:2], tokens))
+
+    def job(self, parts: Sequence[BarkPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> BarkJob:
         return BarkJob(self, parts)
 
     def codes(self, tokens: Tensor) -> Tensor:
-        return tokens[tokens[:, 0] >= 0].T
+        return tokens[tokens[:, 0] >= 0, :-1].T
 
 
 @dataclass(frozen=True)
@@ -70,11 +153,11 @@ class BarkJob:
 
     Attributes:
         adapter: The adapter.
-        texts: The outputs of its processor.
+        parts: The texts.
     """
 
     adapter: BarkAdapter
-    texts: Sequence[Mapping[str, Tensor]]
+    parts: Sequence[BarkPart]
 
     def run(
         self,
@@ -84,70 +167,152 @@ class BarkJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        """Codes int64 [B, F, codebooks], -1 after the end of a row."""
+        """Int64 [B, N, codebooks + 1]: codes, and in the last column semantic codes; -1 after the end of each."""
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible for Bark, whose tokens come from two models")
-        model, stats = self.adapter.model, list[Stats]()
-        configs = model.generation_config
-        semantic = BarkSemanticGenerationConfig(**configs.semantic_config)
-        coarse = BarkCoarseGenerationConfig(**configs.coarse_acoustics_config)
-        fine = BarkFineGenerationConfig(**configs.fine_acoustics_config)
-        draft = self.adapter.draft_model
-        by_model = recipe.needs_draft_model or int(recipe.knobs.get("layers", 0)) > 0
-        no_frames = torch.empty(0, fine.n_fine_codebooks, dtype=torch.int64)
+        # transformers takes one voice per call.
+        groups: dict[int, list[int]] = {}
+        for row, part in enumerate(self.parts):
+            groups.setdefault(id(None if part.voice is None else part.voice.source), []).append(row)
+        codebooks = int(self.adapter.model.generation_config.fine_acoustics_config.get("n_fine_codebooks", 8))
+        no_tokens, rows = torch.empty(0, codebooks + 1, dtype=torch.int64), dict[int, Tensor]()
+        stats = None
 
         def report(step: Step) -> None:
             assert on_step is not None
-            on_step(replace(step, tokens=[no_frames] * len(seeds)))  # no frame is complete before the last stage
+            on_step(replace(step, tokens=[no_tokens] * len(seeds)))  # no frame is complete before the last stage
 
-        def decode(
-            model: Any,
-            input_ids: Tensor,
-            logits_processor: Any,
-            stopping_criteria: Any,
-            generation_config: Any,
-            **inputs: Any,
-        ) -> Tensor:
-            generation_config.return_dict_in_generate = True
-            # The prompt of the first stage consists of the model's own embeddings, which no draft model can read.
-            second = type(model).__name__ == "BarkCoarseModel"
-            out: Any = generate(
-                *(model, input_ids, logits_processor, stopping_criteria, generation_config),
-                recipe=recipe if second or not by_model else "plain",
-                seed=list(seeds),
-                draft_model=draft.coarse_acoustics if second and draft is not None else None,
-                on_step=None if on_step is None else report,
-                **inputs,
-            )
-            stats.append(out.stats)
-            return out.sequences
+        for group in groups.values():
+            parts, own_seeds = [self.parts[row] for row in group], [seeds[row] for row in group]
+            stages = Stages(self.adapter, recipe, samplings[0], own_seeds, None if on_step is None else report)
+            made = stages.run(parts)
+            rows |= dict(zip(group, made, strict=True))
+            found = merge_stages(stages.stats)
+            stats = found if stats is None else stats.followed_by(found)
+        assert stats is not None
+        if len(groups) > 1:
+            order = [row for group in groups.values() for row in group]
+            stats = replace(stats, rows=[stats.rows[order.index(row)] for row in range(len(seeds))])
+        padded = torch.nn.utils.rnn.pad_sequence([rows[row] for row in range(len(seeds))], True, -1)
+        return Decoded(padded, stats)
 
-        s = samplings[0]
-        sampling = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p} if s.temperature else {}
-        how = {"do_sample": bool(s.temperature), **sampling, "custom_generate": decode}
-        device = model.device
-        ids = torch.cat([torch.as_tensor(text["input_ids"]).view(1, -1) for text in self.texts]).to(device)
-        mask = torch.cat([torch.as_tensor(text["attention_mask"]).view(1, -1) for text in self.texts]).to(device)
+
+class Stages:
+    """The three stages of rows that have one voice.
+
+    Args:
+        adapter: The adapter.
+        recipe: How to decode the first two stages.
+        sampling: The sampling parameters of the call.
+        seeds: One per row.
+        on_step: Called after every target call.
+
+    Attributes:
+        stats: Those of each decoding run.
+    """
+
+    def __init__(
+        self,
+        adapter: BarkAdapter,
+        recipe: Recipe,
+        sampling: SamplingParams,
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+    ) -> None:
+        self._adapter, self._recipe, self._sampling = adapter, recipe, sampling
+        self._seeds, self._on_step = list(seeds), on_step
+        self._by_model = recipe.needs_draft_model or int(recipe.knobs.get("layers", 0)) > 0
+        self.stats: list[Stats] = []
+
+    def run(self, parts: Sequence[BarkPart]) -> list[Tensor]:
+        """Int64 [N, codebooks + 1] of each row, see `BarkJob.run`."""
+        model, voice = self._adapter.model, parts[0].voice
+        configs, device = model.generation_config, model.device
+        semantic = BarkSemanticGenerationConfig(**configs.semantic_config)
+        coarse = BarkCoarseGenerationConfig(**configs.coarse_acoustics_config)
+        fine = BarkFineGenerationConfig(**configs.fine_acoustics_config)
+        history = None if voice is None else voice.history_prompt(device)
         semantic_codes = model.semantic.generate(
-            ids, semantic, attention_mask=mask, min_eos_p=semantic.min_eos_p, **how
+            torch.cat([part.ids for part in parts]).to(device),
+            semantic,
+            history_prompt=history,
+            attention_mask=torch.cat([part.mask for part in parts]).to(device),
+            min_eos_p=configs.semantic_config.get("min_eos_p", MIN_EOS_P),
+            **self._sampled(configs.semantic_config),
         )
+        ends = semantic_codes == semantic.eos_token_id
+        counts = [int(row.int().argmax()) if row.any() else len(row) for row in ends]
         size = configs.codebook_size
         coarse_codes, lengths = model.coarse_acoustics.generate(
-            semantic_codes, semantic, coarse, codebook_size=size, return_output_lengths=True, **how
+            semantic_codes.clone(),  # padded in place
+            semantic,
+            coarse,
+            codebook_size=size,
+            history_prompt=history,
+            return_output_lengths=True,
+            **self._sampled(configs.coarse_acoustics_config),
         )
-        frames = (lengths // coarse.n_coarse_codebooks).tolist()
-        out = torch.full((len(seeds), max(frames), fine.n_fine_codebooks), -1, dtype=torch.int64)
-        for row, (seed, count) in enumerate(zip(seeds, frames, strict=True)):
-            # This stage samples from torch's global generator: one row at a time, so that rows do not share its state.
-            with torch.random.fork_rng():
-                torch.manual_seed(seed % 2**63)
-                own = coarse_codes[row : row + 1, : count * coarse.n_coarse_codebooks]
-                made = model.fine_acoustics.generate(own, semantic, coarse, fine, codebook_size=size)
-            out[row, :count] = made[0].T
-        return Decoded(out, merge_stats(stats))
+        books = int(coarse.n_coarse_codebooks)
+        temperature = float(configs.fine_acoustics_config.get("temperature", FINE_TEMPERATURE))
+        out = []
+        for row, (seed, count) in enumerate(zip(self._seeds, (lengths // books).tolist(), strict=True)):
+            own = (coarse_codes[row, : count * books].view(-1, books) - semantic.semantic_vocab_size) % size
+            codes = generate_fine(
+                model.fine_acoustics,
+                own.long(),
+                fine,
+                size,
+                temperature if self._sampling.temperature else 0.0,
+                seed,
+                None if voice is None else voice.codes.T,
+            )
+            texts = semantic_codes[row, : counts[row], None].long()
+            out.append(torch.cat([pad_rows(codes, counts[row]), pad_rows(texts, count)], dim=1))
+        return out
+
+    def _sampled(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with which a stage decodes, by its part of the generation config."""
+        s = stage_sampling(stage_defaults(config), self._adapter.sampling, self._sampling)
+        sampling = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p} if s.temperature else {}
+        return {"do_sample": bool(s.temperature), **sampling, "custom_generate": self._decode}
+
+    def _decode(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> Tensor:
+        generation_config.return_dict_in_generate = True
+        # The prompt of the first stage consists of the model's own embeddings, which no draft model can read.
+        second, draft = type(model).__name__ == "BarkCoarseModel", self._adapter.draft_model
+        out: Any = generate(
+            *(model, input_ids, logits_processor, stopping_criteria, generation_config),
+            recipe=self._recipe if second or not self._by_model else "plain",
+            seed=self._seeds,
+            draft_model=draft.coarse_acoustics if second and draft is not None else None,
+            on_step=self._on_step,
+            **inputs,
+        )
+        self.stats.append(out.stats)
+        found: Tensor = out.sequences
+        return found
 
 
-def merge_stats(stats: Sequence[Stats]) -> Stats:
+def stage_defaults(config: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters of a stage, by its part of the generation config."""
+    own = {name: config.get(name) for name in ("do_sample", "temperature", "top_k", "top_p")}
+    return checkpoint_sampling(GenerationConfig(**own), ORIGINAL)
+
+
+def pad_rows(tokens: Tensor, length: int) -> Tensor:
+    """Int64 [n, K] with rows of -1 up to `length`."""
+    return torch.nn.functional.pad(tokens.cpu(), (0, 0, 0, max(length - len(tokens), 0)), value=-1)
+
+
+def merge_stages(stats: Sequence[Stats]) -> Stats:
     """Statistics of several runs over the same rows, one after the other.
 
     The acceptance rate per slot is left out: it describes a single run.

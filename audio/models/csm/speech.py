@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -25,14 +26,29 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 MAX_FRAMES = 375  # of a part: half a minute
-MAX_LETTERS = 300  # of a part
+MIN_LETTERS, MAX_LETTERS = 50, 300  # of a part of few frames, and of `MAX_FRAMES`: about 20 seconds
+ORIGINAL = SamplingParams(0.9, 50)  # of both models, in github.com/SesameAILabs/csm
+
+
+@dataclass(frozen=True)
+class CsmPart:
+    """A part of a text.
+
+    Attributes:
+        ids: Its ids, with placeholders for the frames that it continues from.
+        codes: int64 [F, codebooks], these frames; None is none.
+    """
+
+    ids: list[int]
+    codes: Tensor | None = None
 
 
 class CsmAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of CSM.
 
-    The sampling parameters of a call apply to all codebooks. If they are the defaults, the depth decoder uses those of
-    its own generation config.
+    The sampling parameters of a call apply to all codebooks. For those that a call leaves at their defaults, the depth
+    decoder has its own, in its generation config. Without reference audio, the later parts of a text continue from its
+    first, so that they have its voice.
 
     Args:
         model: A `CsmForConditionalGeneration`.
@@ -61,21 +77,38 @@ class CsmAdapter:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
         self.ahead, self.reference = ahead, reference
         self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
-        config = model.generation_config
-        self.sampling = SamplingParams(
-            float(config.temperature or 1.0) if config.do_sample else 0.0, int(config.top_k or 0), config.top_p or 1.0
-        )
+        self.sampling = checkpoint_sampling(model.generation_config, ORIGINAL)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        speaker, before = voice or self.voices[0], []
+        speaker = voice or self.voices[0]
+        letters = max(min(MAX_LETTERS, MAX_LETTERS * self.frames // MAX_FRAMES), MIN_LETTERS)
+        pieces = split_text(text, letters)
+        parts = [CsmPart(self._ids(f"[{speaker}]{piece}")) for piece in pieces]
         if self.reference is not None:
-            config, reference = self.model.config, self.reference
-            audio_ids = [*[config.audio_token_id] * len(reference.codes), config.audio_eos_token_id]
-            before = [*self._ids(f"[{speaker}]{reference.transcript}"), *audio_ids]
-        return PreparedText([before + self._ids(f"[{speaker}]{piece}") for piece in split_text(text, MAX_LETTERS)])
+            first = CsmPart(self._ids(f"[{speaker}]{self.reference.transcript}"))
+            parts = [self._after(part, first, self.reference.codes) for part in parts]
+        return PreparedText(parts, texts=pieces)
+
+    @property
+    def draws_voice(self) -> bool:
+        return self.reference is None
+
+    def continue_voice(self, part: CsmPart, first: CsmPart, tokens: Tensor) -> CsmPart:
+        codes = self.codes(tokens).T
+        after = self._after(part, first, codes)
+        fits = len(after.ids) + self.frames <= self.model.config.max_position_embeddings
+        return after if len(codes) and fits else part
+
+    def _after(self, part: CsmPart, first: CsmPart, codes: Tensor) -> CsmPart:
+        """A part that follows another one, of the codes int64 [F, codebooks]."""
+        config = self.model.config
+        audio_ids = [*[config.audio_token_id] * len(codes), config.audio_eos_token_id]
+        return CsmPart([*first.ids, *audio_ids, *part.ids], codes)
 
     def _ids(self, line: str) -> list[int]:
-        return list(torch.as_tensor(self.processor(line)["input_ids"]).flatten().tolist())
+        """The ids of a line between the marks that begin and end a text."""
+        ids = self.processor(line, add_special_tokens=True)["input_ids"]  # a CsmProcessor leaves the marks out unasked
+        return list(torch.as_tensor(ids).flatten().tolist())
 
     def with_reference_audio(self, reference: ReferenceAudio) -> CsmAdapter:
         mimi = self.model.codec_model
@@ -92,16 +125,17 @@ class CsmAdapter:
         found = ReferenceCodes(transcript, codes.to(self.model.device))
         return CsmAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, found)
 
-    def job(self, parts: Sequence[list[int]], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CsmJob:
-        longest = max(len(part) for part in parts)
-        ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=self.model.device)
-        lengths = torch.tensor([[len(part)] for part in parts], device=ids.device)
+    def job(self, parts: Sequence[CsmPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CsmJob:
+        longest = max(len(part.ids) for part in parts)
+        ids = torch.tensor([[0] * (longest - len(part.ids)) + part.ids for part in parts], device=self.model.device)
+        lengths = torch.tensor([[len(part.ids)] for part in parts], device=ids.device)
         mask = torch.arange(longest, device=ids.device) >= longest - lengths
-        return CsmJob(self, ids, mask)
+        return CsmJob(self, ids, mask, [part.codes.to(ids.device) for part in parts if part.codes is not None])
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()
-        return tokens[: int(ends[0])].T if len(ends) else tokens.T
+        frames = tokens[: int(ends[0])] if len(ends) else tokens
+        return frames.clamp(max=self.codec.codebook_size - 1).T  # the vocabulary has more ids than the codec
 
 
 @dataclass(frozen=True)
@@ -112,11 +146,13 @@ class CsmJob:
         adapter: The adapter.
         ids: int64 [B, T], padded on the left.
         mask: bool [B, T], False on padding.
+        codes: The codes int64 [F, codebooks] of each row that continues from audio.
     """
 
     adapter: CsmAdapter
     ids: Tensor
     mask: Tensor
+    codes: Sequence[Tensor]
 
     def run(
         self,
@@ -129,7 +165,7 @@ class CsmJob:
         adapter, first = self.adapter, samplings[0]
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible for CSM, whose tokens come from two models")
-        rest = depth_sampling(adapter.model) if first == adapter.sampling else first
+        rest = stage_sampling(depth_sampling(adapter.model), adapter.sampling, first)
         pad = int(adapter.model.config.codebook_eos_token_id)
         spec = FrameSpec(adapter.frames, frame_ends(adapter.model), pad, first, rest)
         draft_model = adapter.draft_model if recipe.needs_draft_model else None
@@ -140,11 +176,11 @@ class CsmJob:
 
     def _prompted(self, model: Any) -> CsmFrames:
         config, embeds = model.config, model.embed_text_tokens(self.ids)
-        if self.adapter.reference is not None:
-            codes = self.adapter.reference.codes
-            end = torch.full_like(codes[:1], config.codebook_eos_token_id)
-            for placeholder, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, end)):
-                frame_embeds = model.backbone_model.embed_tokens(frames[None])[0].repeat(len(embeds), 1)
+        if self.codes:
+            codes = torch.cat(list(self.codes))
+            ends = torch.full_like(codes[: len(self.codes)], config.codebook_eos_token_id)
+            for placeholder, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, ends)):
+                frame_embeds = model.backbone_model.embed_tokens(frames[None])[0]
                 embeds = embeds.masked_scatter((self.ids == placeholder)[..., None], frame_embeds)
         return CsmFrames(model, embeds, self.mask, self.adapter.frames, self.adapter.ahead)
 

@@ -124,8 +124,7 @@ def read(call: GenerateRequest) -> DiaRequest:
     refuse_logits_processors(model, others)
     cfg = own.get(DiaClassifierFreeGuidanceLogitsProcessor)
     prompt = call.input_ids.transpose(1, 2)  # from [B, C, P]
-    # GenerationMixin takes the number of channels of [B, C, P] for the length of the prompt.
-    length = config.max_new_tokens or read_length(call.criteria, prompt.shape[1])[0]
+    length = new_columns(call, prompt.shape[1])
     pad = int(model.config.decoder_config.pad_token_id)
     known = np.full((len(prompt), length, prompt.shape[2]), -1, dtype=np.int64)
     given = inputs["decoder_delay_mask"][:, prompt.shape[1] :][:, :length].cpu().numpy()
@@ -138,6 +137,23 @@ def read(call: GenerateRequest) -> DiaRequest:
         read_sampling(found, bool(config.do_sample)),
         inputs,
     )
+
+
+def new_columns(call: GenerateRequest, prompt: int) -> int:
+    """Columns to generate after `prompt` columns.
+
+    GenerationMixin takes the number of channels of [B, C, P] for the length of the prompt, and counts a `max_length` of
+    the model's generation config from the beginning of the prompt, which Dia's own `generate` counts from its end.
+
+    Raises:
+        ArgumentError: If there is no length.
+    """
+    if call.config.max_new_tokens:
+        return int(call.config.max_new_tokens)
+    length, _ = read_length(call.criteria, prompt)
+    default = call.model.generation_config.max_length
+    from_config = default is not None and length + prompt == default + max(call.model.config.delay_pattern)
+    return length + prompt if from_config else length
 
 
 def row_end(model: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,24 +12,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
+from mmspec.audio.dialogue import dialogue_parts, with_tag
 from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
-from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
-MAX_FRAMES = 2048  # of a part: 24 seconds of the published model
-MAX_LETTERS = 400  # of a part
+MAX_FRAMES = 1500  # of a part: 17 seconds of the published model, which has room for two parts
+MAX_LETTERS = 200  # of a part, about 13 seconds
+FIRST, TAGS = "[S1]", re.compile(r"\[S[12]\]")
+
+
+@dataclass(frozen=True)
+class DiaPart:
+    """A part of a text.
+
+    Attributes:
+        text: The text, which begins with a speaker's tag.
+        context: What the part continues from: reference audio, or the first part of the text; or None.
+    """
+
+    text: str
+    context: ReferenceCodes | None = None
 
 
 class DiaAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of Dia. Texts contain speaker tags: `[S1] Hello. [S2] Hello.`
+
+    A text without a tag is spoken by `[S1]`. Without reference audio, the later parts of a text continue from its
+    first, so that they have its voices.
 
     Guidance differs from that of other models, see `mmspec.audio.models.dia.decoding.DiaGuidance`; `top_k` is part of
     it.
@@ -58,64 +78,79 @@ class DiaAdapter:
         self.model, self.processor, self.codec = model.eval(), processor, codec
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         config, last_delay = model.generation_config, max(model.config.delay_pattern)
-        self.frames = min(frames, model.config.decoder_config.max_position_embeddings - 1 - last_delay)
+        # Frames of a part and its context together.
+        self._positions = int(model.config.decoder_config.max_position_embeddings) - 1 - last_delay
+        self.frames = min(frames, self._positions)
         self._end = int(model.config.decoder_config.eos_token_id)
-        self.sampling = SamplingParams(
-            # The model's own generate raises a temperature below 1 to 1.
-            max(float(config.temperature or 1.0), 1.0) if config.do_sample else 0.0,
-            int(config.top_k or 0),
-            float(config.top_p or 1.0),
-            float(config.guidance_scale or 1.0),
-        )
+        own = checkpoint_sampling(config)
+        # The model's own generate raises a temperature below 1 to 1.
+        self.sampling = replace(own, temperature=max(own.temperature, 1.0) if own.temperature else 0.0)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        return PreparedText(split_text(text, MAX_LETTERS))
+        parts = dialogue_parts(with_tag(text.strip(), FIRST, TAGS), TAGS, MAX_LETTERS)
+        return PreparedText([DiaPart(part, self.reference) for part in parts], texts=parts)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> DiaAdapter:
         dac = getattr(self.processor, "audio_tokenizer", None)
         if dac is None:
             raise ArgumentError("the processor cannot encode reference audio; pass a DiaProcessor with its DAC")
-        transcript = reference.require_transcript("Dia")
+        transcript = with_tag(reference.require_transcript("Dia"), FIRST, TAGS)
         wave = reference.mono(self.codec.sampling_rate).to(dac.device, dac.dtype)
         with torch.inference_mode():
             codes = dac.encode(F.pad(wave, (0, -len(wave) % self.codec.hop))[None, None]).audio_codes[0].T
-        room = self.frames - len(codes)
-        if room < 1:
+        if len(codes) >= self._positions:
             raise ArgumentError(
-                f"audio of {len(codes)} frames is too long for a voice; the model has positions for {self.frames} "
+                f"audio of {len(codes)} frames is too long for a voice; the model has positions for {self._positions} "
                 "in all"
             )
         found = ReferenceCodes(transcript, codes.to(self.model.device))
-        return DiaAdapter(self.model, self.processor, self.codec, self.draft_model, room, found)
+        return DiaAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, found)
 
-    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+    @property
+    def draws_voice(self) -> bool:
+        return self.reference is None
+
+    def continue_voice(self, part: DiaPart, first: DiaPart, tokens: Tensor) -> DiaPart:
+        codes = self.codes(tokens).T
+        if not len(codes) or len(codes) + self.frames > self._positions + 1:
+            return part
+        return replace(part, context=ReferenceCodes(first.text, codes))
+
+    def job(self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
         s, model = samplings[0], self.model
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
         return ColumnDecodingJob(model, plan(model, self._request(model, parts, s)), draft, self.codec.tables)
 
-    def _request(self, model: Any, parts: Sequence[str], sampling: SamplingParams) -> DiaRequest:
+    def _request(self, model: Any, parts: Sequence[DiaPart], sampling: SamplingParams) -> DiaRequest:
         """The request of texts; with guidance, the text of the unconditional rows is zeros."""
-        config, delays = model.config.decoder_config, model.config.delay_pattern
+        config, delays, device = model.config.decoder_config, model.config.delay_pattern, model.device
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
-        texts = [part if self.reference is None else f"{self.reference.transcript} {part}" for part in parts]
-        words = tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
+        contexts = [part.context for part in parts]
+        texts = [p.text if p.context is None else f"{p.context.transcript} {p.text}" for p in parts]
+        words = tokenizer(texts, padding=True, return_tensors="pt").to(device)
         ids, mask = words["input_ids"], words["attention_mask"]
         guidance = None
         if sampling.guidance_scale != 1:
             guidance = DiaGuidance(sampling.guidance_scale, sampling.top_k or None)
             ids, mask = torch.cat([ids, torch.zeros_like(ids)]), mask.repeat(2, 1)
-        frames = torch.full((1, 1, len(delays)), int(config.bos_token_id), device=model.device)
-        if self.reference is not None:
-            frames = torch.cat([frames, self.reference.codes[None]], dim=1)
-        # The prompt is the columns that the reference fills; the cells that it fills of later columns are forced.
-        columns = delay(frames, delays, int(config.bos_token_id), -1)
-        prompt = columns[:, : frames.shape[1]].expand(len(parts), -1, -1)
-        partial = columns[0, frames.shape[1] :].cpu().numpy()
-        known = np.pad(partial, ((0, self.frames), (0, 0)), constant_values=-1)
+        begin = int(config.bos_token_id)
+        lengths = [1 if context is None else 1 + len(context.codes) for context in contexts]
+        longest, frames = max(lengths), min(self.frames, self._positions + 1 - max(lengths))
+        # The prompt is the columns that the context fills; the cells that it fills of later columns are forced.
+        prompt = torch.full((len(parts), longest, len(delays)), begin, device=device)
+        known = np.full((len(parts), frames + max(delays), len(delays)), -1, dtype=np.int64)
+        for row, context in enumerate(contexts):
+            own = torch.full((1, 1, len(delays)), begin, device=device)
+            if context is not None:
+                own = torch.cat([own, context.codes[None].to(device)], dim=1)
+            columns = delay(own, delays, begin, -1)[0]
+            prompt[row, longest - lengths[row] :] = columns[: lengths[row]]
+            known[row, : max(delays)] = columns[lengths[row] :].cpu().numpy()
+        columns_of_padding = longest - torch.tensor(lengths, device=device)[:, None]
         return DiaRequest(
             prompt,
-            torch.ones(prompt.shape[:2], dtype=torch.bool, device=model.device),
-            np.repeat(known[None], len(parts), axis=0),
+            torch.arange(longest, device=device) >= columns_of_padding,
+            known,
             guidance,
             SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p),
             {"encoder_outputs": model.model.encoder(input_ids=ids, attention_mask=mask), "attention_mask": mask},

@@ -1,31 +1,52 @@
-"""The speech adapter of Higgs Audio: texts by its chat template, its codec."""
+"""The speech adapter of Higgs Audio: texts by its chat template, voices, its codec."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
+from mmspec.audio.dialogue import dialogue_parts
 from mmspec.audio.models.higgs.decoding import HiggsRequest, RepetitionLimit, plan
+from mmspec.audio.models.higgs.prompt import SCENE, TAGS, HiggsPrompt, clean, conversation, read_prompt
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, undelay
 from mmspec.audio.pipeline import PreparedText
-from mmspec.audio.text import split_text
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 MAX_FRAMES = 750  # of a part: half a minute of the published model
-MAX_LETTERS = 400  # of a part
-SYSTEM_PROMPT = "Generate audio following instruction."
+MAX_LETTERS = 300  # of a part, about 20 seconds
+
+
+@dataclass(frozen=True)
+class HiggsPart:
+    """A part of a text.
+
+    Attributes:
+        text: The text.
+        speakers: The speakers' tags of the whole text.
+        context: Reference audio, or the first part of the text, whose voices the part keeps; or None.
+    """
+
+    text: str
+    speakers: tuple[str, ...]
+    context: ReferenceCodes | None = None
 
 
 class HiggsAdapter:
     """The `mmspec.audio.pipeline.SpeechAdapter` of Higgs Audio.
+
+    Texts may have several speakers: `[SPEAKER0] Hello. [SPEAKER1] Hello.` Without reference audio, the later parts of a
+    text continue from its first, so that they have its voices.
 
     Args:
         model: A `HiggsAudioV2ForConditionalGeneration`.
@@ -33,6 +54,8 @@ class HiggsAdapter:
         codec: The codec of its codes.
         draft_model: A smaller model of the family, or None.
         frames: Frames of a part, at most.
+        scene: Describes the recording and its speakers; None is nothing.
+        reference: Reference audio to continue, its codes int64 [F, codebooks]; or None.
     """
 
     recipe = "scd:window=4"
@@ -40,36 +63,85 @@ class HiggsAdapter:
     voices = ()
 
     def __init__(
-        self, model: Any, processor: Any, codec: Codec, draft_model: Any = None, frames: int = MAX_FRAMES
+        self,
+        model: Any,
+        processor: Any,
+        codec: Codec,
+        draft_model: Any = None,
+        frames: int = MAX_FRAMES,
+        scene: str | None = SCENE,
+        reference: ReferenceCodes | None = None,
     ) -> None:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
+        self.scene, self.reference = scene, reference
         config = model.generation_config
-        self.sampling = SamplingParams(
-            float(config.temperature or 1.0) if config.do_sample else 0.0,
-            int(config.top_k or 0),
-            float(config.top_p or 1.0),
-        )
+        self.sampling = checkpoint_sampling(config)
         window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
         self.repetition = None if window is None or limit is None else RepetitionLimit(int(window), int(limit))
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        return PreparedText(split_text(text, MAX_LETTERS))
-
-    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
-        model, config, chats = self.model, self.model.config, []
+        text = clean(text)
+        speakers = tuple(sorted(set(TAGS.findall(text))))
+        pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
+        parts = [HiggsPart(piece, speakers, self.reference) for piece in pieces]
         for part in parts:
-            turns = [("system", SYSTEM_PROMPT), ("user", part)]
-            chats.append([{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns])
-        words = self.processor.apply_chat_template(
-            chats, add_generation_prompt=True, tokenize=True, return_dict=True, padding=True, return_tensors="pt"
-        )
-        ids, device = words["input_ids"].to(model.device), model.device
+            self._prompt(part)  # refuses what a prompt cannot contain
+        return PreparedText(parts, texts=pieces)
+
+    def with_reference_audio(self, reference: ReferenceAudio) -> HiggsAdapter:
+        processor, transcript = self.processor, reference.require_transcript("Higgs Audio")
+        if getattr(processor, "audio_tokenizer", None) is None:
+            raise ArgumentError(
+                "the processor cannot encode reference audio; pass a HiggsAudioV2Processor with its codec"
+            )
+        rate = self.codec.sampling_rate
+        with torch.inference_mode():
+            found = processor(
+                text=[processor.audio_token],
+                audio=reference.mono(rate).numpy(),
+                sampling_rate=rate,
+                return_tensors="pt",
+            )
+        # Between the columns that begin and end audio.
+        codes = undelay(found["audio_input_ids"], linear_delays(self.model.config.num_codebooks))[0, 1:-1].cpu().clone()
+        voice = ReferenceCodes(transcript, codes)
+        return HiggsAdapter(self.model, processor, self.codec, self.draft_model, self.frames, self.scene, voice)
+
+    @property
+    def draws_voice(self) -> bool:
+        return self.reference is None
+
+    def continue_voice(self, part: HiggsPart, first: HiggsPart, tokens: Tensor) -> HiggsPart:
+        codes = self.codes(tokens).T
+        return replace(part, context=ReferenceCodes(first.text, codes)) if len(codes) else part
+
+    def _prompt(self, part: HiggsPart) -> HiggsPrompt:
+        context = [] if part.context is None else [part.context]
+        # The voices of reference audio need no description.
+        speakers = part.speakers if self.reference is None else ()
+        messages = conversation(part.text, self.scene, speakers, [each.transcript for each in context])
+        return read_prompt(self.processor, messages, [each.codes for each in context])
+
+    def job(self, parts: Sequence[HiggsPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+        model, config, device = self.model, self.model.config, self.model.device
+        prompts = [self._prompt(part) for part in parts]
+        longest, most = (max(len(getattr(p, name)) for p in prompts) for name in ("ids", "columns"))
+        ids = torch.full((len(parts), longest), int(config.pad_token_id or 0))
+        mask = torch.zeros(ids.shape, dtype=torch.bool)
+        # On the left: the repetition limit reads the latest columns, which must not depend on the other rows.
+        columns = torch.full((len(parts), most, int(config.num_codebooks)), int(config.audio_stream_eos_id))
+        columns_mask = torch.zeros(columns.shape[:2], dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt.ids) :], mask[row, longest - len(prompt.ids) :] = prompt.ids, True
+            if len(prompt.columns):
+                first = most - len(prompt.columns)
+                columns[row, first:], columns_mask[row, first:] = prompt.columns, True
         request = HiggsRequest(
-            ids,
-            words["attention_mask"].bool().to(device),
-            torch.empty(len(parts), 0, config.num_codebooks, dtype=torch.int64, device=device),
-            torch.empty(len(parts), 0, dtype=torch.bool, device=device),
+            ids.to(device),
+            mask.to(device),
+            columns.to(device),
+            columns_mask.to(device),
             self.frames + config.num_codebooks,
             samplings[0],
             self.repetition,
@@ -92,13 +164,22 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     """The `HiggsAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
     Raises:
-        ArgumentError: For unknown options, and if there is no codec.
+        ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
     """
-    if config:
-        raise ArgumentError(f"config has {sorted(config)[0]!r}, which Higgs does not have; it may have 'draft_model'")
+    options = dict(config)
+    frames, scene = options.pop("frames", MAX_FRAMES), options.pop("scene", SCENE)
+    if options:
+        raise ArgumentError(
+            f"config has {sorted(options)[0]!r}, which Higgs does not have; it may have 'draft_model', 'frames' and "
+            "'scene'"
+        )
+    if not isinstance(frames, int) or frames < 1:
+        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
+    if scene is not None and not isinstance(scene, str):
+        raise ArgumentError(f"scene={scene!r} is not allowed; it must be a string, or None for no scene")
     own = getattr(processor, "audio_tokenizer", None)
     if codec is None and own is None:
         raise ArgumentError(
             "Higgs Audio comes without a codec; pass its processor, or the codec's folder or Hub id as tokenizer="
         )
-    return HiggsAdapter(model, processor, codec or codec_of(own), draft_model)
+    return HiggsAdapter(model, processor, codec or codec_of(own), draft_model, frames, scene)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
@@ -19,7 +20,6 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 SECONDS = 10.0
-TOP_K = 50  # transformers' default, for models whose generation config has none
 
 
 class MusicgenAdapter:
@@ -59,14 +59,7 @@ class MusicgenAdapter:
         self.model, self.processor, self.codec = model.eval(), processor, codec
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         self.seconds, self.melody = seconds, melody
-        config = model.generation_config
-        settings = (config.temperature or 1.0, TOP_K if config.top_k is None else config.top_k, config.top_p or 1.0)
-        self.sampling = SamplingParams(
-            float(settings[0]) if config.do_sample else 0.0,
-            int(settings[1]),
-            float(settings[2]),
-            1.0 if config.guidance_scale is None else float(config.guidance_scale),
-        )
+        self.sampling = checkpoint_sampling(model.generation_config)
 
     def with_duration(self, seconds: float) -> MusicgenAdapter:
         rate, last_delay = self.codec.sampling_rate / self.codec.hop, max(delays_of(self.model))
