@@ -108,7 +108,8 @@ def mix(
     """The logits z, float32 [B, W, V]; `scale` and `temperature` are [B, W, 1], `kind` is [B, W]."""
     z = cond.float()
     if uncond is not None:
-        z = torch.lerp(uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
+        mixed = torch.lerp(uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
+        z = torch.where(scale == 1, z, mixed)  # see `TokenSampler`
     if allowed is not None:
         z = z.masked_fill(~allowed[kind.long()], -torch.inf)
     return z / temperature
@@ -136,7 +137,7 @@ def logits(
         # Fused explicitly: all kernels must compute the same bits, or a threshold found by one would fail in another.
         scale += tl.zeros_like(gap)
         mixed = tl.where(tl.abs(scale) < 0.5, tl.fma(scale, gap, free), tl.fma(scale - 1, gap, z))
-        z = tl.where(never, z, mixed)
+        z = tl.where(never | (scale == 1), z, mixed)
     if MASKED:
         ok = tl.load(allowed + kind.to(tl.int64) * vocab + columns, mask=inside, other=0)
         z = tl.where(ok != 0, z, float("-inf"))

@@ -150,9 +150,9 @@ def load(
             checkpoint, or the VQGAN of Chameleon. Without it a call returns tokens only. For a flat speech model, its
             codec.
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
-            Chameleon: `layout`, "anole" or "lumina". For a flat speech model: `style`, "llasa", "orpheus" or "spark". For
-            CosyVoice and Chatterbox: `codec` and `voice`. For all speech models: `draft_model`, a folder or Hub id with
-            a model of the same family, or "pair".
+            Chameleon: `layout`, "anole" or "lumina". For a flat speech model: `style`, "llasa", "orpheus" or "spark".
+            For CosyVoice and Chatterbox: `codec` and `voice`. For all speech models: `draft_model`, a folder or Hub id
+            with a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
         device: The device to load to; None for the CPU. Not allowed with a loaded model.
         dtype: A `torch.dtype` or its name; "auto" for that of the files; None for float32. Not allowed with a loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -12,8 +13,25 @@ if TYPE_CHECKING:
 
 
 def gate(recipe: Recipe) -> ExactnessResult | LatentExactnessResult:
-    """Runs the distribution test of `mmspec check`: on tokens, or on latents when the recipe's rule is for them."""
+    """Runs the distribution test of `mmspec check` on every kind of token that the recipe can draft.
+
+    A rule for latents is checked on latents; any other recipe on tokens and, if it can draft columns of codes, on
+    columns as well.
+
+    Returns:
+        The result that failed, or the first one.
+    """
+    from mmspec.testing.columns import check_columns
     from mmspec.testing.exactness import check
     from mmspec.testing.latents import check_latents
 
-    return check_latents(recipe) if recipe.rule.continuous else check(recipe)
+    if recipe.rule.continuous:
+        return check_latents(recipe)
+    result = check(recipe)
+    if result.ok and recipe.info.supports("columns"):
+        try:
+            columns = check_columns(recipe)
+        except ArgumentError:  # with these knobs the recipe is for tokens only, such as scd:start=table
+            return result
+        return result if columns.ok else columns
+    return result

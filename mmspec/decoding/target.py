@@ -58,7 +58,10 @@ class FeatureTarget(Target, Protocol):
     """
 
     def features(self) -> Tensor:
-        """The features of the last call: one for each token of its window, entry of its tree, or slot of its prompt."""
+        """The features of the last call: one for each token of its window, entry of its tree, or slot of its prompt.
+
+        After `select_rows` they are those of the kept rows: a drafter may ask for them once rows have ended.
+        """
         ...
 
     def head(self, features: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ class SamplingParams:
         temperature: 0 takes the most likely token; otherwise at least 0.0001.
         top_k: Keep the k most likely tokens (ties with the k-th stay); 0 keeps all.
         top_p: In (0, 1]; keep the smallest set of most likely tokens with at least this mass.
-        guidance_scale: Classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off.
+        guidance_scale: Classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off. A token that the
+            conditional logits forbid (-inf) stays forbidden. One that only the unconditional logits forbid has no
+            guided logit, and is a `ModelError` where there is guidance.
         guidance_end: The first position without guidance; None guides all positions.
         min_p: Keep the tokens at least this much as likely as the most likely one, 0 to 1; 0 is off.
         typical_p: In (0, 1]; keep the tokens with the most typical information up to this mass; 1 is off.

@@ -78,6 +78,7 @@ class TokenSampler:
         self._all_greedy = all(r.temperature == 0 for r in params)
         self._any_temperature = any(r.temperature not in (0, 1) for r in params)
         self._guidance_ends = any(r.guidance_end is not None for r in params)
+        self._any_unguided = self._guidance_ends or any(r.guidance_scale == 1 for r in params)
         self._max_k = max((r.top_k for r in params), default=0)
         self._any_p = any(r.top_p < 1 for r in params)
         self._any_min_p = any(r.min_p > 0 for r in params)
@@ -118,7 +119,9 @@ class TokenSampler:
                 position = torch.from_numpy(positions).to(z.device)[..., None]
                 scale = torch.where(position < self.guidance_end, scale, 1.0)
             # Where the model itself forbids a token both logits are -inf, and their difference would be NaN.
-            z = torch.lerp(logits.uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
+            mixed = torch.lerp(logits.uncond.float(), z, scale).masked_fill_(z.isneginf(), -torch.inf)
+            # Without guidance, a token that only the unconditional logits forbid is allowed; with it, that is NaN.
+            z = torch.where(scale == 1, z, mixed) if self._any_unguided else mixed
         if self.constraint is not None:
             z = z.masked_fill(self.constraint.mask(positions), -torch.inf)
         if self._all_greedy:

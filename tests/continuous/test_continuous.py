@@ -290,6 +290,36 @@ def test_marks_are_those_of_the_target() -> None:
     assert abs(float(ends.mean() - state.result()[..., 2].mean())) < 5 * (0.5 / SAMPLES / 4) ** 0.5
 
 
+@pytest.mark.parametrize("recipe", ["plain+smoothed", "draft+smoothed", "sjd+smoothed", "scd+smoothed:coupling=gumbel"])
+def test_a_row_does_not_depend_on_rows_that_end_before_it(recipe: str) -> None:
+    layout = Layout(6, cell=(3,), dtype=torch.float32, ends=lambda tokens: tokens[..., 2] == 1, pad=0)
+
+    def decode(seeds: list[int]) -> Tensor:
+        rows = len(seeds)
+        sibling = LatentModel(ToyBackbone(rows, 2, 6, 0, spread=0.5), EndingHead(2, 0.1))
+        resources = DraftResources(latent_models={"draft": lambda _: sibling})
+        return run_latents(ToyBackbone(rows, 2, 6, 0), EndingHead(2), parse(recipe), layout, seeds, resources).tokens
+
+    together = decode(list(range(12)))
+    lengths = (together[..., 2] == 1).any(1)
+    assert 3 < int(lengths.sum()) < 12
+    for row in range(12):
+        assert torch.allclose(decode([row]), together[row : row + 1], atol=1e-4), row
+
+
+def test_a_draft_with_another_mark_ends_the_window() -> None:
+    """Its latent stays if it was accepted, with the mark of the target; the slots after it have read the wrong mark."""
+    sampler = LatentSampler(EndingHead(2), CounterRNG([0] * 4, torch.device("cpu")), Smoothed(0.3), 9)
+    positions = np.tile(np.arange(4), (4, 1))
+    p = Gaussian.deterministic(torch.zeros(4, 4, 2), torch.zeros(4, 4, 1)).pack()
+    drafts = torch.zeros(4, 3, 3)
+    drafts[1, 0, 2] = drafts[2, 1, 2] = drafts[3, 2, 2] = 1.0  # another mark in slot 0, 1, 2 of rows 1, 2, 3
+    draws = CounterRNG(range(4), torch.device("cpu")).window(positions, 1)
+    verdict = sampler.verify(p, Draft(drafts, p[:, :3]), sampler.rule, draws)
+    assert verdict.accepted.tolist() == [3, 0, 1, 2]
+    assert not verdict.tokens[:, :3, :2].any() and not verdict.tokens[..., 2].any()
+
+
 def test_rules_and_recipes_for_other_tokens_are_refused() -> None:
     layout = Layout(length=3, cell=(2,), dtype=torch.float32)
     for recipe in ("scd", "draft+lantern", "sjd:window=4"):

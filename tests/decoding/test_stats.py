@@ -8,10 +8,12 @@ import torch
 
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Meter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import Decoded, run
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.testing.exactness import exact_joint
 from mmspec.testing.toys import ToyTarget
 
@@ -57,3 +59,26 @@ def test_a_token_that_top_k_excludes_counts_as_40_bits() -> None:
     assert decoded.stats.nll is not None and 0 < decoded.stats.nll <= 40
     greedy = decode("plain", batch_size=4, sampling=SamplingParams(temperature=0.0))
     assert greedy.stats.nll == greedy.stats.entropy == 0
+
+
+def test_the_bound_sums_the_tested_drafts_of_each_row() -> None:
+    """Not those after the first rejected one, nor those after the end of a row."""
+    meter = Meter(torch.device("cpu"), 3)
+    p, excess = torch.full((3, 4, 2), 0.5), torch.tensor([[0.1, 0.2, 0.4], [0.01, 0.02, 0.04], [1.0, 1.0, 1.0]])
+    draft = Draft(torch.zeros(3, 3, dtype=torch.int64), p[:, :3])
+    tokens = torch.zeros(3, 4, dtype=torch.int64)
+    accepted, gained = np.array([1, 3, 0]), np.array([2, 1, 1])
+    meter.count(Verdict(tokens, accepted, p, draft, excess), gained, np.arange(3))
+    stats = meter.stats(0)
+    assert [row.tv_bound for row in stats.rows] == pytest.approx([0.3 / 2, 0.01, 1.0])
+    assert stats.tv_bound == pytest.approx((0.3 + 0.01 + 1.0) / 4)
+    assert stats.acceptance == [pytest.approx(2 / 3), 0.0, None]
+
+
+@pytest.mark.parametrize("recipe", ["draft+{},window=4", "scd+{},window=4", "tree+{},branch=2/1", "spectr+{},drafts=2"])
+@pytest.mark.parametrize("rule", ["ensemble:draft=0.3", "beta:beta=0.2"])
+def test_the_bound_is_no_larger_than_the_drafts_that_were_tested(recipe: str, rule: str) -> None:
+    """One test adds at most what the rule may add: 0.3 or 0.2. Each emitted token has at most one, in a window."""
+    stats = decode(recipe.format(rule), batch_size=2000).stats
+    per_token = float(rule.partition("=")[2]) * (1 if recipe[0] in "ds" and "spectr" not in recipe else 2)
+    assert 0 < stats.tv_bound < per_token * (N - 1) / N

@@ -153,14 +153,30 @@ def test_a_head_that_is_missing_or_does_not_fit_is_refused() -> None:
         run(ToyTarget(1, 4, 4, 0), parse("medusa:window=3"), layout, sampling, [0], DraftResources(heads=heads))
 
 
-def test_medusa_heads_read_the_feature_of_the_last_token() -> None:
-    """An untrained head repeats the target's distribution of the last token."""
-    heads, target = MedusaHeads(3, FEATURES, 3), ToyTarget(2, 3, 6, 0, guided=True)
-    sampler = TokenSampler([SamplingParams(guidance_scale=1.5)] * 2, None, target.device)
-    p = sampler(target.prefill(), np.zeros((2, 1), dtype=np.int64))
-    state = BatchState([0, 1], Layout(6), 4, target.device)
-    q = MedusaRunner(heads, target, sampler).root(state)
-    assert torch.allclose(p, q)
+@pytest.mark.parametrize("recipe", ["medusa:window=4", "tree-medusa:branch=2/1/1"])
+def test_medusa_heads_read_the_feature_of_the_last_token(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrained head repeats the target's distribution of the last token, after the prompt and every window."""
+    calls: list[list[Tensor]] = []
+
+    class Recorded(MedusaRunner):
+        def root(self, state: BatchState) -> Tensor:
+            q = super().root(state)
+            calls.append([state.at(np.arange(n)[None].repeat(len(q), 0))[b] for b, n in enumerate(state.length)])
+            for b, tokens in enumerate(calls[-1]):
+                before = len(tokens) - 1
+                number = (tokens[:-1] * 3 ** torch.arange(before - 1, -1, -1)).sum()
+                p = sampler(target.logits(torch.tensor([[before]]), number.view(1, 1)), np.array([[before]]))
+                assert torch.allclose(q[b, 0], p[0, 0], atol=1e-6), tokens
+            return q
+
+    monkeypatch.setattr("mmspec.drafters.runners.MedusaRunner", Recorded)
+    settings = SamplingParams(guidance_scale=1.5)
+    sampler, target = TokenSampler([settings], None, torch.device("cpu")), ToyTarget(1, 3, 7, 0, guided=True)
+    layout = Layout(7)  # rows advance at their own pace, and end at different calls
+    resources = DraftResources(heads={"medusa": MedusaHeads(3, FEATURES, 3)})
+    toy = ToyTarget(20, 3, 7, 0, guided=True)
+    decoded = run(toy, parse(recipe), layout, [settings] * 20, range(20), resources)
+    assert len(calls) > 2 and len(calls[-1]) < 20 and decoded.stats.tokens_per_call > 1.1
 
 
 def test_heads_draft_for_transformers_models() -> None:

@@ -124,6 +124,17 @@ def test_uniforms_equal_the_core_s(device: torch.device) -> None:
     assert torch.equal(philox.uniforms_reference(*given, torch.from_numpy(indices).to(device)).cpu(), wanted)
 
 
+def test_a_token_that_only_one_side_of_guidance_forbids(device: torch.device) -> None:
+    """Allowed without guidance where the unconditional logits forbid it; never where the conditional ones do."""
+    cond = torch.tensor([[[0.0, 1.0, -torch.inf]]], device=device)
+    uncond = torch.tensor([[[0.0, -torch.inf, 0.0]]], device=device)
+    stats = run_sampler(cond, uncond, scale=1.0).stats
+    assert torch.allclose(stats.dense(), cond.softmax(-1))
+    tokens = [int(run_sampler(cond, uncond, u=torch.full((1, 1), u, device=device)).tokens) for u in (0.1, 0.9)]
+    assert tokens == [0, 1]
+    assert int(run_sampler(cond, uncond, scale=2.0).tokens) == -1  # no probabilities: the sampler raises an error
+
+
 SHAPES = [
     (2, 1, 1, torch.float32),
     (3, 2, 7, torch.bfloat16),

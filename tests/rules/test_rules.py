@@ -92,6 +92,14 @@ def test_formula(name: str) -> None:
                 assert min(float(chance[row, slot]), 1.0) == pytest.approx(min(expected, 1.0), abs=1e-5)
 
 
+def test_top_m_accepts_no_token_that_top_k_has_cut_off() -> None:
+    p = torch.tensor([[[0.6, 0.4, 0.0, 0.0]]]).expand(1, 4, 4)
+    q = torch.full((1, 4, 4), 0.25)
+    recipe = parse("top-m:m=3")
+    chance = recipe.rule.build(recipe.knobs, None)(p, q, torch.tensor([[0, 1, 2, 3]]))
+    assert chance.clamp(max=1).tolist() == [[1, 1, 0, 0]]
+
+
 @pytest.mark.parametrize("drafting", ["draft", "table", "sjd", "scd"])
 @pytest.mark.parametrize("name", RELAXED)
 def test_zero_is_exact_token_for_token(name: str, drafting: str) -> None:
@@ -171,7 +179,6 @@ def test_a_feature_rule_gets_the_features_of_each_draft(drafting: str) -> None:
         seen.append((p, h[..., :V].softmax(-1)))
         return torch.ones_like(x, dtype=torch.float32)
 
-    rule = Rule("features", "", takes_features=True)
     resources = DraftResources(draft_model=lambda: ToyTarget(2, V, 4, 6), draft_sampling=[SamplingParams()] * 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rule, "build", lambda *_: FeatureRule(accept))
@@ -186,7 +193,6 @@ def test_a_feature_rule_gets_the_features_of_each_draft(drafting: str) -> None:
     with pytest.raises(ArgumentError, match="reads features, which Blind does not provide"):
         bind_features(FeatureRule(accept), Blind(), 1)
     assert bind_features(ratio, Blind(), 1) is ratio
-    assert rule.takes_features
 
 
 class Blind:

@@ -1,8 +1,8 @@
 """Columns of codebooks: recipes keep their joint distribution, and every known bias is caught.
 
-Power: with 20,000 samples of 64 sequences the noise floor lies at 0.012 to 0.018 total variation and the limit five
-standard deviations, about 0.01, above it: an exact recipe fails once in a million runs. `test_twins_are_caught` shows
-which biases are found.
+Power: with 20,000 samples of 64 sequences an exact recipe fails once in a million seeds at most. A bias of 0.02 in
+total variation towards the draft model is found in 89 to 100 of 100 runs, one of 0.03 in any direction in 65 to 100.
+`test_twins_are_caught` shows which biases are found.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ LAYOUTS = {
 SETTINGS = {
     "T=1.4, top-p": SamplingParams(temperature=1.4, top_p=0.9),
     "T=0.8, top-k, guidance": SamplingParams(temperature=0.8, top_k=2, guidance_scale=1.5),
+    "guidance at first": SamplingParams(guidance_scale=3.0, guidance_end=2),
 }
 EXACT = [
     "plain",
@@ -62,9 +63,8 @@ EXACT = [
 @pytest.mark.parametrize("recipe", EXACT)
 def test_distribution(recipe: str, settings: str) -> None:
     """The target has guidance, the draft model has none."""
-    fresh = int(np.random.SeedSequence().generate_state(1)[0]) % 10**6
-    found = check_columns(recipe, SETTINGS[settings], 20_000, fresh, layout=LAYOUTS["K=2"], batch=10_000)
-    assert found.ok, f"{recipe}, {settings}, seed {fresh}: {found}"
+    found = check_columns(recipe, SETTINGS[settings], 20_000, 1, layout=LAYOUTS["K=2"], batch=10_000)
+    assert found.ok, found
 
 
 @pytest.mark.parametrize("layout", ["K=3", "delayed", "ends"])
@@ -101,7 +101,8 @@ def test_greedy_is_plain_greedy(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", EXACT)
 def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
     layout = Layout(length=5, cell=(2,))
-    seeds, settings = [4, 9, -7], [SamplingParams(), SamplingParams(0.7, top_p=0.8), SamplingParams(guidance_scale=2.0)]
+    guided = SamplingParams(guidance_scale=2.0, guidance_end=3)
+    seeds, settings = [4, 9, -7], [SamplingParams(), SamplingParams(0.7, top_p=0.8), guided]
 
     def decode(some: list[int]) -> Tensor:
         count = len(some)
@@ -115,6 +116,31 @@ def test_a_row_does_not_depend_on_its_batch(recipe: str) -> None:
     assert torch.equal(decode([2, 0, 1]), together[[2, 0, 1]])
     for i in range(3):
         assert torch.equal(decode([i]), together[i : i + 1])
+
+
+@pytest.mark.parametrize("recipe", EXACT)
+def test_rows_keep_their_forced_cells_when_the_first_row_ends(recipe: str) -> None:
+    """Forced cells are part of the drafts, so that those of another row would change a row's columns."""
+    count, length = 12, 5
+    forced = np.full((count, length, 2), -1)
+    forced[0, :, 1] = 2  # ends with its first column
+    for row in range(1, count):
+        forced[row, [1 + row % 4, 1 + row % 3], [0, 1]] = row % 2, (row + 1) % 2
+
+    def decode(rows: list[int]) -> Tensor:
+        cells = ForcedCells(forced[rows])
+        layout = Layout(length, cell=(2,), forced=cells, pad=1, ends=lambda columns: columns[..., 1] == 2)
+        settings = [SamplingParams(1.2)] * len(rows)
+        resources = DraftResources(
+            draft_model=lambda: ColumnToy(len(rows), 3, 2, length, 9), draft_sampling=[SamplingParams()] * len(rows)
+        )
+        toy = ColumnToy(len(rows), 3, 2, length, 5)
+        return run(toy, parse(recipe), layout, settings, rows, resources).tokens
+
+    together = decode(list(range(count)))
+    assert (together[0, 1:] == 1).all() and (together[1:, 1] != 1).any()
+    for row in range(count):
+        assert torch.equal(decode([row]), together[row : row + 1])
 
 
 # --- The test and the resampling -------------------------------------------------------------------------------------
@@ -155,6 +181,26 @@ def test_thinning_is_the_joint_residual() -> None:
     assert (counts[wanted == 0] == 0).all()
     error = (counts / rows - wanted).abs() / (wanted * (1 - wanted) / rows).sqrt().clamp(min=1e-9)
     assert float(error[wanted > 0].max()) < 5
+
+
+def test_thinning_never_uses_a_number_twice() -> None:
+    """Nor the number that tested the draft; with equal distributions it takes many rounds."""
+    used: dict[int, list[int]] = {ACCEPT: [0], RESAMPLE: []}
+
+    class Recorded(WindowRNG):
+        def uniforms(self, stream: int, first: int, count: int) -> Tensor:
+            used[stream] += range(first, first + count)
+            return super().uniforms(stream, first, count)
+
+        def at(self, row_ids: np.ndarray, slots: np.ndarray) -> WindowRNG:
+            found = super().at(row_ids, slots)
+            found.__class__ = Recorded
+            return found
+
+    p, q = probs(1, 3, 4, 1e-4)
+    thin(p, q, Recorded(CounterRNG([1], torch.device("cpu")), np.zeros((1, 1), dtype=np.int64), 0))
+    rounds = len(used[ACCEPT]) - 1
+    assert rounds > 20 and used[ACCEPT] == list(range(rounds + 1)) and used[RESAMPLE] == list(range(3 * rounds))
 
 
 def test_thinning_ends_if_the_residual_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:

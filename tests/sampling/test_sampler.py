@@ -24,12 +24,15 @@ SETTINGS = [
     SamplingParams(top_p=0.7, temperature=1.3),
     SamplingParams(temperature=0.8, top_k=5, top_p=0.6, guidance_scale=0.0),
     SamplingParams(temperature=0, guidance_scale=2.0),
+    SamplingParams(guidance_scale=3.0, guidance_end=7),
+    SamplingParams(temperature=0, guidance_scale=4.0, guidance_end=8),
 ]
 
 
-def by_hand(cond: Tensor, uncond: Tensor, allowed: Tensor, s: SamplingParams) -> Tensor:
+def by_hand(cond: Tensor, uncond: Tensor, allowed: Tensor, s: SamplingParams, position: int = 0) -> Tensor:
     """One row, one position, in float64 and with sets instead of sorts."""
-    z = (uncond + s.guidance_scale * (cond - uncond)).double()
+    guided = s.guidance_end is None or position < s.guidance_end
+    z = (uncond + (s.guidance_scale if guided else 1.0) * (cond - uncond)).double()
     z[~allowed] = -torch.inf
     order = sorted(range(len(z)), key=lambda i: -z[i].item())
     if s.temperature == 0:
@@ -53,20 +56,45 @@ def test_each_row_follows_its_own_params() -> None:
     generator = torch.Generator().manual_seed(0)
     rows, width, vocab = len(SETTINGS), 4, 11
     cond, uncond = torch.randn(2, rows, width, vocab, generator=generator) * 2
-    kinds = torch.tensor([0, 1, 1, 0, 2, 0])
+    kinds = torch.tensor([0, 1, 1, 0, 2, 0, 1, 0, 1, 0, 0])
     allowed = torch.ones(3, vocab, dtype=torch.bool)
     allowed[1, ::2] = False
     allowed[2] = torch.arange(vocab) == 4
-    positions = np.array([[i, i + 1, i + 2, i + 3] for i in range(rows)]).clip(max=5)
+    positions = np.array([[i, i + 1, i + 2, i + 3] for i in range(rows)])
     sampler = TokenSampler(SETTINGS, Constraint(kinds, allowed), CPU)
     p = sampler(Logits(cond, uncond), positions)
     for b, settings in enumerate(SETTINGS):
         for i in range(width):
-            expected = by_hand(cond[b, i], uncond[b, i], allowed[kinds[positions[b, i]]], settings)
+            position = int(positions[b, i])
+            expected = by_hand(cond[b, i], uncond[b, i], allowed[kinds[position]], settings, position)
             assert torch.allclose(p[b, i].double(), expected, atol=1e-6), (settings, i)
-    sampler.select_rows(torch.tensor([3, 1]))
-    again = sampler(Logits(cond[[3, 1]], uncond[[3, 1]]), positions[[3, 1]])
-    assert torch.allclose(again, p[[3, 1]], atol=1e-7)
+    for row_ids in ([7, 3, 6, 1], [2, 0]):  # rows leave twice; the second indices are among the four
+        sampler.select_rows(torch.tensor(row_ids))
+        left = row_ids if len(row_ids) == 4 else [6, 7]
+        again = sampler(Logits(cond[left], uncond[left]), positions[left])
+        assert torch.allclose(again, p[left], atol=1e-7)
+
+
+def probs_of(z: list[float], **settings: float) -> list[float]:
+    """The distribution of one position with these logits."""
+    sampler = TokenSampler([SamplingParams(**settings)], None, CPU)  # type: ignore[arg-type]
+    return sampler(Logits(torch.tensor([[z]]), None), np.zeros((1, 1), np.int64))[0, 0].tolist()
+
+
+def test_tokens_as_likely_as_the_kth_stay() -> None:
+    assert probs_of([1.0, 0.0, 1.0, 1.0, -1.0], top_k=2) == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3, 0])
+    assert probs_of([0.0, 2.0, 0.0, 0.0], top_k=2)[1] < 1 and 0.0 not in probs_of([0.0, 2.0, 0.0, 0.0], top_k=2)
+    assert probs_of([0.0, 2.0, 1.0, 0.0], top_k=2)[0::3] == [0, 0]
+
+
+def test_top_p_that_is_hit_exactly_keeps_no_further_token() -> None:
+    """The smallest set with at least this mass; of equally likely tokens those with the lowest ids."""
+    assert probs_of([0.0] * 4, top_p=0.5) == [0.5, 0.5, 0, 0]
+    assert probs_of([0.0] * 4, top_p=0.25) == [1, 0, 0, 0]
+    assert probs_of([0.0] * 4, top_p=0.51) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert probs_of([-torch.inf, 0.0, 0.0, -torch.inf, 0.0, 0.0], top_p=0.75) == pytest.approx(
+        [0, 1 / 3, 1 / 3, 0, 1 / 3, 0]
+    )
 
 
 def test_forced_tokens_of_a_constraint() -> None:
@@ -83,6 +111,20 @@ def test_guidance_between_two_forbidden_logits_is_forbidden() -> None:
         Logits(cond, cond - 1), np.zeros((1, 1), dtype=np.int64)
     )
     assert p.isfinite().all() and p[0, 0, 1] == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0], ids=["sampled", "greedy"])
+def test_a_token_that_only_the_unconditional_logits_forbid(temperature: float) -> None:
+    """It is allowed where there is no guidance, and an error where there is."""
+    cond, uncond = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, -torch.inf, 0.0]])
+    logits = Logits(cond.repeat(3, 1)[:, None], uncond.repeat(3, 1)[:, None])
+    settings = [SamplingParams(temperature, guidance_scale=s, guidance_end=end) for s, end in ((1.0, None), (2.0, 3))]
+    sampler = TokenSampler([*settings, settings[1]], None, CPU)
+    p = sampler(logits, np.array([[3], [3], [2]]))
+    expected = cond[0].softmax(-1) if temperature else torch.tensor([0.0, 0.0, 1.0])
+    assert torch.allclose(p[:2, 0], expected.expand(2, -1)) and bool(p[2].isnan().any())
+    with pytest.raises(ModelError, match="not numbers"):
+        sample(p, torch.zeros(3, 1))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0], ids=["sampled", "greedy"])
