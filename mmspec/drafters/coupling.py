@@ -1,8 +1,8 @@
 """Couplings of Jacobi decoding: new tokens for the rejected part of a window.
 
 A coupling returns a token for every slot of the window, int64 [B, W]. Given all tokens to its left, it follows the
-target distribution `p` of that slot. The next window reuses the tokens after the resampled one as drafts and tests them
-with q := p.
+target distribution `p` of that slot. Slots that no row reuses need no new token and keep theirs. The next window reuses
+the tokens after the resampled one as drafts and tests them with q := p.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Coupling = Callable[[Verdict, BatchState, WindowRNG], Tensor]
 
 def fresh(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     """Samples every slot from p, independently of its draft (speculative Jacobi decoding, arXiv 2410.01699)."""
-    return sample(verdict.p, draws[RESAMPLE])
+    first = _first_reused(verdict)
+    return torch.cat([verdict.tokens[:, :first], sample(verdict.p[:, first:], draws[RESAMPLE][:, first:])], dim=1)
 
 
 def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
@@ -29,18 +30,26 @@ def maximal(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
 
     This is a maximal coupling: no other keeps a draft token with a higher probability.
     """
-    p, draft = verdict.p, verdict.draft
-    m = p.shape[1] - 1
-    keep = draws[ACCEPT][:, :m] < ratio(p[:, :m], draft.q, draft.tokens)
+    first, m = _first_reused(verdict), verdict.p.shape[1] - 1
+    reused = slice(first, m)
+    p, q, x = verdict.p[:, reused], verdict.draft.q[:, reused], verdict.draft.tokens[:, reused]
+    found = [verdict.tokens[:, :first]]
+    if first < m:
+        keep = draws[ACCEPT][:, reused] < ratio(p, q, x)
+        found.append(torch.where(keep, x, sample(residual(p, q), draws[RESAMPLE][:, reused], fallback=p)))
     # The last slot has no draft, so that its token is sampled from p itself.
-    resampled = sample(residual(p[:, :m], draft.q), draws[RESAMPLE][:, :m], fallback=p[:, :m])
-    return torch.cat([torch.where(keep, draft.tokens, resampled), sample(p[:, m:], draws[RESAMPLE][:, m:])], dim=1)
+    return torch.cat([*found, sample(verdict.p[:, m:], draws[RESAMPLE][:, m:])], dim=1)
 
 
 def gumbel(verdict: Verdict, state: BatchState, draws: WindowRNG) -> Tensor:
     """Samples every slot by the Gumbel-max trick with noise that is fixed per position (arXiv 2510.24211)."""
     noise = state.rng.gumbel(state.positions(verdict.p.shape[1]), verdict.p.shape[-1])
     return (verdict.p.log() + noise).argmax(-1)
+
+
+def _first_reused(verdict: Verdict) -> int:
+    """The first slot of the window that some row reuses, the one after its resampled token; at most the last slot."""
+    return min(int(verdict.accepted.min()) + 1, verdict.p.shape[1] - 1)
 
 
 COUPLINGS: dict[str, Coupling] = {"fresh": fresh, "maximal": maximal, "gumbel": gumbel}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.recycle import Recycle
-from mmspec.drafters.token_init import TokenInit, random_token, repeat_left, repeat_up
+from mmspec.drafters.token_init import TokenInit, host_version, random_token, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG
@@ -28,6 +32,7 @@ class InitDrafter:
 
     def __init__(self, init: TokenInit | Recycle) -> None:
         self._init = init
+        self._host_init = host_version(init)
         self._recycle = init if isinstance(init, Recycle) else None
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
@@ -40,36 +45,51 @@ class InitDrafter:
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
-        tokens, q, u = draft.tokens, draft.q, draws[INIT]
-        count, first, width = tokens.shape[1], int(reused.min()), state.layout.width
+        count, first, width = draft.tokens.shape[1], int(reused.min()), state.layout.width
         aligned = bool((reused == first).all())  # all rows reuse the same number of drafts
         is_new = np.arange(first, count) >= reused[:, None]
-        new = torch.from_numpy(is_new).to(state.device)
         positions = state.positions(count)
-        above = state.at(positions - width).unbind(1) if width else ()
+        # A slot depends on the one before it: on a CPU the tokens are NumPy arrays, whose operations take the least
+        # time. A device gets the same operations of torch, so that nothing waits for it.
+        where: Any = torch.where
+        init: Any = self._init
+        here = partial(_on_device, state.device)
+        if on_host := state.device.type == "cpu":
+            where, init, here = np.where, self._host_init, partial(_numpy)
+        tokens, u, new = here(draft.tokens), here(draws[INIT]), here(is_new)
+        above: Any = here(state.at(positions - width)) if width else None
         line_starts = positions % width == 0 if width else np.zeros_like(positions, dtype=bool)
         constraint = state.layout.constraint
-        columns = list(tokens[:, :first].unbind(1))
-        before, left = [*state.last(2).unbind(1), *columns][-2:]
+        columns = [tokens[:, j] for j in range(first)]
+        last = here(state.last(2))
+        before, left = [last[:, 0], last[:, 1], *columns][-2:]
         for j in range(first, count):
             up = before  # in a stream
             if width:
                 # The token above may be in this window, and not committed yet.
-                up = columns[j - width] if j >= width else above[j]
+                up = columns[j - width] if j >= width else above[:, j]
                 if line_starts[:, j].any():
                     # The first token of a line has no left neighbor; the token above replaces it.
-                    left = torch.where(torch.from_numpy(line_starts[:, j]).to(up.device) & (up >= 0), up, left)
-            before, left = left, self._init(left, up, u[:, j])
+                    left = where(here(line_starts[:, j]) & (up >= 0), up, left)
+            before, left = left, init(left, up, u[:, j])
             if constraint is not None:
                 forced = constraint.forced[positions[:, j].clip(max=len(constraint.forced) - 1)]
                 if (forced >= 0).any():
-                    must = torch.from_numpy(forced).to(left.device)
-                    left = torch.where(must >= 0, must, left)
+                    must = here(forced)
+                    left = where(must >= 0, must, left)
             if not aligned:
-                left = torch.where(new[:, j - first], left, tokens[:, j])
+                left = where(new[:, j - first], left, tokens[:, j])
             columns.append(left)
-        tokens = torch.stack(columns, dim=1)
-        return Draft(tokens, point_mass(q, tokens, first, is_new))
+        found = torch.from_numpy(np.stack(columns, 1)) if on_host else torch.stack(columns, 1)
+        return Draft(found, point_mass(draft.q, found, first, is_new, inplace=True))
+
+
+def _numpy(values: Tensor | NDArray[Any]) -> Any:
+    return values.numpy() if isinstance(values, Tensor) else values
+
+
+def _on_device(device: torch.device, values: Tensor | NDArray[Any]) -> Any:
+    return values if isinstance(values, Tensor) else torch.from_numpy(values).to(device)
 
 
 def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -60,6 +62,10 @@ class NGramTable:
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
         # Index -1 is the last row, which is the one for "no upper neighbor".
         return self.best[up, left].long()
+
+    def on_host(self, left: NDArray[np.int64], up: NDArray[np.int64], u: NDArray[np.float32]) -> NDArray[np.int64]:
+        """See `mmspec.drafters.token_init.SupportsHost`."""
+        return self.best.numpy()[up, left].astype(np.int64)
 
     def candidates(self, left: Tensor, up: Tensor, count: int) -> Tensor:
         """The successor of the pair, that of the left token, the upper token, the left token, the upper's successor."""

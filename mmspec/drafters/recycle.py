@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.drafters.token_init import TokenInit
+from mmspec.drafters.token_init import TokenInit, host_version
 from mmspec.sampling.rejection import Verdict
 
 _ENTRIES = 2**15  # the largest table of a row; pairs that share an entry overwrite each other
@@ -32,12 +33,19 @@ class Recycle:
     def __init__(self, batch_size: int, vocab_size: int, fallback: TokenInit, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._fallback = fallback
+        self._host_fallback = host_version(fallback)
         entries = min(_ENTRIES, (vocab_size + 1) * vocab_size)
         self._table = torch.full((batch_size, entries), -1, dtype=torch.int32, device=device)
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
         found = self._table.gather(1, self._entry(left, up)[:, None])[:, 0].long()
         return torch.where(found >= 0, found, self._fallback(left, up, u))
+
+    def on_host(self, left: NDArray[np.int64], up: NDArray[np.int64], u: NDArray[np.float32]) -> NDArray[np.int64]:
+        """See `mmspec.drafters.token_init.SupportsHost`."""
+        entry = ((up + 1) * self._vocab_size + left) % self._table.shape[1]
+        found = self._table.numpy()[np.arange(len(left)), entry]
+        return np.where(found >= 0, found, self._host_fallback(left, up, u))
 
     def update(self, verdict: Verdict, state: BatchState) -> None:
         """Stores the most likely token of each slot; `state` still ends where the window began."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.sampling.sampler import keep_top_p
+from mmspec.sampling.top_p import keep_top_p
 
 FORBIDDEN = 1e4  # a logit reduced by this has probability 0 as long as another token is allowed
 NEVER = 1e-30

@@ -22,6 +22,7 @@ from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, verify
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
+from mmspec.sampling.top_p import keep_top_p
 from mmspec.sampling.truncation import keep_min_p, keep_typical
 
 NO_END = 2**62
@@ -127,13 +128,16 @@ class TokenSampler:
         if self._all_greedy:
             return _one_hot(z)
         greedy = _one_hot(z) if self._any_greedy else None
+        # Tensors of the vocabulary's size cost more than the arithmetic: where no gradients are needed, those that
+        # were made here are overwritten.
+        inplace = not z.requires_grad
         if self._any_temperature:
-            z = z / self.temperature
+            z = z.div_(self.temperature) if inplace and z is not logits.cond else z / self.temperature
         if self._max_k:
-            z = keep_top_k(z, self.top_k, self._max_k)
+            z = keep_top_k(z, self.top_k, self._max_k, inplace and z is not logits.cond)
         p = z.softmax(-1)
         if self._any_p:
-            p = keep_top_p(p, self.top_p)
+            p = keep_top_p(p, self.top_p, inplace)
         if self._any_min_p:
             p = keep_min_p(p, self.min_p)
         if self._any_typical_p:
@@ -220,13 +224,14 @@ class ColumnSampler:
         return verdict
 
 
-def keep_top_k(z: Tensor, k: Tensor, largest: int) -> Tensor:
+def keep_top_k(z: Tensor, k: Tensor, largest: int, inplace: bool = False) -> Tensor:
     """Sets logits below the row's k-th largest one to -inf.
 
     Args:
         z: float32 [B, W, V].
         k: int64 [B, 1, 1]; 0 keeps all.
         largest: The maximum of `k`.
+        inplace: Whether the result may overwrite `z`.
     """
     vocab = z.shape[-1]
     ranks = k.clamp(1, min(largest, vocab)).expand(*z.shape[:-1], 1)
@@ -237,21 +242,8 @@ def keep_top_k(z: Tensor, k: Tensor, largest: int) -> Tensor:
     else:
         floor = z.topk(min(largest, vocab), dim=-1).values.gather(-1, ranks - 1)
     floor = floor.masked_fill(k == 0, -torch.inf)
-    return z.masked_fill(z < floor, -torch.inf)
-
-
-def keep_top_p(p: Tensor, top_p: Tensor) -> Tensor:
-    """Keeps, in descending order, every token before which less than `top_p` of the mass lies, and renormalizes.
-
-    Args:
-        p: float32 [..., V].
-        top_p: Broadcasts against `p`; 1 keeps all.
-    """
-    ordered, index = p.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    ordered = ordered.masked_fill((before >= top_p) & (before > 0), 0.0)
-    kept = torch.zeros_like(p).scatter_(-1, index, ordered)
-    return torch.where(top_p < 1, kept / kept.sum(-1, keepdim=True), p)
+    below = z < floor
+    return z.masked_fill_(below, -torch.inf) if inplace else z.masked_fill(below, -torch.inf)
 
 
 def _one_hot(z: Tensor) -> Tensor:
