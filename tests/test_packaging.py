@@ -189,3 +189,31 @@ def test_the_source_distribution_is_complete(root: Path, source: Path, tmp_path:
     # The tests come with all that they read, so that distributors can run them.
     golden = {path.relative_to(root).as_posix() for path in (root / "tests" / "golden").rglob("*.*")}
     assert golden <= names and sum((root / name).stat().st_size for name in golden) < 4e6
+
+
+def test_the_lowest_versions_are_those_that_are_promised(root: Path, settings: dict[str, Any]) -> None:
+    project = settings["project"]
+    tools = ("ruff", "mypy")  # they check the code, and need not be old
+    promised = {}
+    for requirement in (*project["dependencies"], *project["optional-dependencies"]["test"]):
+        name, bound = re.fullmatch(r"([\w-]+)>=([\d.]+).*", requirement).groups()  # type: ignore[union-attr]
+        if name not in tools:
+            promised[name] = bound
+    lines = (root / ".ci" / "lowest.txt").read_text().splitlines()
+    lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert set(lowest) == {*promised, "click"}
+    for name, bound in promised.items():
+        assert f"{lowest[name]}.".startswith(f"{bound}."), name
+
+
+def test_packages_whose_insides_are_used_have_an_upper_bound(settings: dict[str, Any]) -> None:
+    bounded = {re.split(r"[<>=]", one)[0] for one in settings["project"]["dependencies"] if "<" in one}
+    assert {
+        "torch",
+        "torchaudio",
+        "transformers",
+        "diffusers",
+        "torchmetrics",
+        "huggingface_hub",
+        "safetensors",
+    } <= bounded
