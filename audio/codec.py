@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mmspec.errors import ModelError
+
 
 class Codec(Protocol):
     """Decodes codes into a waveform.
@@ -36,6 +38,24 @@ class Codec(Protocol):
     def tables(self) -> list[Tensor]:
         """The vectors that codes stand for: float [V, D] of each codebook."""
         ...
+
+
+def check_codec(codec: Codec, codebooks: int, codes: int) -> Codec:
+    """The codec, after a check that it decodes a model's frames.
+
+    Args:
+        codec: The codec.
+        codebooks: Codebooks of the model.
+        codes: Codes of each, without special tokens.
+
+    Raises:
+        ModelError: If it has fewer codebooks or codes.
+    """
+    if codec.codebooks < codebooks or codec.codebook_size < codes:
+        raise ModelError(
+            f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model {codebooks} of {codes}"
+        )
+    return codec
 
 
 class FrameDecoder(Protocol):

@@ -239,9 +239,9 @@ def load_model(
     for name, value in (("tokenizer", tokenizer), ("config", config)):
         if value is not None:
             raise ArgumentError(f"{name} was given, but {model!r} does not take it; it is for original checkpoints")
-    if dtype == "auto":
-        raise ArgumentError(f"dtype='auto' was given, but {model!r} is not a model of transformers; name a dtype")
     if model in known:
+        if dtype == "auto":
+            raise ArgumentError(f"dtype='auto' was given, but {model!r} is not a model of transformers; name a dtype")
         load_named: Callable[..., Any] = resolve(known[model].where)
         return load_named(device=device, dtype=dtype)
     if not (path / "model_index.json").is_file():
@@ -256,7 +256,7 @@ def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
         path: The folder.
         model: The name of the model in error messages.
         device: The device to load to.
-        dtype: A `torch.dtype`.
+        dtype: A `torch.dtype`, or "auto" for that of its files.
 
     Raises:
         ModelError: If the folder has no pipeline of mmspec, or the pipeline cannot be loaded.

@@ -58,7 +58,8 @@ def observer(
         Interrupted: From the result, if the callback interrupts the call.
     """
     known = pipe._callback_tensor_inputs
-    for name in getattr(callback, "tensor_inputs", tensor_inputs):
+    names: Sequence[str] = getattr(callback, "tensor_inputs", tensor_inputs)
+    for name in names:
         if name not in known:
             raise ArgumentError(
                 f"callback_on_step_end_tensor_inputs has {name!r}{did_you_mean(name, known)}; "
@@ -74,8 +75,10 @@ def observer(
         if on_step is not None:
             on_step(step)
         if callback is not None:
-            given = {name: tokens_of(step) for name in tensor_inputs}
-            check_unchanged(given, callback(pipe, step.nfe, step.committed, dict(given)))
+            given = {name: tokens_of(step) for name in names}
+            # Copies, so that a change in place is found.
+            returned = callback(pipe, step.nfe, step.committed, {name: value.clone() for name, value in given.items()})
+            check_unchanged(given, returned)
         if pipe._interrupt:
             raise Interrupted(tokens_of(step), stats_of(step, time.perf_counter() - start))
 

@@ -56,7 +56,12 @@ def needed_files(files: Sequence[str], folder: Path | None) -> list[str]:
     by_folder: defaultdict[str, list[str]] = defaultdict(list)
     for file in kept:
         by_folder[str(PurePosixPath(file).parent)].append(file)
-    return [file for group in by_folder.values() for file in one_format(group)]
+    named = read_description(folder, "config.json").get("transformers_weights")
+    return [
+        file
+        for where, group in by_folder.items()
+        for file in one_format(group, named if where == "." and isinstance(named, str) else None)
+    ]
 
 
 def is_foreign(file: str) -> bool:
@@ -65,12 +70,20 @@ def is_foreign(file: str) -> bool:
     return bool(_FOREIGN.fullmatch(name)) or any(_TRAINING.fullmatch(folder) for folder in folders)
 
 
-def one_format(files: Sequence[str]) -> list[str]:
-    """The files of one folder without the weights that hold the same in another format or precision."""
+def one_format(files: Sequence[str], named: str | None = None) -> list[str]:
+    """The files of one folder without the weights that hold the same in another format or precision.
+
+    Args:
+        files: The files.
+        named: The file of weights, or their index, that the config names beside those of another library; or None.
+    """
     names = {file: PurePosixPath(file).name for file in files}
     marked = next((weights for mark, weights in MARKED.items() if mark in names.values()), None)
     chosen: set[str] | None = None
-    if marked is not None:
+    if named is not None:
+        own = re.escape(named.removesuffix(".index.json").removesuffix(".safetensors"))
+        chosen = {file for file, name in names.items() if re.fullmatch(rf"{own}(-\d+-of-\d+)?\.safetensors", name)}
+    elif marked is not None:
         chosen = {file for file, name in names.items() if name in marked}
     else:
         for pattern in (_SAFE, _TORCH):

@@ -80,6 +80,18 @@ def test_lengths_are_those_of_the_models_own_generate(how: str) -> None:
     assert torch.equal(GenerationMixin.generate(model, ids, do_sample=False, **inputs, **ours), own)
 
 
+def test_a_row_that_is_ended_at_its_limit_is_truncated() -> None:
+    pipe = load(3)
+    cut = []
+    for frames in (3, 30):
+        pipe.adapter.frames = frames
+        out = pipe(["Hello.", "Who?", "[S2] Me."], seed=0, temperature=1.0)
+        for each in out:
+            assert each.truncated == (each.tokens[0][: frames - 1, 0] != 16).all() == bool(each.notes)
+            cut.append(each.truncated)
+    assert any(cut) and not all(cut)
+
+
 def test_a_codec_of_the_callers() -> None:
     pipe = mmspec.load(
         tiny_music.dia(2, text_ids=256), processor=DiaTokenizer(), config={"codec": codec_of(tiny_codecs.dac())}

@@ -103,6 +103,14 @@ def test_a_row_does_not_depend_on_its_batch_nor_a_stream_on_its_chunks() -> None
     assert torch.equal(mates[: len(alone)], alone[: len(mates)])
 
 
+def test_a_row_without_frames_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = mmspec.load(tiny_higgs.model(3), processor=tiny_higgs.processor(), config={"frames": 6})
+    none = torch.full((3, 0), 0)
+    monkeypatch.setattr(pipe.adapter, "codes", lambda tokens: none)
+    assert pipe("one", seed=0).audio.shape == (1, 0)
+    assert list(pipe.stream("one", seed=0)) == []
+
+
 def test_errors() -> None:
     model, processor = tiny_higgs.model(), tiny_higgs.processor()
     pipe = mmspec.load(model, processor=processor)

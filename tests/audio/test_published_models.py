@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import published
 import pytest
-from transformers import EncodecFeatureExtractor
+import tiny_codecs
+import tiny_higgs
+import tiny_music
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    DiaTokenizer,
+    EncodecFeatureExtractor,
+    HiggsAudioV2TokenizerModel,
+    MusicgenMelodyFeatureExtractor,
+    MusicgenMelodyProcessor,
+    MusicgenProcessor,
+    PreTrainedTokenizerFast,
+)
 
 import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.csm.decoding import depth_sampling
+from mmspec.audio.models.higgs.decoding import RepetitionLimit
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.hub.files import needed_files
 from mmspec.sampling.params import SamplingParams
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
@@ -78,8 +101,13 @@ def csm_folder(folder: Path) -> Any:
         "codec_config": {**TINY_MIMI, "codebook_size": 8, "num_quantizers": 3},
     }
     config = published.merged(config, small)
-    del config["transformers_weights"]
     model = published.save(folder, config, published.read("csm-1b", "generation_config"))
+    # The config names the index of the weights; model.safetensors is the original code's.
+    (folder / "model.safetensors").rename(folder / "transformers-00001-of-00001.safetensors")
+    names_of = dict.fromkeys(model.state_dict(), "transformers-00001-of-00001.safetensors")
+    index = {"metadata": {"total_size": 0}, "weight_map": names_of}
+    (folder / config["transformers_weights"]).write_text(json.dumps(index))
+    save_file({"backbone.norm.scale": torch.ones(16)}, folder / "model.safetensors")
     special = {name: names[name] for name in ("bos_token", "eos_token", "pad_token")}
     tokenizer = published.llama_tokenizer(names["special_tokens"], names["split"], names["single"], **special)
     tokenizer.save_pretrained(folder)
@@ -112,4 +140,113 @@ def test_csm_samples_with_the_values_of_its_generation_config(tmp_path: Path) ->
     csm_folder(tmp_path)
     pipe = mmspec.load(str(tmp_path), config={"frames": 4})
     assert pipe.adapter.sampling == SamplingParams(0.9, 50)
+    assert depth_sampling(pipe.adapter.model) == SamplingParams(0.9, 50)
     assert pipe("one", seed=0).audio.shape[0] == 1
+
+
+def test_the_weights_of_csm_are_those_that_its_config_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published.read("csm-1b", "config")))
+    own = ["transformers-00001-of-00002.safetensors", "transformers-00002-of-00002.safetensors"]
+    described = ["config.json", "generation_config.json", "tokenizer.json", "transformers.safetensors.index.json"]
+    others = ["ckpt.pt", "model.safetensors"]
+    assert sorted(needed_files([*own, *described, *others], tmp_path)) == sorted([*own, *described])
+
+
+def bark_folder(folder: Path) -> None:
+    """A Bark folder of the published layout with small layers, and two words."""
+    config, small = published.read("bark", "config"), {"hidden_size": 8, "num_heads": 2, "num_layers": 1}
+    codec = {"num_filters": 2, "hidden_size": 8, "codebook_dim": 8}
+    stages = dict.fromkeys(("semantic_config", "coarse_acoustics_config", "fine_acoustics_config"), small)
+    published.save(
+        folder,
+        published.merged(config, {**stages, "codec_config": codec}),
+        published.read("bark", "generation_config"),
+    )
+    made = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1, "one": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]")
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "processor_class": "BarkProcessor"}))
+    presets: dict[str, Any] = {"repo_or_path": "suno/bark", "v2/en_speaker_6": {}}
+    (folder / "speaker_embeddings" / "v2").mkdir(parents=True)
+    draw = np.random.default_rng(0).integers
+    codes = draw(0, 1024, (8, 75))
+    for name, prompt in (("semantic", draw(0, 10000, 50)), ("coarse", codes[:2]), ("fine", codes)):
+        file = f"speaker_embeddings/v2/en_speaker_6_{name}_prompt.npy"
+        np.save(folder / file, prompt)
+        presets["v2/en_speaker_6"][f"{name}_prompt"] = file
+    (folder / "speaker_embeddings_path.json").write_text(json.dumps(presets))
+
+
+def test_bark_loads_with_its_voices_and_values(tmp_path: Path) -> None:
+    bark_folder(tmp_path)
+    pipe = mmspec.load(str(tmp_path))
+    assert type(pipe.adapter.processor).__name__ == "BarkProcessor"
+    assert pipe.adapter.voices == ("v2/en_speaker_6",) and pipe.adapter.sampling == SamplingParams(0.7, 50)
+    (part,) = pipe.read("one one", "v2/en_speaker_6").parts
+    assert part.ids.shape == (1, 256) and part.mask.sum() == 2 and part.voice.codes.shape == (8, 75)
+    pipe.adapter.model.generation_config.semantic_config["max_new_tokens"] = 4
+    with_voice, without = (pipe("one one", voice=voice, seed=0) for voice in ("v2/en_speaker_6", None))
+    assert with_voice.truncated and without.truncated
+    assert with_voice.audio.shape[0] == 1 and not torch.equal(with_voice.tokens[0], without.tokens[0])
+
+
+def test_dia_loads_with_its_values(tmp_path: Path) -> None:
+    config = published.read("dia-1.6b-0626", "config")
+    cross = {"cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_head_dim": 8}
+    small = {
+        "encoder_config": {**TINY, "num_key_value_heads": 2, "num_hidden_layers": 1},
+        "decoder_config": {**TINY, **cross, "cross_hidden_size": 16, "num_hidden_layers": 1},
+    }
+    generation_config = published.read("dia-1.6b-0626", "generation_config")
+    published.save(tmp_path, published.merged(config, small), generation_config)
+    codec = SimpleNamespace(codebooks=9, codebook_size=1024)
+    pipe = mmspec.load(str(tmp_path), processor=DiaTokenizer(), config={"codec": codec})
+    assert pipe.adapter.sampling == SamplingParams(1.2, 45, 0.95, 3.0)
+    assert pipe.adapter.frames == 1500
+    with pytest.raises(ModelError, match="the codec has 3 codebooks of 16, the model 9 of 1024"):
+        mmspec.load(str(tmp_path), processor=DiaTokenizer(), config={"codec": codec_of(tiny_codecs.dac())})
+
+
+@pytest.mark.parametrize("name", ["musicgen-small", "musicgen-melody"])
+def test_musicgen_loads_with_its_values(tmp_path: Path, name: str) -> None:
+    config = published.read(name, "config")
+    small = {
+        "text_encoder": {"d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 16, "d_kv": 8},
+        "audio_encoder": {"num_filters": 2, "hidden_size": 8, "codebook_dim": 8},
+        "decoder": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16},
+    }
+    published.save(tmp_path, published.merged(config, small), published.read("musicgen-melody", "generation_config"))
+    words = tiny_music.tokenizer()
+    if name == "musicgen-small":
+        MusicgenProcessor(EncodecFeatureExtractor(sampling_rate=32000), words).save_pretrained(tmp_path)
+    else:
+        MusicgenMelodyProcessor(MusicgenMelodyFeatureExtractor(), words).save_pretrained(tmp_path)
+    pipe = mmspec.load(str(tmp_path))
+    assert pipe.adapter.sampling == SamplingParams(1.0, 50, 1.0, 3.0)
+    assert pipe.with_duration(0.1)("piano", seed=0).audio.shape == (1, 3200)
+    with pytest.raises(ArgumentError, match="seconds=31 is not allowed; this model makes 0.02 to 30 seconds"):
+        pipe.with_duration(31)
+
+
+def test_higgs_loads_with_its_processor(tmp_path: Path) -> None:
+    """The codec is a folder of its own, as on the Hub."""
+    tiny_higgs.processor().audio_tokenizer.save_pretrained(tmp_path / "codec")
+    codec = HiggsAudioV2TokenizerModel.from_pretrained(tmp_path / "codec")
+    tiny_higgs.model(3).save_pretrained(tmp_path / "model")
+    tiny_higgs.processor(codec).save_pretrained(tmp_path / "model")
+    pipe = mmspec.load(str(tmp_path / "model"), config={"frames": 4})
+    assert type(pipe.adapter.processor).__name__ == "HiggsAudioV2Processor"
+    assert pipe("one", seed=0).audio.shape[0] == 1
+
+
+def test_higgs_loads_with_its_values_and_without_its_text_head(tmp_path: Path) -> None:
+    config = published.merged(published.read("higgs-audio-v2-3b-base", "config"), {**TINY, "num_hidden_layers": 1})
+    model = published.save(tmp_path, config, published.read("higgs-audio-v2-3b-base", "generation_config"))
+    weights = {**model.state_dict(), "text_lm_head.weight": torch.zeros(config["vocab_size"], 16)}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    codec = SimpleNamespace(codebooks=8, codebook_size=1024)
+    pipe = mmspec.load(str(tmp_path), processor=tiny_higgs.processor(), config={"codec": codec})
+    assert pipe.adapter.sampling == SamplingParams(1.0, 50, 0.95)
+    assert pipe.adapter.repetition == RepetitionLimit(7, 2)

@@ -19,8 +19,10 @@ from transformers import MusicgenMelodyFeatureExtractor, MusicgenMelodyProcessor
 
 import mmspec
 from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.csm.speech import CsmAdapter
 from mmspec.audio.multi_codebook.delay_pattern import undelay
-from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.wave import read_audio, write_audio
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError
@@ -156,6 +158,24 @@ def test_voice_of_csm_matches_its_own_generate() -> None:
     message = "too long for a voice; of the model's 64 positions, 8 are for the generated frames"
     with pytest.raises(ArgumentError, match=message):
         pipe.with_reference_audio(wave(4000), 1000, "six")
+
+
+def test_later_parts_of_csm_go_on_with_the_voice_of_the_first() -> None:
+    model = tiny_speech.csm(codes=8)
+    pipe = mmspec.load(model, processor=Words(), config={"frames": 8})
+    text = "two three " * 5 + "six " * 8
+    out = pipe(text, recipe="scd:window=3", seed=3)
+    assert len(out.tokens) == 2 and out.truncated == any("truncated" in note for note in out.notes)
+    # As a voice of these frames, with the first part for transcript.
+    codes = pipe.adapter.codes(out.tokens[0]).T
+    first, second = pipe.read(text, None).texts
+    voice = ReferenceCodes(first, codes)
+    following = CsmAdapter(model, Words(), pipe.adapter.codec, frames=8, reference=voice)
+    assert not following.draws_voice
+    again: Any = SpeechPipeline(following)(second, recipe="scd:window=3", seed=3 + 2**32)
+    assert torch.equal(following.codes(again.tokens[0]), pipe.adapter.codes(out.tokens[1]))
+    chunks = list(pipe.stream(text, recipe="scd:window=3", seed=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), out.audio, atol=1e-4)
 
 
 class Words:

@@ -36,14 +36,14 @@ def model(seed: int = 0, **kind: Any) -> Any:
     return made
 
 
-def processor() -> Any:
-    """Its processor, whose words are bytes, with a codec of 3 codebooks of 16 codes."""
+def processor(codec: Any = None) -> Any:
+    """Its processor, whose words are bytes, with a codec of 3 codebooks of 16 codes; None is a new one."""
     words = published.llama_tokenizer(
         SPECIAL, published.read("csm-1b", "tokenizer")["split"], ["<|begin_of_text|>", "$A"],
         bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>", pad_token="<|end_of_text|>",
     )  # fmt: skip
     extract = DacFeatureExtractor(sampling_rate=24000, hop_length=1)
     made = HiggsAudioV2Processor(
-        extract, words, tiny_codecs.higgs(real=True), TEMPLATE, audio_stream_bos_id=16, audio_stream_eos_id=17
+        extract, words, codec or tiny_codecs.higgs(real=True), TEMPLATE, audio_stream_bos_id=16, audio_stream_eos_id=17
     )
     return made

@@ -124,6 +124,7 @@ class Skips(PipelineCallback):
 
 CALLBACKS: list[tuple[dict[str, Any], str]] = [
     ({"callback_on_step_end": lambda *step: {"tokens": step[3]["tokens"] * 0}}, "returned other tokens; generated"),
+    ({"callback_on_step_end": lambda *step: {"tokens": step[3]["tokens"].fill_(0)}}, "returned other tokens; gener"),
     ({"callback_on_step_end": lambda *step: {"latents": 1}}, "returned 'latents', which it was not given"),
     ({"callback_on_step_end": lambda *step: 3}, "returned a int; return None, or the dict"),
     ({"callback_on_step_end_tensor_inputs": ["token"]}, "has 'token' (did you mean 'tokens'?); LlamaGenPipeline has"),

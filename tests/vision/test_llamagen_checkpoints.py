@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import VQModel
 from golden import GOLDEN, expected
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +23,7 @@ from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
 from mmspec.vision.llamagen.checkpoint import gpt_config, load_gpt
 from mmspec.vision.llamagen.codes import decode_tokens
+from mmspec.vision.llamagen.from_checkpoints import from_checkpoints
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.target import LlamaGenTarget
@@ -305,3 +307,41 @@ def test_bad_features_of_a_text_conditional_model_are_refused(tmp_path: Path) ->
     ):
         with pytest.raises(ArgumentError, match=re.escape(message)):
             pipe(**call, output_type="latent")
+
+
+def test_dtypes_of_original_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tensors = tiny_checkpoint("c2i")
+    torch.save(tensors, tmp_path / "gpt.pt")
+    torch.save({k: v.bfloat16() for k, v in tensors.items()}, tmp_path / "half.pt")
+    dtypes = {
+        ("gpt.pt", None): torch.float32,
+        ("gpt.pt", "auto"): torch.float32,
+        ("gpt.pt", torch.bfloat16): torch.bfloat16,
+        ("half.pt", None): torch.float32,
+        ("half.pt", "auto"): torch.bfloat16,
+    }
+    for (file, given), dtype in dtypes.items():
+        capfd.readouterr()
+        pipe = mmspec.load(str(tmp_path / file), config=CONFIG, dtype=given)
+        assert pipe.transformer.dtype == dtype
+        if file == "gpt.pt" and given != torch.bfloat16:
+            assert "float32" not in capfd.readouterr().err  # diffusers warns of casts
+    with pytest.raises(ArgumentError, match="dtype='bf16' is not allowed; use a torch.dtype, or 'auto'"):
+        from_checkpoints(tmp_path / "gpt.pt", config=CONFIG, dtype="bf16")
+
+
+def test_the_tokenizer_stays_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(tiny_checkpoint("c2i"), tmp_path / "gpt.pt")
+    vqvae = VQModel(num_vq_embeddings=24, vq_embed_dim=8, latent_channels=8, block_out_channels=(32,))
+    monkeypatch.setattr("mmspec.vision.llamagen.from_checkpoints.load_tokenizer", lambda path: vqvae)
+    pipe = mmspec.load(
+        str(tmp_path / "gpt.pt"), tokenizer=str(tmp_path / "gpt.pt"), config=CONFIG, dtype=torch.bfloat16
+    )
+    assert pipe.transformer.dtype == torch.bfloat16 and pipe.vqvae.dtype == torch.float32
+
+
+def test_a_folder_with_several_files_names_the_way_out(tmp_path: Path) -> None:
+    for name in ("c2i_B_256.pt", "vq_ds16_c2i.pt"):
+        torch.save(tiny_checkpoint("c2i"), tmp_path / name)
+    with pytest.raises(ModelError, match=r"found c2i_B_256.pt, vq_ds16_c2i.pt. Name one: FOLDER/FILE, or OWNER/REPO"):
+        mmspec.load(str(tmp_path))

@@ -62,7 +62,7 @@ class CsmAdapter:
 
     recipe = "scd:window=8"
     guided = False
-    voices = ("0", "1")
+    voices: Sequence[str] = ("0", "1")
 
     def __init__(
         self,

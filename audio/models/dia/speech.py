@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
-from mmspec.audio.codec import Codec
+from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.dialogue import dialogue_parts, with_tag
 from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
@@ -21,6 +21,8 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_c
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.decoding.loop import OnStep
+from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -63,7 +65,7 @@ class DiaAdapter:
 
     recipe = "scd:window=4"
     guided = True
-    voices = ()
+    voices: Sequence[str] = ()
 
     def __init__(
         self,
@@ -81,7 +83,8 @@ class DiaAdapter:
         # Frames of a part and its context together.
         self._positions = int(model.config.decoder_config.max_position_embeddings) - 1 - last_delay
         self.frames = min(frames, self._positions)
-        self._end = int(model.config.decoder_config.eos_token_id)
+        self._end = int(model.config.decoder_config.eos_token_id)  # codes are the ids before it
+        check_codec(codec, len(model.config.delay_pattern), self._end)
         own = checkpoint_sampling(config)
         # The model's own generate raises a temperature below 1 to 1.
         self.sampling = replace(own, temperature=max(own.temperature, 1.0) if own.temperature else 0.0)
@@ -116,10 +119,12 @@ class DiaAdapter:
             return part
         return replace(part, context=ReferenceCodes(first.text, codes))
 
-    def job(self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
+    def job(self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DiaJob:
         s, model = samplings[0], self.model
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
-        return ColumnDecodingJob(model, plan(model, self._request(model, parts, s)), draft, self.codec.tables)
+        made = plan(model, self._request(model, parts, s))
+        latest = made.layout.length - 1 - max(model.config.delay_pattern)
+        return DiaJob(ColumnDecodingJob(model, made, draft, self.codec.tables), self._end, latest)
 
     def _request(self, model: Any, parts: Sequence[DiaPart], sampling: SamplingParams) -> DiaRequest:
         """The request of texts; with guidance, the text of the unconditional rows is zeros."""
@@ -160,6 +165,36 @@ class DiaAdapter:
         frames = undelay(tokens[None], self.model.config.delay_pattern)[0]
         ends = (frames[:, 0] >= self._end).nonzero()
         return frames[: int(ends[0])].T if len(ends) else frames.T
+
+
+@dataclass(frozen=True)
+class DiaJob:
+    """A batch of texts; see `mmspec.audio.pipeline.DecodingJob`.
+
+    Dia ends every row, at the latest where the last codebook still can, so that its rows show no end that is missing.
+
+    Attributes:
+        columns: The batch.
+        end: The code that ends a codebook.
+        latest: The last column in which the first codebook can end: a row that ends there is truncated.
+    """
+
+    columns: ColumnDecodingJob
+    end: int
+    latest: int
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        decoded = self.columns.run(recipe, samplings, seeds, on_step, measure_entropy)
+        at_limit = (decoded.tokens[:, : self.latest, 0] != self.end).all(1).tolist()
+        rows = [replace(row, truncated=cut) for row, cut in zip(decoded.stats.rows, at_limit, strict=True)]
+        return replace(decoded, stats=replace(decoded.stats, rows=rows))
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> DiaAdapter:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
-from mmspec.audio.codec import Codec
+from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.dialogue import dialogue_parts
 from mmspec.audio.models.higgs.decoding import HiggsRequest, RepetitionLimit, plan
@@ -60,7 +60,7 @@ class HiggsAdapter:
 
     recipe = "scd:window=4"
     guided = False
-    voices = ()
+    voices: Sequence[str] = ()
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class HiggsAdapter:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         self.scene, self.reference = scene, reference
+        check_codec(codec, int(model.config.num_codebooks), int(model.config.audio_stream_bos_id))
         config = model.generation_config
         self.sampling = checkpoint_sampling(config)
         window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
-from mmspec.audio.codec import Codec
+from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
-SECONDS = 10.0
+SECONDS, MAX_SECONDS = 10.0, 30.0
 
 
 class MusicgenAdapter:
@@ -50,12 +50,7 @@ class MusicgenAdapter:
         seconds: float = SECONDS,
         melody: Tensor | None = None,
     ) -> None:
-        codes = model.decoder.config.vocab_size
-        if codec.codebooks < model.decoder.num_codebooks or codec.codebook_size < codes:
-            raise ModelError(
-                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model "
-                f"{model.decoder.num_codebooks} of {codes}"
-            )
+        check_codec(codec, model.decoder.num_codebooks, model.decoder.config.vocab_size)
         self.model, self.processor, self.codec = model.eval(), processor, codec
         self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
         self.seconds, self.melody = seconds, melody
@@ -63,8 +58,8 @@ class MusicgenAdapter:
 
     def with_duration(self, seconds: float) -> MusicgenAdapter:
         rate, last_delay = self.codec.sampling_rate / self.codec.hop, max(delays_of(self.model))
-        # The table of sinusoidal positions grows on demand, but the model was trained for that many only.
-        most = (self.model.decoder.config.max_position_embeddings - 1 - last_delay) / rate
+        # The table of sinusoidal positions grows on demand, but the models were trained with half a minute only.
+        most = min((self.model.decoder.config.max_position_embeddings - 1 - last_delay) / rate, MAX_SECONDS)
         if not 1 / rate <= seconds <= most:
             raise ArgumentError(
                 f"seconds={seconds:g} is not allowed; this model makes {1 / rate:g} to {most:g} seconds"
