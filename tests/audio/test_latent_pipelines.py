@@ -58,6 +58,21 @@ def test_pocket_pipeline(recipe: str) -> None:
     np.testing.assert_allclose(whole, out.audio, atol=1e-3)
 
 
+def test_the_limit_of_pocket_is_that_of_each_text() -> None:
+    pipe = pocket()
+    pipe.adapter.model.generation_config.eos_threshold = 1e9  # it never ends by itself
+    pipe.adapter.model.config.frame_rate = 2.0
+    texts = ["hello", "hello big world again"]
+    both = pipe(texts, seed=1)
+    tokens = [len(pipe.adapter.processor.tokenizer(text)["input_ids"]) for text in texts]
+    limits = [row.tokens for row in both.stats.rows]
+    assert limits[0] < limits[1] == max(limits) and limits[1] - limits[0] in (2, 3) and len(set(tokens)) == 2
+    assert [out.truncated for out in both] == [True, True]
+    for text, out, seed in zip(texts, both, (1, 2), strict=True):
+        assert out.audio.shape[1] == 8 * limits[texts.index(text)]
+        np.testing.assert_allclose(pipe(text, seed=seed).audio, out.audio, atol=1e-3)
+
+
 def test_pocket_pipeline_matches_its_parts() -> None:
     model, processor = tiny("pocket"), pocket_processor()
     pipe = mmspec.load(model, processor=processor)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
+from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.pocket.decoding import check_sibling, sample_frames
 from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
@@ -54,8 +55,8 @@ class PocketAdapter:
         config = model.generation_config
         temperature = TEMPERATURE if config.temperature is None else float(config.temperature)
         self.sampling = SamplingParams(0.0 if config.do_sample is False else temperature)
-        # The frames that the model's own `generate` allows for a text of that length.
-        self.frames = math.ceil((MAX_TEXT_TOKENS / 3 + 2) * model.config.frame_rate)
+        # The frames that the model's own `generate` allows for a text of that length, unless the checkpoint says.
+        self.frames = config.max_new_tokens or frames_for(MAX_TEXT_TOKENS, model.config.frame_rate)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         name = voice or (self.voices[0] if self.voices else None)
@@ -86,7 +87,13 @@ class PocketAdapter:
         ]
         audio = {"audio_prompt_latents": voices} if voices else {}
         inputs = self.processor(text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio)
-        return PocketJob(self, {key: value.to(self.model.device) for key, value in inputs.items()})
+        names = ("audio_prompt_bos_token_id", "audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
+        marks = torch.tensor([getattr(self.model.config, name, -1) for name in names])
+        words = (inputs["attention_mask"].bool() & ~torch.isin(inputs["input_ids"], marks)).sum(1).tolist()
+        limits = [self.frames] * len(words)
+        if not self.model.generation_config.max_new_tokens:
+            limits = [min(self.frames, frames_for(count, self.model.config.frame_rate)) for count in words]
+        return PocketJob(self, {key: value.to(self.model.device) for key, value in inputs.items()}, limits)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = (tokens[:, -1] == 0).nonzero()
@@ -101,10 +108,12 @@ class PocketJob:
     Attributes:
         adapter: The adapter.
         inputs: The outputs of its processor.
+        limits: Frames of each row, at most.
     """
 
     adapter: PocketAdapter
     inputs: dict[str, Tensor]
+    limits: Sequence[int]
 
     def run(
         self,
@@ -123,10 +132,19 @@ class PocketJob:
             if (value := getattr(config, name, None)) is not None
         }
         found = sample_frames(
-            adapter.model, self.inputs, recipe, seeds, adapter.draft_model, adapter.frames,
+            adapter.model, self.inputs, recipe, seeds, adapter.draft_model, max(self.limits),
             samplings[0].temperature, on_step=on_step, **defaults,
         )  # fmt: skip
-        return Decoded(found.tokens, found.stats)
+        cut = cut_rows(found, self.limits)
+        for row, limit, stats in zip(cut.tokens, self.limits, cut.stats.rows, strict=True):
+            if stats.truncated:
+                row[limit - 1, -1] = 0  # the mark of a last frame
+        return cut
+
+
+def frames_for(text_tokens: int, frame_rate: float) -> int:
+    """The frames that the model's own `generate` allows for a text."""
+    return math.ceil((text_tokens / 3 + 2) * frame_rate)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> PocketAdapter:
