@@ -41,10 +41,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         word: The word that the user gave.
         known: The valid words.
     """
-    close = difflib.get_close_matches(word.lower(), [k.lower() for k in known], cutoff=0.5)
+    names = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(word.lower(), names, cutoff=0.5)
     # Among equally close words, prefer the one with the same letters: swapped letters are the most common typo.
     close.sort(key=lambda k: -sum((Counter(word.lower()) & Counter(k)).values()))
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

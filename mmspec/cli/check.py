@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +16,10 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse, ways_to_draft
 
 FAILED = 1
+# The recipes that are checked on a model, those that it can run.
+USEFUL = ("scd", "sjd", "recycle", "draft", "layer-skip", "smoothed", "layer-skip+smoothed:layers=1")
+DEFAULT_PROMPT = "a red circle above a blue square"
+REPETITIONS = 3
 
 
 def check(
@@ -25,9 +32,38 @@ def check(
     ] = False,
     samples: Annotated[int, typer.Option(min=1000, help="Rows decoded per recipe; more find smaller biases.")] = 60_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the toy model and of the rows.")] = 0,
+    model: Annotated[
+        str | None,
+        typer.Option("-m", "--model", show_default=False, help="Check a model with its weights: a folder or Hub id."),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(show_default=False, help="With -m: the prompt, text or class.")] = None,
+    device: Annotated[str | None, typer.Option(show_default="cpu", help="With -m: where the model runs.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(show_default="float32", help="With -m: the dtype of the weights, such as bf16.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(show_default=False, help="With -m: the image tokenizer or codec, a file or Hub id.")
+    ] = None,
+    style: Annotated[
+        str | None, typer.Option(show_default=False, help="With -m: llasa or orpheus, for a flat speech model.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=8, show_default="64", help="With -m: new tokens, where the model allows a number.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=8, show_default="64", help="With -m: rows of each sample; more find less.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", show_default=False, help="With -m: write the page to this file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare recipes with plain decoding on a toy model that is small enough to enumerate.
+    """Compare recipes with plain decoding on a toy model that is small enough to enumerate, or check a model (-m).
+
+    With -m, a model is checked with its own weights: greedy tokens against the model's own generate, windows and
+    roll-back against single steps, samples against the model's own in a two-sample test, kernels and CUDA graphs
+    against the eager path, and the calls and seconds of each recipe, on one Markdown page. RECIPE is one recipe, or all
+    for the most useful ones.
 
     TV is the total variation distance between the joint distributions; floor is its mean for that many exact samples.
     z is the mean of a score of the sequences, such as their likelihood, in standard errors. An exact recipe passes
@@ -36,6 +72,24 @@ def check(
     two samples are compared, and the score is their largest difference in standard errors; a relaxed rule has no bound
     there and always passes. Exit status 1 if a recipe fails.
     """
+    given: dict[str, object] = {
+        "--prompt": prompt,
+        "--device": device,
+        "--dtype": dtype,
+        "--tokenizer": tokenizer,
+        "--style": style,
+    }
+    given |= {"--tokens": tokens, "--rows": rows, "--output": output}
+    if model is not None:
+        if columns or latents:
+            raise ArgumentError("--columns and --latents are for toy models; leave them out with -m/--model")
+        wanted = None if what == "all" else [parse(what)]
+        options = ModelOptions(prompt, device or "cpu", dtype, tokenizer, style, tokens or 64, rows or 64)
+        report_model(model, wanted, options, output, as_json)
+        return
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError(f"{name} is for a model; name one with -m/--model")
     if columns and latents:
         raise ArgumentError("--columns and --latents exclude each other; give one of them")
     chosen = all_recipes(columns, latents) if what == "all" else [parse(what)]
@@ -52,6 +106,79 @@ def check(
     if as_json:
         print(json.dumps({"samples": samples, "seed": seed, "results": entries}))
     if not all(entry["passed"] for entry in entries):
+        raise typer.Exit(FAILED)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of `mmspec check -m`; None takes the default of the model."""
+
+    prompt: str | None
+    device: str
+    dtype: str | None
+    tokenizer: str | None
+    style: str | None
+    tokens: int
+    rows: int
+
+
+def report_model(
+    model: str, recipes: Sequence[Recipe] | None, options: ModelOptions, output: Path | None, as_json: bool
+) -> None:
+    """Checks a model with its weights, and prints or writes the page.
+
+    Args:
+        model: As `mmspec.load` reads it.
+        recipes: Recipes besides plain decoding; None for `USEFUL` and the default of the model.
+        options: The other options.
+        output: Where to write the page; None prints it.
+        as_json: Whether to print a JSON object instead.
+
+    Raises:
+        typer.Exit: With status 1 if a check fails.
+    """
+    import mmspec
+    from mmspec.cli.model_check.checks import check_model
+    from mmspec.cli.model_check.page import as_json as as_object
+    from mmspec.cli.model_check.page import page
+    from mmspec.cli.model_check.subject import default_recipe, dtype_of, subject_of
+    from mmspec.cli.pipelines import disable_loading_bars
+    from mmspec.files import check_writable
+    from mmspec.metrics.environment import environment
+
+    if output is not None:
+        check_writable(output, "-o/--output")
+    disable_loading_bars()
+    config = None if options.style is None else {"style": options.style}
+    pipe = mmspec.load(model, device=options.device, dtype=options.dtype, tokenizer=options.tokenizer, config=config)
+    if hasattr(pipe, "set_progress_bar_config"):
+        pipe.set_progress_bar_config(disable=True)
+    prompt = DEFAULT_PROMPT if options.prompt is None else options.prompt
+    own = parse(default_recipe(pipe))
+    chosen = recipes or list(dict.fromkeys([own, *map(parse, USEFUL)], None))
+    dtype = dtype_of(pipe)
+    facts = {**environment(), "device": options.device, "dtype": str(dtype).removeprefix("torch.")}
+    report = check_model(
+        subject_of(pipe, prompt, options.tokens),
+        model,
+        prompt,
+        {name: value for name, value in facts.items() if value is not None},
+        [recipe for recipe in chosen if recipe.name != "plain"],
+        options.rows,
+        REPETITIONS,
+        options.device,
+        dtype,
+        lambda name: print(f"checking {name}", file=sys.stderr, flush=True),
+    )
+    if output is not None:
+        output.write_text(page(report), encoding="utf-8")
+    if as_json:
+        print(json.dumps(as_object(report)))
+    elif output is None:
+        print(page(report), end="")
+    else:
+        print(output)
+    if not report.passed:
         raise typer.Exit(FAILED)
 
 

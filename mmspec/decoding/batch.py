@@ -72,7 +72,7 @@ class BatchState:
 
         A sequence that nothing ends has a fixed length and is not truncated.
         """
-        may_end = bool(self.layout.eos) or self.layout.ends is not None
+        may_end = bool(self.layout.eos) or self.layout.ends is not None or self.layout.stops is not None
         return (self._lengths >= self.layout.length) & ~self._ended & may_end
 
     def positions(self, width: int) -> NDArray[np.int64]:

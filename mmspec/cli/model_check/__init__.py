@@ -1,0 +1,1 @@
+"""`mmspec check -m`: the checks of a model with a user's own weights."""

@@ -1,0 +1,440 @@
+"""A model as it is called by the checks: its own generate, mmspec's, and its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerationMixin
+
+from mmspec.audio.pipeline import SpeechPipeline, TargetJob
+from mmspec.decoding.batch import Step
+from mmspec.decoding.target import Target
+from mmspec.errors import ArgumentError
+from mmspec.hf.generate import GenerateJob, generate, prepare
+from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.vision.hf.image_adapter import Components
+from mmspec.vision.hf.image_request import ImageRequest
+from mmspec.vision.hf.pipeline import TransformersPipeline, input_device, sampling_arguments
+from mmspec.vision.hf.registry import image_adapter_of
+
+
+@dataclass(frozen=True)
+class Made:
+    """The result of a call.
+
+    Attributes:
+        tokens: int64 [rows, n], or audio float32 where a model's own generate returns no tokens.
+        calls: Target calls; 0 of a model's own generate.
+    """
+
+    tokens: Tensor
+    calls: int = 0
+
+
+class Subject(Protocol):
+    """What the checks call."""
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the model has a generate of its own to compare with."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        ...
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The ids of the prompt; empty if the model reads none."""
+        ...
+
+    def own(self, greedy: bool, rows: int, seed: int) -> Made:
+        """Generates with the model's own generate."""
+        ...
+
+    def ours(self, recipe: Recipe, greedy: bool, rows: int, seed: int) -> Made:
+        """Generates with a recipe.
+
+        Raises:
+            ArgumentError: If the recipe is not possible for the model.
+        """
+        ...
+
+    def job(self, rows: int) -> GenerateJob | None:
+        """The call of `generate`, ready to be decoded; None for models whose tokens are not single ids."""
+        ...
+
+    def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
+        """The target of the model with the prompt in all rows, and its length N; None if its tokens are not single ids.
+
+        Args:
+            rows: Rows of the batch.
+            slack: Tokens by which a window may reach past the end.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GenerateSubject:
+    """A transformers model, called through its `generate` with and without `custom_generate`.
+
+    Attributes:
+        model: The model.
+        ids: The ids of the prompt.
+        inputs: Makes the inputs of a number of rows.
+        sampled: Arguments of a sampled call.
+        greedy: Arguments of a greedy call.
+        single_ids: Whether tokens are single ids, so that a target can be made.
+        own_only: Further arguments of the model's own generate.
+        prompt_kept: Whether the result begins with the prompt.
+        draft_model: A draft model, or None.
+        has_own: As in `Subject`.
+    """
+
+    model: Any
+    ids: list[int]
+    inputs: Callable[[int], Mapping[str, Any]]
+    sampled: Mapping[str, Any]
+    greedy: Mapping[str, Any]
+    single_ids: bool = True
+    own_only: Mapping[str, Any] | None = None
+    prompt_kept: bool = True
+    draft_model: Any = None
+    has_own: bool = True
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.ids
+
+    def own(self, greedy: bool, rows: int, seed: int) -> Made:
+        torch.manual_seed(seed)
+        out = self.model.generate(**self.inputs(rows), **self._settings(greedy), **(self.own_only or {}))
+        return Made(self._new(out))
+
+    def ours(self, recipe: Recipe, greedy: bool, rows: int, seed: int) -> Made:
+        torch.manual_seed(seed)
+        calls = 0
+
+        def count(step: Step) -> None:
+            nonlocal calls
+            calls += 1
+
+        given = {"recipe": recipe, "seed": [seed + row for row in range(rows)], "on_step": count}
+        # Some classes override `generate` without passing `custom_generate` on.
+        method = type(self.model).generate if self.name in OWN_METHOD else GenerationMixin.generate
+        if recipe.needs_draft_model:
+            given["draft_model"] = self.draft_model
+        out = method(self.model, **self.inputs(rows), **self._settings(greedy), custom_generate=generate, **given)
+        return Made(self._new(out), calls)
+
+    def job(self, rows: int) -> GenerateJob | None:
+        if not self.single_ids:
+            return None
+        jobs: list[GenerateJob] = []
+
+        def capture(
+            model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **given: Any
+        ) -> Tensor:
+            config = given.pop("generation_config")
+            jobs.append(prepare(model, input_ids, logits_processor, stopping_criteria, config, given))
+            return input_ids
+
+        with torch.no_grad():
+            GenerationMixin.generate(
+                self.model, **self.inputs(rows), **self._settings(greedy=True), custom_generate=capture
+            )
+        return jobs[0]
+
+    def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
+        job = self.job(rows)
+        return None if job is None else (job.target(job.plan, slack), job.plan.length)
+
+    def _settings(self, greedy: bool) -> Mapping[str, Any]:
+        return self.greedy if greedy else self.sampled
+
+    def _new(self, out: Any) -> Tensor:
+        found: Tensor = out if isinstance(out, Tensor) else torch.nn.utils.rnn.pad_sequence(list(out), batch_first=True)
+        start = len(self.ids) if self.prompt_kept else 0
+        return found[:, start:].flatten(1).cpu()
+
+
+# Classes whose own `generate` prepares the call and accepts `custom_generate`.
+OWN_METHOD = ("BarkModel", "CsmForConditionalGeneration")
+
+
+@dataclass(frozen=True)
+class PipelineSubject:
+    """A pipeline of a model without a generate of its own that could be called.
+
+    Attributes:
+        pipe: An image or speech pipeline.
+        prompt: The prompt; for class-conditional models, a number.
+        has_own: As in `Subject`.
+    """
+
+    pipe: Any
+    prompt: str
+    has_own: bool = False
+
+    @property
+    def name(self) -> str:
+        return type(getattr(self.pipe, "adapter", self.pipe)).__name__
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return []
+
+    def own(self, greedy: bool, rows: int, seed: int) -> Made:
+        raise NotImplementedError
+
+    def ours(self, recipe: Recipe, greedy: bool, rows: int, seed: int) -> Made:
+        given: dict[str, Any] = {"recipe": recipe, "seed": [seed + row for row in range(rows)]}
+        if greedy:
+            given["temperature"] = 0.0
+        out: Any
+        if isinstance(self.pipe, SpeechPipeline):
+            out = self.pipe([self.prompt] * rows, **given)
+            parts = [torch.cat([part.flatten() for part in one.tokens]) for one in out]
+            return Made(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), out.stats.nfe)
+        if self.prompt.isdigit():
+            out = self.pipe(class_labels=[int(self.prompt)] * rows, output_type="latent", **given)
+        else:
+            out = self.pipe([self.prompt] * rows, output_type="latent", **given)
+        return Made(out.tokens.flatten(1).cpu(), out.stats.nfe)
+
+    def job(self, rows: int) -> GenerateJob | None:
+        return None
+
+    def target(self, rows: int, slack: int) -> tuple[Target, int] | None:
+        if isinstance(self.pipe, SpeechPipeline):
+            adapter = self.pipe.adapter
+            part = adapter.read(self.prompt, None).parts[0]
+            job = adapter.job([part] * rows, parse(f"sjd:window={max(slack, 2)}"), [adapter.sampling] * rows)
+            if isinstance(job, TargetJob) and job.layout.kind == "tokens":
+                return job.target, job.layout.length
+        elif hasattr(self.pipe, "prepare") and not self.prompt.isdigit():
+            prepared = self.pipe.prepare([self.prompt] * rows, slack)
+            if prepared.layout.kind == "tokens":
+                return prepared.make(), prepared.layout.length
+        return None
+
+
+def subject_of(pipe: Any, prompt: str, tokens: int) -> Subject:
+    """The subject of a loaded pipeline.
+
+    Args:
+        pipe: What `mmspec.load` returned.
+        prompt: The prompt or text.
+        tokens: New tokens of a call, where the model does not fix their number.
+    """
+    if isinstance(pipe, TransformersPipeline):
+        return image_subject(pipe, prompt, tokens)
+    adapter = getattr(pipe, "adapter", None)
+    model = getattr(adapter, "model", None)
+    if isinstance(model, GenerationMixin) and type(model).__name__ in SPEECH_INPUTS:
+        return SPEECH_INPUTS[type(model).__name__](adapter, prompt, tokens)
+    return PipelineSubject(pipe, prompt)
+
+
+def image_subject(pipe: TransformersPipeline, prompt: str, tokens: int) -> GenerateSubject:
+    """An image model of transformers, with the prompts of its pipeline."""
+    config, model = pipe.config, pipe.model
+    sampling = SamplingParams(config.temperature, config.top_k, config.top_p, config.guidance_scale)
+    adapter = image_adapter_of(model, Components(pipe.processor, pipe.vqvae, config.layout))
+    device = input_device(model)
+
+    def inputs(rows: int) -> Mapping[str, Any]:
+        request = ImageRequest([prompt] * rows, sampling.guidance_scale != 1, None, None, None)
+        return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in adapter.job(request).arguments.items()}
+
+    length = adapter.job(ImageRequest([prompt], sampling.guidance_scale != 1, None, None, None)).length
+    janus = type(model).__name__ == "JanusForConditionalGeneration"
+    count = {"max_new_tokens": length if janus else min(tokens, length)}
+    greedy = SamplingParams(0, guidance_scale=sampling.guidance_scale)
+    return GenerateSubject(
+        model,
+        inputs(1)["input_ids"][0].tolist(),
+        inputs,
+        {**sampling_arguments(sampling), **count},
+        {**sampling_arguments(greedy), **count},
+        own_only={"generation_mode": "image"} if janus else None,
+        prompt_kept=not janus,
+        draft_model=pipe.draft_model,
+        # Chameleon's own forward excludes the codes of images.
+        has_own=type(model).__name__ != "ChameleonForConditionalGeneration",
+    )
+
+
+def flat_subject(adapter: Any, text: str, tokens: int) -> GenerateSubject:
+    """A flat speech model, with the prompt of its style and its default sampling parameters."""
+    ids = adapter.read(text, None).parts[0].ids
+    s = adapter.sampling
+    count = {"max_new_tokens": tokens}
+    sampled = {"do_sample": True, "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
+    return GenerateSubject(
+        adapter.model,
+        list(ids),
+        lambda rows: mask_all(torch.tensor([ids] * rows, device=adapter.model.device)),
+        (sampled if s.temperature else {"do_sample": False}) | count,
+        {"do_sample": False, **count},
+        draft_model=adapter.draft_model,
+    )
+
+
+def csm_subject(adapter: Any, text: str, tokens: int) -> GenerateSubject:
+    """CSM, with the prompt of its pipeline; both of its decoders are greedy, or sample as the checkpoint says."""
+    ids = adapter.read(text, None).parts[0].ids
+    count = {"max_new_tokens": tokens}
+    return GenerateSubject(
+        adapter.model,
+        list(ids),
+        lambda rows: mask_all(torch.tensor([ids] * rows, device=adapter.model.device)),
+        count,
+        {"do_sample": False, "depth_decoder_do_sample": False, **count},
+        single_ids=False,
+        prompt_kept=False,
+        draft_model=adapter.draft_model,
+    )
+
+
+def bark_subject(adapter: Any, text: str, tokens: int) -> GenerateSubject:
+    """Bark: audio, whose last stage samples from torch's generator."""
+    words = adapter.processor(text)
+    inputs = {name: torch.as_tensor(words[name]).view(1, -1) for name in ("input_ids", "attention_mask")}
+
+    def repeated(rows: int) -> Mapping[str, Any]:
+        return {name: ids.repeat(rows, 1).to(adapter.model.device) for name, ids in inputs.items()}
+
+    return GenerateSubject(
+        adapter.model,
+        inputs["input_ids"][0].tolist(),
+        repeated,
+        {"do_sample": True},
+        {"do_sample": False},
+        single_ids=False,
+        prompt_kept=False,
+        draft_model=adapter.draft_model,
+    )
+
+
+def columns_subject(adapter: Any, text: str, tokens: int) -> GenerateSubject:
+    """MusicGen or Dia, with the texts of its processor."""
+    dia = type(adapter.model).__name__ == "DiaForConditionalGeneration"
+    text = adapter.read(text, None).parts[0].text if dia else text  # with the tag of a speaker
+    reader = getattr(adapter.processor, "tokenizer", adapter.processor)
+
+    def inputs(rows: int) -> Mapping[str, Any]:
+        words = reader([text] * rows, padding=True, return_tensors="pt").to(adapter.model.device)
+        found = {name: words[name].clone() for name in ("input_ids", "attention_mask")}
+        return found | (begun_columns(adapter.model, rows) if dia else {})
+
+    scale = adapter.sampling.guidance_scale
+    more = {"max_new_tokens": tokens} | ({"guidance_scale": scale} if scale != 1 else {})
+    return GenerateSubject(
+        adapter.model,
+        inputs(1)["input_ids"][0].tolist(),
+        inputs,
+        {"do_sample": True, **more},
+        {"do_sample": False, **more},
+        single_ids=False,
+        prompt_kept=False,
+        draft_model=adapter.draft_model,
+    )
+
+
+def higgs_subject(adapter: Any, text: str, tokens: int) -> GenerateSubject:
+    """Higgs Audio, with one user turn."""
+    turns = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+
+    def inputs(rows: int) -> Mapping[str, Any]:
+        words = adapter.processor.apply_chat_template(
+            [turns] * rows,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            padding=True,
+            return_tensors="pt",
+        )
+        return {name: words[name].to(adapter.model.device) for name in ("input_ids", "attention_mask")}
+
+    count = {"max_new_tokens": tokens}
+    return GenerateSubject(
+        adapter.model,
+        inputs(1)["input_ids"][0].tolist(),
+        inputs,
+        {"do_sample": True, **count},
+        {"do_sample": False, **count},
+        single_ids=False,
+        prompt_kept=False,
+        draft_model=adapter.draft_model,
+    )
+
+
+def begun_columns(model: Any, rows: int) -> dict[str, Tensor]:
+    """The columns with which Dia's processor begins audio: each codebook's first id, delayed, and padding after it."""
+    config, delays = model.config.decoder_config, torch.tensor(model.config.delay_pattern)
+    begun = torch.arange(int(delays.max()) + 1)[:, None] <= delays
+    columns = torch.where(begun, int(config.bos_token_id), int(config.pad_token_id)).int()
+    return {
+        "decoder_input_ids": columns.repeat(rows, 1, 1).to(model.device),
+        "decoder_attention_mask": torch.ones(rows, len(columns), dtype=torch.int64, device=model.device),
+    }
+
+
+def mask_all(ids: Tensor) -> dict[str, Tensor]:
+    """Prompts int64 [B, T] without padding, with their mask."""
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+SPEECH_INPUTS: dict[str, Callable[[Any, str, int], GenerateSubject]] = {
+    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), flat_subject),
+    "CsmForConditionalGeneration": csm_subject,
+    "BarkModel": bark_subject,
+    "MusicgenForConditionalGeneration": columns_subject,
+    "MusicgenMelodyForConditionalGeneration": columns_subject,
+    "DiaForConditionalGeneration": columns_subject,
+    "HiggsAudioV2ForConditionalGeneration": higgs_subject,
+}
+
+
+def possible(subject: Subject, recipes: Sequence[Recipe]) -> tuple[list[Recipe], dict[str, str]]:
+    """The recipes that a model can run, and why it cannot run the others.
+
+    Args:
+        subject: The model.
+        recipes: The candidates.
+    """
+    found, refused = [], {}
+    for recipe in recipes:
+        try:
+            subject.ours(recipe, greedy=True, rows=1, seed=0)
+        except ArgumentError as error:
+            refused[str(recipe)] = str(error)
+        else:
+            found.append(recipe)
+    return found, refused
+
+
+def default_recipe(pipe: Any) -> str:
+    """The recipe that a pipeline uses by default."""
+    return str(pipe.config.get("recipe", "plain"))
+
+
+def dtype_of(pipe: Any) -> torch.dtype:
+    """The dtype of a pipeline's model."""
+    for holder in (getattr(pipe, "adapter", pipe), pipe):
+        for name in ("model", "transformer"):
+            model = getattr(holder, name, None)
+            if isinstance(model, torch.nn.Module):
+                return next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return torch.float32
