@@ -304,7 +304,7 @@ class SpeechPipeline:
 
         Args:
             text: A text, or a list of texts.
-            voice: A name of `adapter.voices`; None is the first.
+            voice: A name of `adapter.voices`; None is the first, or with Bark a random voice.
             recipe: How to decode, e.g. `"table:window=8"`; None is the model's default.
             seed: Text i uses `seed + i`; or one seed per text. None is a random seed.
             temperature: 0 takes the most likely token; None is the model's default.

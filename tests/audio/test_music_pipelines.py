@@ -143,7 +143,7 @@ def test_music_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     capsys.readouterr()
     for more, message in (
         (["--seconds", "900"], "seconds=900 is not allowed; this model makes"),
-        (["-o", str(tmp_path / "x.mp3")], "must end in .wav or .flac"),
+        (["-o", str(tmp_path / "x.mp3")], ".mp3 files cannot have a sampling rate of 1000"),
         (["--recipe", "scdd"], "unknown recipe 'scdd' (did you mean 'scd'?)"),
         (["-m", "shapes"], "model 'shapes' does not generate audio"),
     ):
