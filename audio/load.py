@@ -10,7 +10,7 @@ import torch
 
 from mmspec import hub
 from mmspec.audio.codec import Codec
-from mmspec.audio.codecs import codec_of
+from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.snac import is_snac, read_snac
 from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
@@ -75,7 +75,7 @@ def from_folder(
     codec: Path | None = None,
     config: Mapping[str, Any] | None = None,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
 ) -> SpeechPipeline:
     """A pipeline from a folder with a model of transformers, or a published Chatterbox or CosyVoice folder.
 
@@ -86,7 +86,7 @@ def from_folder(
         config: The options of the model's adapter, such as `style` of a flat model; for all models, `draft_model`: a
             folder or Hub id of a smaller model of the family, or "pair" for the one listed in `PAIRS`.
         device: Where to load the model.
-        dtype: Its dtype.
+        dtype: Its dtype, or "auto" for that of the files.
 
     Raises:
         ArgumentError: For missing or unknown options.
@@ -94,8 +94,9 @@ def from_folder(
     """
     options = dict(config or {})
     if (read := codec_lm_reader(folder)) is not None:
-        return from_codec_lm_folder(read, folder, processor, codec, options, device, dtype)
-    model = load_model(folder, device, dtype)
+        own = dtype if isinstance(dtype, torch.dtype) else torch.float32  # the published files have several dtypes
+        return from_codec_lm_folder(read, folder, processor, codec, options, device, own)
+    model = load_model(folder, device, dtype, SPEECH_ADAPTERS)
     if processor is None and any((folder / file).exists() for file in PROCESSOR_FILES):
         processor = folder
     if isinstance(processor, (str, Path)):
@@ -104,7 +105,7 @@ def from_folder(
     if draft == "pair":
         draft = smaller_model(folder)
     if isinstance(draft, (str, Path)):
-        draft = load_model(draft_folder(draft), device, dtype)
+        draft = load_model(draft_folder(draft), device, dtype, SPEECH_ADAPTERS)
     return from_model(model, processor, codec, {**options, "draft_model": draft})
 
 
@@ -169,7 +170,7 @@ def read_codec(folder: Path, device: str) -> Codec:
     Raises:
         ModelError: If it cannot be loaded.
     """
-    return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32))
+    return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32, CODECS))
 
 
 def smaller_model(folder: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
 from mmspec.audio.codec import Codec
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.reference_audio import ReferenceAudio
@@ -269,7 +270,7 @@ class SpeechPipeline:
             known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
             raise ArgumentError(f"voice={voice!r} is not allowed; {known}")
         if not isinstance(text, str):
-            raise PromptError(f"text={text!r} is not allowed; it must be a string")
+            raise PromptError(f"text={shown(text)} is not allowed; it must be a string")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError(f"text={text!r} has surrogates, which are not characters; decode it correctly")
         if not text.strip():
@@ -326,11 +327,9 @@ class SpeechPipeline:
             ArgumentError: For an argument whose value is not allowed.
             UnknownNameError: For an unknown recipe, rule or drafter.
         """
-        if not isinstance(text, (str, Sequence)):
-            raise PromptError(f"text={text!r} is not allowed; it must be a string or a list of strings")
-        texts = [text] if isinstance(text, str) else list(text)
-        if not texts:
-            raise ArgumentError("text is an empty list; give at least one text")
+        texts = text_list("text", text)
+        check_callback("on_step", on_step)
+        check_flag("measure_entropy", measure_entropy)
         if batch_size is None:
             batch_size = max(len(texts), DEFAULT_BATCH)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -403,9 +402,9 @@ class SpeechPipeline:
             ArgumentError: As in a call, before the first chunk.
             UnknownNameError: As in a call, before the first chunk.
         """
-        for name, value in (("first", first), ("every", every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name}={value!r} is not allowed; it must be 1 frame or more")
+        check_integer("first", first, 1, 2**31)
+        check_integer("every", every, 1, 2**31)
+        check_callback("on_step", on_step)
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
         rate, silence = self.sampling_rate, self._silence(pause)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import limits
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 
 
 def read_json(path: Path, argument: str) -> Any:
@@ -21,6 +21,21 @@ def read_json(path: Path, argument: str) -> Any:
         ArgumentError: If the file cannot be read, is no JSON, or exceeds `limits.FILE_BYTES` or `limits.DEPTH`.
     """
     return parse_json(_read(path, argument), f"{argument}: '{path}'")
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model.
+
+    Raises:
+        ModelError: If there is no file, or it contains something else, or exceeds a limit.
+    """
+    try:
+        found = parse_json(_read(file, "file"), f"'{file}'")
+    except ArgumentError as error:
+        raise ModelError(str(error).removeprefix("file: ")) from None
+    if not isinstance(found, dict):
+        raise ModelError(f"'{file}' must contain a JSON object, not a {type(found).__name__}")
+    return found
 
 
 def parse_json(text: str | bytes, name: str) -> Any:

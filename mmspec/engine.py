@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import check_callback, check_flag
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
@@ -65,8 +66,10 @@ def run(
         measure_entropy: Whether to measure `Stats.entropy` and `Stats.nll`.
 
     Raises:
-        ArgumentError: If the recipe needs a resource that the model does not provide.
+        ArgumentError: If the recipe needs a resource that the model does not provide, or `on_step` cannot be called.
     """
+    check_callback("on_step", on_step)
+    check_flag("measure_entropy", measure_entropy)
     meter = Meter(target.device, len(seeds), measure_entropy)
     state = BatchState(seeds, layout, recipe.window, target.device)
     sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from numbers import Number
 
 from mmspec.errors import ArgumentError, did_you_mean
 
@@ -46,15 +48,19 @@ class Knob:
         numbers = "" if self.low is None else f"a number from {self.low} to {self.high}"
         allowed = " or ".join(filter(None, (numbers, words)))
         wrong = ArgumentError(f"{where}={value} is not allowed; it must be {allowed}")
-        if value in self.choices:
+        if isinstance(value, str) and value in self.choices:
             return value
         if self.low is None:
             raise ArgumentError(f"{wrong}{did_you_mean(str(value), self.choices)}")
         try:
             number = (float if isinstance(self.default, str) else type(self.default))(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, ArithmeticError):
             raise wrong from None
-        if isinstance(value, float) and number != value:
+        given: object = value
+        # int() also takes the fraction off a number, and reads numbers of types that compare with nothing.
+        if isinstance(given, bool) or not isinstance(given, (str, Number)):
+            raise wrong
+        if isinstance(given, Number) and operator.ne(number, given):
             raise wrong
         assert self.high is not None
         if not self.low <= number <= self.high:

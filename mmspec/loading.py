@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmspec import hub
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError, did_you_mean, unknown_name
 from mmspec.hub.published import refuse_layout, refuse_original
 from mmspec.importing import resolve
@@ -22,6 +22,8 @@ MODELS = {
     ),
     "spoken": Info("speech from a small vocabulary, two voices; ships with mmspec", "mmspec.audio.spoken.model:load"),
 }
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 
 def models() -> dict[str, Info]:
@@ -56,7 +58,6 @@ OF_TRANSFORMERS = (
     "attn_implementation", "quantization_config", "load_in_8bit", "load_in_4bit", "low_cpu_mem_usage", "max_memory",
     "offload_folder", "tp_plan", "use_safetensors", "adapter_kwargs",
 )  # fmt: skip
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
 
 
 def refuse_unknown(unknown: Mapping[str, object]) -> None:
@@ -74,26 +75,6 @@ def refuse_unknown(unknown: Mapping[str, object]) -> None:
             own = [each for each in inspect.signature(load).parameters if each != "unknown"]
             hint = f"{did_you_mean(name, own)}; its arguments are {', '.join(own)}"
         raise ArgumentError(f"mmspec.load has no argument {name!r}{hint}")
-
-
-def read_dtype(dtype: Any) -> Any:
-    """A dtype by name as a `torch.dtype`; None, "auto" and a `torch.dtype` as they are.
-
-    Raises:
-        ArgumentError: If it is something else.
-    """
-    import torch
-
-    if dtype is None or isinstance(dtype, torch.dtype) or dtype == "auto":
-        return dtype
-    name = str(dtype).removeprefix("torch.")
-    found = getattr(torch, DTYPES.get(name, name), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        known = ("auto", "float32", "float16", "bfloat16")
-        raise ArgumentError(
-            f"dtype={dtype!r} is not allowed{did_you_mean(name, known)}; it is one of {', '.join(known)}"
-        )
-    return found
 
 
 def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> None:
@@ -115,10 +96,33 @@ def check_device(device: Any) -> None:
     """
     import torch
 
+    if not isinstance(device, (str, torch.device)) or not str(device):
+        raise ArgumentError(f"device={device!r} is not allowed; use a name such as 'cpu' or 'cuda:0'")
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch built without CUDA asserts
-        raise ArgumentError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # backends that are not built in raise anything: assertions, ImportError
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ArgumentError(f"device={str(device)!r} cannot be used: {reason}") from error
+
+
+def read_dtype(dtype: Any) -> Any:
+    """A dtype of weights, by name, as a `torch.dtype`; None, "auto" and a `torch.dtype` as they are.
+
+    Raises:
+        ArgumentError: If it is not a dtype that models can compute in.
+    """
+    import torch
+
+    if dtype is None or (isinstance(dtype, torch.dtype) and str(dtype).removeprefix("torch.") in DTYPES):
+        return dtype
+    near = ""
+    if isinstance(dtype, str):
+        name = dtype.strip().lower().removeprefix("torch.")
+        name = SHORT_DTYPES.get(name, name)
+        if name == "auto" or name in DTYPES:
+            return name if name == "auto" else getattr(torch, name)
+        near = did_you_mean(name, DTYPES)
+    raise ArgumentError(f"dtype={shown(dtype)} is not allowed{near}; it is one of auto, {', '.join(DTYPES)}")
 
 
 def load(
@@ -170,6 +174,7 @@ def load(
             or an argument is unknown.
     """
     refuse_unknown(unknown)
+    check_arguments(model, tokenizer, config, drafter)
     with hub.hub_access(hub.HubAccess(cache_dir, token)):
         pipe = load_model(model, processor, tokenizer, config, device, read_dtype(dtype), revision)
         if drafter is not None:
@@ -207,7 +212,7 @@ def load_model(
     model = str(model)
     known = models()
     path = Path(model)
-    if model not in known and not path.exists():
+    if model not in known and not exists(path):
         refuse_original(model)
         fetched = hub.fetch(model, revision, check_layout)
         if fetched is None:
@@ -246,39 +251,28 @@ def load_model(
         return load_named(device=device, dtype=dtype)
     if not (path / "model_index.json").is_file():
         raise ModelError(f"model {model!r} is neither a saved pipeline (model_index.json) nor an original checkpoint")
-    return saved_pipeline(path, model, device, dtype)
+    from mmspec.vision.saved_pipeline import load_pipeline
+
+    return load_pipeline(path, device, dtype)
 
 
-def saved_pipeline(path: Path, model: str, device: str, dtype: Any) -> Any:
-    """Loads a pipeline that `save_pretrained` has written.
-
-    Args:
-        path: The folder.
-        model: The name of the model in error messages.
-        device: The device to load to.
-        dtype: A `torch.dtype`, or "auto" for that of its files.
+def check_arguments(model: Any, tokenizer: Any, config: Any, drafter: Any) -> None:
+    """Checks the types of arguments of `load`.
 
     Raises:
-        ModelError: If the folder has no pipeline of mmspec, or the pipeline cannot be loaded.
+        ArgumentError: If an argument is of a type that is not allowed, or an empty string.
     """
-    from safetensors import SafetensorError
+    import torch
 
-    from mmspec.hf.folder import read_json
-    from mmspec.vision.hf.pipeline import TransformersPipeline
-    from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-
-    importlib.import_module("mmspec.vision.shapes.model")
-    from mmspec.vision.mar.pipeline import MARPipeline
-
-    name = read_json(path / "model_index.json").get("_class_name")
-    kind = {each.__name__: each for each in (TransformersPipeline, MARPipeline)}.get(name, LlamaGenPipeline)
-    try:
-        return kind.from_pretrained(path, dtype=dtype, low_cpu_mem_usage=False).to(device)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(
-            f"model {model!r} is not a pipeline that mmspec can load: {type(error).__name__}: {reason}"
-        ) from None
+    if not isinstance(model, (str, Path, torch.nn.Module)):
+        raise ArgumentError(f"model={shown(model)} is not allowed; give a name, a path, a Hub id or a loaded model")
+    for name, value in (("model", model), ("tokenizer", tokenizer), ("drafter", drafter)):
+        if value is not None and not isinstance(value, (str, Path)) and name != "model":
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; give a path or a Hub id")
+        if isinstance(value, str) and (not value.strip() or "\0" in value):
+            raise ArgumentError(f"{name}={value!r} is not allowed; give a name, a path or a Hub id")
+    if config is not None and not (isinstance(config, Mapping) and all(isinstance(key, str) for key in config)):
+        raise ArgumentError(f"config={shown(config)} is not allowed; it must be a mapping with names as keys")
 
 
 def add_drafter(pipe: Any, drafter: str | Path) -> None:
@@ -289,7 +283,7 @@ def add_drafter(pipe: Any, drafter: str | Path) -> None:
         ModelError: If the drafter does not fit the model.
     """
     path: Path | None = Path(drafter)
-    if not Path(drafter).is_dir():
+    if not (exists(Path(drafter)) and Path(drafter).is_dir()):
         path = hub.fetch(str(drafter))
     if path is None:
         raise ArgumentError(
@@ -300,6 +294,14 @@ def add_drafter(pipe: Any, drafter: str | Path) -> None:
     pipe.add_drafter(path)
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; names that a file system does not allow have none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def local_file(tokenizer: str | None) -> Path | None:
     """The local path of a tokenizer, downloaded from the Hub if it is not a path.
 
@@ -308,7 +310,7 @@ def local_file(tokenizer: str | None) -> Path | None:
     """
     if tokenizer is None:
         return None
-    path = Path(tokenizer) if Path(tokenizer).exists() else hub.fetch(tokenizer)
+    path = Path(tokenizer) if exists(Path(tokenizer)) else hub.fetch(tokenizer)
     if path is None:
         raise ArgumentError(f"tokenizer={tokenizer!r} does not exist")
     return path

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
 from mmspec.knobs import LARGEST, RUNNERS, Branching, Knob, Value, branches, nodes
 from mmspec.registry import Components, plugins, rules
@@ -298,6 +299,12 @@ class Recipe:
     knobs: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ArgumentError(f"name={shown(self.name)} is not allowed; it must be a string such as 'scd'")
+        if not isinstance(self.knobs, Mapping) or not all(isinstance(knob, str) for knob in self.knobs):
+            raise ArgumentError(
+                f"knobs={shown(self.knobs)} is not allowed; it must be a mapping such as {{'window': 32}}"
+            )
         # A rule for vectors also applies to plain decoding, because it sets the noise that tokens are sampled with.
         if not self.info.drafts and self.rule_name != "exact" and not self.rule.continuous:
             raise ArgumentError(f"recipe {self.name!r} is not possible: plain decoding has no drafts to accept")
@@ -413,7 +420,7 @@ def parse(recipe: str | Recipe) -> Recipe:
         return recipe
     if not isinstance(recipe, str):
         raise ArgumentError(
-            f"recipe={recipe!r} is not allowed; it must be a string such as 'scd:window=32', or a Recipe"
+            f"recipe={shown(recipe)} is not allowed; it must be a string such as 'scd:window=32', or a Recipe"
         )
     name, colon, settings = recipe.strip().partition(":")
     knobs: dict[str, Value] = {}

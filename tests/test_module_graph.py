@@ -25,7 +25,16 @@ import mmspec
 # From the lowest; a room imports rooms of lower layers only.
 LAYERS = (
     ("mmspec.errors",),
-    ("mmspec.importing", "mmspec.knobs", "mmspec.files", "mmspec.hub", "mmspec.limits", "mmspec.output"),
+    (
+        "mmspec.importing",
+        "mmspec.knobs",
+        "mmspec.files",
+        "mmspec.hub",
+        "mmspec.limits",
+        "mmspec.checkpoint",
+        "mmspec.arguments",
+        "mmspec.output",
+    ),
     ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),
     ("mmspec.sampling",),

@@ -133,7 +133,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(root: Path, wheel: Path) ->
 def test_the_wheel_declares_command_and_license(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
-        assert "mmspec = mmspec.cli.app:main" in archive.read(info["entry_points.txt"]).decode()
+        assert "mmspec = mmspec.__main__:main" in archive.read(info["entry_points.txt"]).decode()
         assert archive.read(info["top_level.txt"]).decode().split() == ["mmspec"]
         assert "License-Expression: Apache-2.0" in archive.read(info["METADATA"]).decode()
         assert "Apache License" in archive.read(info["licenses/LICENSE"]).decode()

@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.output import Output
 
+MAX_IMAGES = 2**20  # of one prompt in one call, which memory bounds earlier
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
@@ -43,8 +45,7 @@ def check_call(num_images_per_prompt: int, output_type: str) -> None:
     Raises:
         ArgumentError: If the number is not an integer of 1 or more, or there is no such output type.
     """
-    if not isinstance(num_images_per_prompt, int) or num_images_per_prompt < 1:
-        raise ArgumentError(f"num_images_per_prompt={num_images_per_prompt} is not allowed; it must be 1 or more")
+    check_integer("num_images_per_prompt", num_images_per_prompt, 1, MAX_IMAGES)
     check_output_type(output_type)
 
 
@@ -54,7 +55,7 @@ def check_output_type(output_type: str) -> None:
     Raises:
         ArgumentError: If there is none.
     """
-    if output_type not in OUTPUT_TYPES:
+    if not isinstance(output_type, str) or output_type not in OUTPUT_TYPES:
         raise ArgumentError(f"output_type={output_type!r} is not allowed; use one of {', '.join(OUTPUT_TYPES)}")
 
 

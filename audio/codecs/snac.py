@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -21,11 +19,12 @@ from torch.nn.utils.parametrize import remove_parametrizations
 
 from mmspec.audio.codec import CodecStream, OverlapStream
 from mmspec.audio.codecs.convolution import receptive_field
+from mmspec.checkpoint import building, check_tensors, listed, read_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import read_json
 from mmspec.sampling.rng import CounterRNG
 
-LOAD_ERRORS = (OSError, RuntimeError, TypeError, ValueError, EOFError, UnpicklingError, BadZipFile)
+MAX_STRIDE = 64
 REQUIRED = ("sampling_rate", "decoder_dim", "decoder_rates", "codebook_size", "codebook_dim", "vq_strides")
 
 
@@ -282,16 +281,18 @@ def read_snac(folder: Path, device: str = "cpu") -> Snac:
             "hubertsiuzdak/snac_24khz"
         )
     file = folder / "pytorch_model.bin"
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+    strides = config["vq_strides"]
+    if not isinstance(strides, list) or not all(isinstance(n, int) and 1 <= n <= MAX_STRIDE for n in strides):
+        raise ModelError(f"codec {str(folder)!r} has vq_strides={strides!r}; they must be integers, 1 to {MAX_STRIDE}")
+    state = read_tensors(file, "codec")
+    with building(f"codec '{file}'", "a SNAC as config.json describes"):
         model = SnacModel(config)
-        wanted = model.state_dict()
-        model.load_state_dict({name: state[name] for name in wanted})
-    except KeyError as error:
-        raise ModelError(f"codec '{file}' is incomplete; missing: {error.args[0]}") from None
-    except LOAD_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"codec '{file}' cannot be loaded: {type(error).__name__}: {reason}") from None
+    wanted = model.state_dict()
+    if missing := [name for name in wanted if name not in state]:
+        raise ModelError(f"codec '{file}' is incomplete; {listed({'missing': missing})}")
+    # The file has an encoder, and projections to codes, that decoding does not need.
+    check_tensors(f"codec '{file}'", {name: state[name] for name in wanted}, model)
+    model.load_state_dict({name: state[name].float() for name in wanted}, assign=True)
     for layer in model.modules():
         if isinstance(layer, (nn.Conv1d, nn.ConvTranspose1d)):
             remove_parametrizations(layer, "weight")

@@ -23,7 +23,8 @@ from mmspec.cli.music import music
 from mmspec.cli.report import report
 from mmspec.cli.speak import speak
 from mmspec.cli.train_drafter import train_drafter
-from mmspec.errors import MMSpecError
+from mmspec.errors import MMSpecError, OutputError, shorten
+from mmspec.files import failed_write
 
 app = typer.Typer(
     name="mmspec",
@@ -49,7 +50,7 @@ bench.command("image")(bench_image)
 bench.command("speak")(bench_speak)
 bench.command("kernels")(bench_kernels)
 
-USAGE, INTERRUPTED = 2, 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 # Some releases of typer bundle click, others depend on it; either way this is the class that typer raises.
 _UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -62,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `mmspec`; None for those in `sys.argv`.
 
     Returns:
-        The exit status: 0 for success, 1 for a failed check or a closed pipe, 2 for invalid input (one line on stderr),
-        130 for an interrupt.
+        The exit status: 0 for success, 1 for a failed check, a failed write or a closed pipe, 2 for invalid input (one
+        line on stderr), 130 for an interrupt.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths that the terminal's encoding lacks
@@ -76,24 +77,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except typer.Exit as stop:
         return stop.exit_code
+    except OutputError as error:
+        return _print_error(str(error), FAILED)
     except MMSpecError as error:
-        return _print_error(str(error))
+        return _print_error(str(error), USAGE)
     except _UsageError as error:
-        return _print_error(error.format_message())
+        return _print_error(shorten(error.format_message()), USAGE)
     except (KeyboardInterrupt, typer.Abort):
-        print("mmspec: interrupted", file=sys.stderr)
+        _print_line("mmspec: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has closed the pipe (`mmspec ls | head`); the interpreter's last flush must not fail on it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        _discard_stdout()
+        return FAILED
     except OSError as error:
         # If stdout has failed, the interpreter's last flush must not fail on it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _print_error(f"{type(error).__name__}: {error}")
+        _discard_stdout()
+        return _print_error(f"{type(error).__name__}: {shorten(str(error))}", FAILED if failed_write(error) else USAGE)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _print_error("not enough memory; generate less per call, or use a smaller model", FAILED)
     return 0
 
 
-def _print_error(message: str) -> int:
-    print(f"mmspec: error: {' '.join(message.split())}", file=sys.stderr)
-    return USAGE
+def out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch has failed to allocate memory, on any device."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "OutOfMemory" in type(error).__name__
+
+
+def _discard_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _print_error(message: str, status: int) -> int:
+    _print_line(f"mmspec: error: {' '.join(message.split())}")
+    return status
+
+
+def _print_line(line: str) -> None:
+    """Writes a line to stderr, and nothing at all if stderr is closed or full; the exit status tells the rest."""
+    if sys.stderr is None:  # print would write to stdout
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        # The interpreter's last flush must not fail on it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

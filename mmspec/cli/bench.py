@@ -18,7 +18,7 @@ from mmspec.cli.exactness_gate import gate
 from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
 from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator
 from mmspec.errors import ArgumentError
-from mmspec.files import check_writable, replacing
+from mmspec.files import STDOUT, check_writable, replacing
 from mmspec.recipes import Recipe, parse
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ Config = Annotated[
     str, typer.Option(help="With --random-weights: llamagen-b, llamagen-l, llamagen-xl or llamagen-xxl.")
 ]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
+    Path | None,
+    typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file, or - for stdout."),
 ]
 
 
@@ -68,7 +69,11 @@ def bench_image(
     target calls are timed instead, against the time that their bytes need.
     """
     if random_weights:
+        if output == STDOUT:
+            output, as_json = None, True
         return bench_steps(config, device, read_sizes(batch), repeats, output, as_json)
+    if output == STDOUT:  # the record instead of the table, as with --json
+        output, as_json = None, True
     chosen, sizes = _plan(recipes, batch, output, threads)
 
     from mmspec.metrics.bench.recipes import SamplingOverrides
@@ -105,6 +110,8 @@ def bench_speak(
     The second table has the time until the first audio of a stream. Quality is the share of correctly transcribed
     words, for `spoken` only. A recipe that claims to be exact gets a speed-up only if it passes the exactness check.
     """
+    if output == STDOUT:  # the record instead of the table, as with --json
+        output, as_json = None, True
     chosen, sizes = _plan(recipes, batch, output, threads)
 
     from mmspec.metrics.bench.latency import first_audio, latency_table

@@ -14,7 +14,7 @@ from mmspec import limits
 from mmspec.cli.memory import bounded_memory
 from mmspec.cli.options import Device, Json
 from mmspec.errors import unknown_name
-from mmspec.files import check_writable, replacing
+from mmspec.files import STDOUT, check_writable, replacing
 from mmspec.loading import check_device
 
 SCHEMA_VERSION = 1
@@ -30,13 +30,16 @@ def bench_kernels(
     threads: Annotated[int | None, typer.Option(min=1, show_default="torch's", help="CPU threads.")] = None,
     device: Device = "cpu",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file.")
+        Path | None,
+        typer.Option("-o", "--output", show_default=False, help="Write everything to this JSON file, or - for stdout."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Time the verification of one window: a Python loop, the torch path, and on a CUDA device the kernels."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
+    if output == STDOUT:  # the record instead of the table, as with --json
+        output, as_json = None, True
     limits.LOGITS.check("--batch, --window and --vocab", batch * (window + 1) * vocab)
     if threads is not None:
         limits.THREADS.check("--threads", threads)

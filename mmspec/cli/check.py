@@ -31,7 +31,7 @@ def check(
         bool, typer.Option("--latents", help="Check on a model of continuous tokens; all: the recipes it has.")
     ] = False,
     samples: Annotated[int, typer.Option(min=1000, help="Rows decoded per recipe; more find smaller biases.")] = 60_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the toy model and of the rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the toy model and of the rows.")] = 0,
     model: Annotated[
         str | None,
         typer.Option("-m", "--model", show_default=False, help="Check a model with its weights: a folder or Hub id."),

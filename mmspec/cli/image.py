@@ -21,9 +21,11 @@ from mmspec.cli.options import (
     Window,
     read_recipe,
 )
-from mmspec.cli.output_paths import plan
+from mmspec.cli.output_paths import OPTION, plan, read_output
 from mmspec.cli.pipelines import load_image_generator
 from mmspec.cli.progress import token_bar
+from mmspec.errors import ArgumentError
+from mmspec.files import STDOUT
 
 
 def image(
@@ -33,7 +35,14 @@ def image(
     model: Model = "shapes",
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Images per prompt.")] = 1,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="A .png file (numbered when there are several), or a folder.")
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            parser=read_output,
+            metavar="PATH",
+            help="A .png file (numbered when there are several), a folder, or - for one image on stdout.",
+        ),
     ] = Path("out.png"),
     recipe: Annotated[str, typer.Option(help="A name from `mmspec ls recipes`, with knobs: scd:window=32.")] = "scd",
     seed: Seed = 0,
@@ -49,6 +58,8 @@ def image(
     """Generate images from text, and print the path of each."""
     chosen = read_recipe(recipe, window)
     paths = plan(output, len(prompts) * number)
+    if output == STDOUT and as_json:
+        raise ArgumentError(f"{OPTION}: - excludes --json, which also writes to stdout")
 
     from mmspec.vision.png import write_png
 
@@ -68,7 +79,7 @@ def image(
     notes |= {name: str(value) for name, value in sampling.items() if value is not None}
     for i, (path, generated) in enumerate(zip(paths, out.images, strict=True)):
         write_png(generated, path, {"prompt": prompts[i // number], "seed": str(out.seeds[i]), **notes})
-        if not as_json:
+        if not as_json and path != STDOUT:
             print(path)
     if as_json:
         record = {

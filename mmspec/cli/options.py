@@ -11,7 +11,7 @@ from mmspec.recipes import Recipe, parse
 Model = Annotated[
     str, typer.Option("-m", "--model", help="A name from `mmspec ls models`, a folder, a checkpoint or a Hub id.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Row i of the run uses SEED + i.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Row i of the run uses SEED + i.")]
 Temperature = Annotated[
     float | None, typer.Option(min=0, show_default="the model's", help="0 takes the most likely token every time.")
 ]

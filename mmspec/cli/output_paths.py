@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
-from mmspec.files import check_writable
+from mmspec.files import STDOUT, check_writable, is_stream
 
 OPTION = "-o/--output"
 
@@ -17,12 +17,18 @@ def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Pat
 
     A single file is written to `x.png` itself, several to `x-0.png`, `x-1.png`, ... in the same folder. A name without
     one of `suffixes` is a folder, which need not exist yet: `x/0.png`, `x/1.png`, ..., with the first of `suffixes`.
-    All numbers have as many digits as the last one, so that the names sort in order.
+    All numbers have as many digits as the last one, so that the names sort in order. A single file may also be `-`,
+    which is stdout, or a device or FIFO of any name.
 
     Raises:
         ArgumentError: When a path cannot be written, or is neither a folder nor ends in one of `suffixes`.
     """
     limits.OUTPUTS.check("outputs", count)
+    if out == STDOUT or (not _is_folder(out) and is_stream(out)):
+        if count > 1:
+            raise ArgumentError(f"{OPTION}: '{out}' takes one file, not {count}; name a folder")
+        check_writable(out, OPTION, stdout=True)
+        return [out]
     digits = len(str(count - 1))
     numbers = [str(i).zfill(digits) for i in range(count)]
     endings = " or ".join(suffixes)
@@ -40,6 +46,22 @@ def plan(out: Path, count: int, suffixes: Sequence[str] = (".png",)) -> list[Pat
     for path in paths:
         check_writable(path, OPTION)
     return paths
+
+
+def read_output(text: str | Path) -> Path:
+    """The value of the option, from the words of a command line; a default, which is a path, is returned as it is.
+
+    Raises:
+        ArgumentError: When it is empty, or has the ending of a file and the slash of a folder.
+    """
+    if isinstance(text, Path):
+        return text
+    if not text.strip():
+        raise ArgumentError(f"{OPTION}: '{text}' is empty; name a file or a folder")
+    path = Path(text)
+    if text.endswith("/") and path.suffix and not path.is_dir():
+        raise ArgumentError(f"{OPTION}: '{text}' ends in a slash but has the ending of a file; leave one of them out")
+    return path
 
 
 def _is_folder(path: Path) -> bool:

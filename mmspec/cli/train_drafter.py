@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.options import Device, Drafter, Json, Model
+from mmspec.cli.output_paths import OPTION, read_output
 from mmspec.cli.pipelines import load_image_pipeline
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files import check_writable
@@ -29,6 +30,8 @@ def train_drafter(
         typer.Option(
             "-o",
             "--output",
+            parser=read_output,
+            metavar="FOLDER",
             help="The drafter's folder; an unfinished training with the same options in it is continued.",
         ),
     ],
@@ -49,7 +52,10 @@ def train_drafter(
         int, typer.Option(min=1, max=16, help="Tokens ahead: unrolled drafts (eagle) or heads (medusa).")
     ] = 4,
     hidden: Annotated[
-        int, typer.Option(min=0, help="Width of an EAGLE head's feed-forward layer; 0 is 8/3 of the features' width.")
+        int,
+        typer.Option(
+            min=0, max=2**20, help="Width of an EAGLE head's feed-forward layer; 0 is 8/3 of the features' width."
+        ),
     ] = 0,
     keep_features: Annotated[
         bool,
@@ -58,7 +64,9 @@ def train_drafter(
     drafter: Drafter = None,
     validate_every: Annotated[int, typer.Option(min=1, help="Steps between measurements of acceptance.")] = 500,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sequences, the weights and their order.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sequences, the weights and their order.")
+    ] = 0,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -121,11 +129,11 @@ def check_folder(output: Path) -> None:
         ArgumentError: When it can neither be created nor written to.
     """
     if output.is_dir():
-        check_writable(output / "training.json", "-o/--output")
+        check_writable(output / "training.json", OPTION)
     elif output.exists():
-        raise ArgumentError(f"-o/--output: cannot write '{output}': it is a file, not a folder")
+        raise ArgumentError(f"{OPTION}: cannot write '{output}': it is a file, not a folder")
     else:
-        check_writable(output, "-o/--output")
+        check_writable(output, OPTION)
 
 
 class Bars:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from mmspec import checkpoint
+from mmspec.checkpoint import building, check_tensors
+from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
@@ -36,33 +35,15 @@ def load_head(folder: str | Path) -> Head:
         ModelError: If a file is missing or unreadable, or if the keys or shapes are not those of a head.
     """
     folder = Path(folder)
-    config, tensors = read_config(folder), read_tensors(folder)
+    config, tensors = read_object(folder / "config.json"), read_tensors(folder)
     head_class: type[Head] = MedusaHeads if "medusa_num_heads" in config else EagleHead
     arguments = config if head_class is MedusaHeads else eagle_arguments(config, tensors)
     parameters = inspect.signature(head_class.__init__).parameters
-    try:
-        with torch.device("meta"):
-            head = head_class(**{name: value for name, value in arguments.items() if name in parameters})
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"drafter {str(folder)!r}: config.json does not describe a draft head: {error}") from None
-    check_tensors(folder, tensors, head)
+    with building(f"drafter {str(folder)!r}", "a draft head as its config.json describes"):
+        head = head_class(**{name: value for name, value in arguments.items() if name in parameters})
+    check_tensors(f"drafter {str(folder)!r}", tensors, head)
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Reads `config.json` of a drafter.
-
-    Raises:
-        ModelError: If the file is missing or is not a JSON object.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"drafter {str(folder)!r}: config.json cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"drafter {str(folder)!r}: config.json must hold a JSON object, not {type(config).__name__}")
-    return config
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -74,15 +55,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if file is None:
         raise ModelError(f"drafter {str(folder)!r} has no weights; there must be {' or '.join(WEIGHT_FILES)}")
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"drafter {str(file)!r} cannot be read: {error}") from None
-    except Exception as error:  # the unpickler raises anything for a file that is not a pickle
-        raise ModelError(f"drafter {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return checkpoint.read_tensors(file, "drafter")
 
 
 def eagle_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -105,25 +78,6 @@ def eagle_arguments(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     arguments["input_layernorm"] = "layers.0.input_layernorm.weight" in tensors
     arguments["qk_norm"] = "layers.0.self_attn.q_norm.weight" in tensors
     return arguments
-
-
-def check_tensors(folder: Path, tensors: Mapping[str, Tensor], head: Head) -> None:
-    """Checks that tensors have the names and shapes of a head's state.
-
-    Raises:
-        ModelError: If keys are missing or unknown, or if shapes differ; the message lists all of them.
-    """
-    expected = head.state_dict()
-    shapes = [
-        f"{key} {list(tensors[key].shape)} instead of {list(value.shape)}"
-        for key, value in expected.items()
-        if key in tensors and tensors[key].shape != value.shape
-    ]
-    missing, unknown = [k for k in expected if k not in tensors], [k for k in tensors if k not in expected]
-    named = (("missing", missing), ("unknown", unknown), ("wrong shape", shapes))
-    problems = [f"{name}: {', '.join(keys)}" for name, keys in named if keys]
-    if problems:
-        raise ModelError(f"drafter {str(folder)!r} does not match its config.json; {'; '.join(problems)}")
 
 
 def save_heads(heads: Mapping[str, Head], folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate, rotate_halves, row_table
 
 KeysValues = tuple[Tensor, Tensor]
@@ -81,6 +82,10 @@ def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
     return layer(x.to(layer.weight.dtype))
 
 
+# Of settings that no tensor confirms; their rotary table is computed.
+MAX_GRID, MAX_POSITIONS = 1024, 2**22
+
+
 class EagleHead(nn.Module, PyTorchModelHubMixin):
     """An EAGLE head.
 
@@ -100,6 +105,9 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
         input_layernorm: Whether the layer normalizes its input, as in Chameleon.
         qk_norm: Whether queries and keys are normalized, as in Chameleon.
+
+    Raises:
+        ArgumentError: If a size is not allowed.
     """
 
     kind = "eagle"
@@ -120,6 +128,16 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         qk_norm: bool = False,
     ) -> None:
         super().__init__()
+        for name, value, least, most in (
+            ("num_attention_heads", num_attention_heads, 1, hidden_size),
+            ("grid_size", grid_size, 1, MAX_GRID),
+            ("prefix", prefix, 0, MAX_POSITIONS),
+            ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+        ):
+            if not (name == "grid_size" and value is None) and not (isinstance(value, int) and least <= value <= most):
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
+        if hidden_size % num_attention_heads:
+            raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.heads = num_attention_heads

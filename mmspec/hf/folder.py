@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import zipfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -12,7 +15,8 @@ import transformers
 from safetensors import SafetensorError
 from transformers.models.auto import modeling_auto
 
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.checkpoint import building, check_depths, describe, listed, read_header
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hub import current_access
 
@@ -24,6 +28,13 @@ GENERATIVE: tuple[Mapping[str, Any], ...] = (
     modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
+LOAD_ERRORS = (
+    OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
+    SafetensorError, UnpicklingError,
+)  # fmt: skip
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
+# Buffers that earlier releases of transformers saved and that are computed today.
+BUFFERS = re.compile(r"(^|\.)(inv_freq|position_ids|attn\.(masked_)?bias)$")
 # Argument names of original LlamaGen files, whose converted form uses a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
 
@@ -32,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -68,15 +79,17 @@ def read_processor(where: str | Path, name: str) -> Any:
         name: The model class.
 
     Raises:
-        ArgumentError: If it cannot be loaded.
+        ArgumentError: If it cannot be loaded, or runs only with code of the folder or repository.
     """
     kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
     try:
+        # None, the default, asks on stdin whether code of the folder may run.
         access = current_access()
-        return getattr(transformers, kind).from_pretrained(where, cache_dir=access.cache_dir, token=access.token)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
+        return getattr(transformers, kind).from_pretrained(
+            where, trust_remote_code=False, cache_dir=access.cache_dir, token=access.token
+        )
+    except (*LOAD_ERRORS, ImportError) as error:
+        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {describe(error)}") from None
 
 
 def model_class(folder: Path) -> str:
@@ -94,7 +107,7 @@ def model_class(folder: Path) -> str:
 
 
 def load_model(
-    folder: Path, device: str, dtype: torch.dtype | str, name: str | None = None, unused: tuple[str, ...] = ()
+    folder: Path, device: str, dtype: torch.dtype | str, name: str | Collection[str], unused: tuple[str, ...] = ()
 ) -> Any:
     """The transformers model in a folder, in evaluation mode.
 
@@ -102,20 +115,72 @@ def load_model(
         folder: A folder written by `save_pretrained`.
         device: Where to put the model.
         dtype: The type of its weights, or "auto" for that of the files.
-        name: The class to load; None takes the one that config.json names.
+        name: The class to load, or the classes that the one in config.json must be among.
         unused: Prefixes of weights that are not needed and may be missing.
 
     Raises:
-        ModelError: If there is no model, it cannot be loaded, or weights are missing: transformers initialises missing
-            weights at random and reports them only in its log.
+        ModelError: If there is no model, it is of another class, it cannot be loaded, the config states more layers
+            than the files have, or weights are missing or unknown: transformers initialises missing weights at random
+            and reports both only in its log.
     """
-    name = name or model_class(folder)
+    if not isinstance(name, str):
+        found = model_class(folder)
+        if found not in name:
+            raise ModelError(
+                f"model {str(folder)!r} is a {found}, which mmspec does not load here{did_you_mean(found, name)}; it "
+                f"loads {', '.join(name)}"
+            )
+        name = found
+    what = f"model {str(folder)!r}"
+    if not hasattr(transformers, name):
+        raise ModelError(f"{what} is a {name}, which transformers {transformers.__version__} does not have")
+    kind = getattr(transformers, name)
+    check_depths(what, read_json(folder / "config.json"), count_tensors(folder))
+    check_parameters(kind, folder)
     try:
-        model, report = getattr(transformers, name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"model {str(folder)!r} cannot be loaded: {type(error).__name__}: {reason}") from None
-    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(unused)):
-        rest = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        raise ModelError(f"model {str(folder)!r} is incomplete; missing: {', '.join(missing[:6])}{rest}")
+        model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
+    except LOAD_ERRORS as error:
+        raise ModelError(f"{what} cannot be loaded: {describe(error)}") from None
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(unused))
+    unknown = sorted(key for key in report["unexpected_keys"] if not BUFFERS.search(key) and not key.startswith(unused))
+    if problems := listed({"missing": missing, "unknown": unknown}):
+        raise ModelError(f"{what} is {'incomplete' if missing else 'not a ' + name}; {problems}")
     return model.to(device).eval()
+
+
+def check_parameters(kind: Any, folder: Path) -> None:
+    """Checks that a config describes no more parameters than the files of weights have bits.
+
+    transformers allocates missing weights before it reports them.
+
+    Raises:
+        ModelError: If it does, or cannot be read.
+    """
+    what = f"model {str(folder)!r}"
+    with building(what, f"a {kind.__name__}"):
+        parameters = sum(p.numel() for p in kind(kind.config_class.from_pretrained(folder)).parameters())
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES)
+    if parameters > 8 * size:
+        raise ModelError(
+            f"{what}: config.json describes {parameters} parameters, its files of weights have {size} bytes"
+        )
+
+
+def count_tensors(folder: Path) -> int:
+    """The number of tensors in the files of weights of a folder; of pickles, the number of their storages.
+
+    Raises:
+        ModelError: If there are none, or a file cannot be read.
+    """
+    count = 0
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if file.suffix == ".safetensors":
+            count += len(read_header(file, "model"))
+        elif file.suffix == ".bin" and zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                count += len(archive.namelist())
+        elif file.suffix == ".bin":
+            count += file.stat().st_size // 64  # a tensor of torch's old format takes more
+    if not count:
+        raise ModelError(f"model {str(folder)!r} has no weights; there must be a .safetensors or .bin file")
+    return count

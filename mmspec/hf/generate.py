@@ -38,6 +38,7 @@ from mmspec.hf.codebook import read_codebook
 from mmspec.hf.custom_processors import after_allowed_ids, check_processor
 from mmspec.hf.modes import refuse_dropped
 from mmspec.hf.ngram import count_table
+from mmspec.hf.options import check_options
 from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.stopping import StopTest
@@ -118,6 +119,7 @@ def generate(
         UnknownNameError: If there is no recipe or rule of that name.
         ModelError: If draft model or heads do not fit the model.
     """
+    check_options(draft_model, table, heads, on_step, measure_entropy)
     dropped = dropped_arguments(unwrap(model))
     try:
         refuse_dropped(dropped, generation_config)

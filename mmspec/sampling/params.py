@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from mmspec.errors import ArgumentError
 
@@ -16,7 +18,7 @@ class SamplingParams:
     """How the tokens of one row are sampled.
 
     Args:
-        temperature: 0 takes the most likely token; otherwise at least 0.0001.
+        temperature: 0 takes the most likely token; otherwise 0.0001 to 10000.
         top_k: Keep the k most likely tokens (ties with the k-th stay); 0 keeps all.
         top_p: In (0, 1]; keep the smallest set of most likely tokens with at least this mass.
         guidance_scale: Classifier-free guidance `uncond + s * (cond - uncond)`, 0 to 10000; 1 is off. A token that the
@@ -41,12 +43,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def check(name: str, ok: Callable[[Any], bool], allowed: str, kind: type = Real) -> None:
             value = getattr(self, name)
+            if isinstance(value, (np.integer, np.floating, Fraction)):  # torch reads Python's own numbers only
+                value = int(value) if isinstance(value, np.integer) else float(value)
+                object.__setattr__(self, name, value)
             if not isinstance(value, kind) or isinstance(value, bool) or not ok(value):
                 raise ArgumentError(f"{name}={value!r} is not allowed; it must be {allowed}")
 
-        check("temperature", lambda t: t == 0 or 1e-4 <= t < math.inf, "0 (greedy) or at least 0.0001")
+        check("temperature", lambda t: t == 0 or 1e-4 <= t <= 1e4, "0 (greedy), or from 0.0001 to 10000")
         check("top_k", lambda k: 0 <= k < 2**31, "an integer, 0 (off) or more", Integral)
         check("top_p", lambda p: 0 < p <= 1, "above 0 and at most 1 (off)")
         check("min_p", lambda p: 0 <= p <= 1, "from 0 (off) to 1")
         check("typical_p", lambda p: 0 < p <= 1, "above 0 and at most 1 (off)")
         check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")
+        if self.guidance_end is not None:
+            check("guidance_end", lambda n: 0 <= n < 2**32, "None (all positions), or an integer, 0 or more", Integral)

@@ -9,12 +9,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 
 
 def random_seed(generator: torch.Generator | None) -> int:
     """A seed from a generator, or from torch's global one."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
+
+
+def check_generator(generator: Any) -> None:
+    """Checks that a value is a generator, a list of them, or None.
+
+    Raises:
+        ArgumentError: If it is not.
+    """
+    each = generator if isinstance(generator, (list, tuple)) else [generator]
+    if generator is not None and not (each and all(isinstance(one, torch.Generator) for one in each)):
+        raise ArgumentError(
+            f"generator={shown(generator)} is not allowed; it must be a torch.Generator, or a list of one per row"
+        )
 
 
 def row_seeds(
@@ -31,6 +45,7 @@ def row_seeds(
         ArgumentError: If a seed is not an integer, if the number of seeds or generators is not the number of rows, or
             if both are given.
     """
+    check_generator(generator)
     if seed is not None and generator is not None:
         raise ArgumentError("generator was given with seed; leave one of them out")
     if seed is None:
@@ -42,14 +57,16 @@ def row_seeds(
             )
         else:
             seed = [random_seed(one) for one in generator]
-    many = not isinstance(seed, str) and np.ndim(seed) > 0
-    given = list(seed) if many else [seed]
     try:
+        many = not isinstance(seed, str) and np.ndim(seed) > 0
+        given = list(seed) if many else [seed]
         if any(isinstance(s, bool) for s in given):
             raise TypeError
         seeds = [operator.index(s) for s in given]
-    except TypeError:
-        raise ArgumentError(f"seed={seed!r} is not allowed; it must be an integer, or a list of one per row") from None
+    except (TypeError, ValueError):  # the latter for lists of lists
+        raise ArgumentError(
+            f"seed={shown(seed)} is not allowed; it must be an integer, or a list of one per row"
+        ) from None
     if not many:
         return [seeds[0] + i for i in range(batch_size)]
     if len(seeds) != batch_size:

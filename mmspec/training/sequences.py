@@ -69,7 +69,7 @@ def write_sequences(
     for first in range(rank * CHUNK_SIZE, count, world_size * CHUNK_SIZE):
         rows = range(first, min(first + CHUNK_SIZE, count))
         file, chunk_prompts = chunk_file(folder, first), [prompts[i % len(prompts)] for i in rows]
-        chunk = load_chunk(file)
+        chunk = load_chunk(file, len(rows))
         if "tokens" not in chunk:
             chunk["tokens"] = generate(pipe, chunk_prompts, [seed + i for i in rows]).int().cpu()
         elif not features or "features" in chunk:
@@ -105,9 +105,15 @@ def chunk_file(folder: Path, first: int) -> Path:
     return folder / f"{first:07d}.safetensors"
 
 
-def load_chunk(file: Path) -> dict[str, Tensor]:
-    """Tensors of a chunk file, or {} if it is missing or truncated."""
+def load_chunk(file: Path, rows: int) -> dict[str, Tensor]:
+    """Tensors of a chunk file; {} if it is missing or damaged, or does not have `rows` sequences of ids."""
     try:
-        return load_file(file)
-    except (OSError, SafetensorError):
+        chunk = load_file(file)
+    except (OSError, ValueError, SafetensorError):
         return {}
+    tokens, features = chunk.get("tokens"), chunk.get("features")
+    if tokens is None or tokens.dtype != torch.int32 or tokens.ndim != 2 or len(tokens) != rows:
+        return {}
+    if features is not None and (features.ndim != 4 or len(features) != rows or features.shape[2] != tokens.shape[1]):
+        return {}
+    return chunk

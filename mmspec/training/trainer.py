@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +15,9 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
+from mmspec.checkpoint import check_tensors, describe, read_weights
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.files import replacing
+from mmspec.files import replacing, replacing_folder
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
@@ -36,7 +36,13 @@ from mmspec.training.sequences import TrainingSequences, read_sequences, write_s
 
 DRAFT_RECIPES = {"eagle": "eagle", "medusa": "medusa", "small": "draft"}  # kind of drafter -> its recipe
 SCHEMA_VERSION = 1
+OUTPUT = "-o/--output"  # the argument that names the folder, in errors
 _WARMUP = 0.03  # share of the steps
+# Content of a checkpoint, by type.
+_STATE: dict[str, type | tuple[type, ...]] = {
+    "settings": dict, "model": dict, "optimiser": dict, "step": int, "seconds": (int, float), "losses": list,
+    "curve": list,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,10 +133,16 @@ class Trainer:
         self.model = new_drafter(pipe, settings).train()
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, betas=(0.9, 0.95))
         if state is not None:
-            self.model.load_state_dict(state["model"])
-            self._optimizer.load_state_dict(state["optimiser"])
+            check_tensors(f"{OUTPUT}: checkpoint '{self._checkpoint}'", state["model"], self.model)
+            try:
+                self.model.load_state_dict(state["model"])
+                self._optimizer.load_state_dict(state["optimiser"])
+                self.curve = [CurvePoint(**point) for point in state["curve"]]
+            except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+                raise ArgumentError(
+                    f"{OUTPUT}: '{self._checkpoint}' is damaged; delete it, or name another folder: {describe(error)}"
+                ) from None
             self.step, self.seconds, self._losses = state["step"], state["seconds"], state["losses"]
-            self.curve = [CurvePoint(**point) for point in state["curve"]]
 
     def collect(self, on_chunk: Callable[[int], None] | None = None) -> TrainingSequences:
         """Loads the training sequences, after generating those that are not on disk yet.
@@ -185,7 +197,8 @@ class Trainer:
         """Writes the drafter, in float16, and its record to the folder; only rank 0 writes."""
         if self.rank:
             return
-        copy.deepcopy(self.model).half().save_pretrained(self.folder)
+        with replacing_folder(self.folder) as partial:
+            copy.deepcopy(self.model).half().save_pretrained(partial)
         with replacing(self.folder / "training.json") as partial:
             partial.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
@@ -199,7 +212,7 @@ class Trainer:
         """The sequences of this step: every epoch uses each of `count` sequences once, in a new order."""
         s, indices = self.settings, []
         for n in range(self.step * s.batch, (self.step + 1) * s.batch):
-            generator = torch.Generator().manual_seed(s.seed + n // count)
+            generator = torch.Generator().manual_seed((s.seed + n // count) % 2**63)
             indices.append(int(torch.randperm(count, generator=generator)[n % count]))
         return indices
 
@@ -267,17 +280,34 @@ class Trainer:
         """
         if not self._checkpoint.is_file():
             return None
+        file = f"'{self._checkpoint}'"
         try:
-            state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ArgumentError(f"-o/--output: '{self._checkpoint}' cannot be read; delete it: {error}") from None
+            state = read_weights(self._checkpoint, f"{OUTPUT}: checkpoint")
+        except ModelError as error:
+            raise ArgumentError(f"{error}; delete it, or name another folder") from None
+        if problem := _checkpoint_problem(state):
+            raise ArgumentError(f"{OUTPUT}: {file} is not the checkpoint of a training: {problem}; name another folder")
         own, stored = asdict(self.settings), state["settings"]
         if different := [name for name in own if stored.get(name) != own[name]]:
             raise ArgumentError(
-                f"-o/--output: '{self.folder}' holds a training with another {' and '.join(different)}; "
+                f"{OUTPUT}: '{self.folder}' holds a training with another {' and '.join(different)}; "
                 "name another folder, or delete it"
             )
         return state
+
+
+def _checkpoint_problem(state: Any) -> str | None:
+    """What a checkpoint lacks, or has of another type; None if nothing."""
+    if not isinstance(state, dict):
+        return f"it contains a {type(state).__name__}"
+    for name, kind in _STATE.items():
+        if name not in state:
+            return f"it has no {name!r}"
+        if not isinstance(state[name], kind):
+            return f"its {name!r} is a {type(state[name]).__name__}"
+    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in state["model"].items()):
+        return "its 'model' has values that are no tensors"
+    return None
 
 
 def lr_factor(step: int, steps: int) -> float:
@@ -305,7 +335,7 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
     grid = isqrt(layout.length)
     square = layout.width == grid and grid * grid == layout.length
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(settings.seed % 2**63)
         head = EagleHead(
             target.vocab_size,
             dim,

@@ -207,7 +207,7 @@ def test_a_failed_write_keeps_the_old_file(
 
     (tmp_path / "x.png").write_bytes(b"old")
     monkeypatch.setattr(Image.Image, "save", save)
-    assert main(["image", "a", "-o", "x.png"]) == 2
+    assert main(["image", "a", "-o", "x.png"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert files(tmp_path) == ["x.png"]
     assert (tmp_path / "x.png").read_bytes() == b"old"
@@ -276,3 +276,89 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mmspec: error: ")
+
+
+def test_an_image_goes_to_stdout(pipe: Pipe, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["image", "a", "-o", "-"]) == 0
+    out, _ = capfdbinary.readouterr()
+    assert out.startswith(b"\x89PNG") and out.endswith(b"IEND\xaeB`\x82")
+    for arguments in (["a", "b", "-o", "-"], ["a", "-o", "-", "--json"], ["a", "-n", "2", "-o", "-"]):
+        assert main(["image", *arguments]) == 2
+        out, err = capfdbinary.readouterr()
+        assert out == b"" and err.startswith(b"mmspec: error: -o/--output: ")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("output", ["", " ", "x.png/"])
+def test_outputs_that_are_neither_file_nor_folder_are_refused(
+    output: str, pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["image", "a", "-o", output]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "-o/--output" in err
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_is_a_failure_not_bad_input(pipe: Pipe, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "a", "-o", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "mmspec: error: cannot write '/dev/full': No space left on device\n"
+
+
+def test_errors_quote_at_most_200_characters(pipe: Pipe, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 100_000
+    for arguments in (
+        ["image", "a", "--recipe", long], ["image", "a", "-o", long], ["image", "a", "-m", long],
+        ["image", "a", "--seed", long], ["image", "a", f"--{long}"], [long],
+        ["image", "a", "--recipe", f"scd:{long}=3"],
+    ):  # fmt: skip
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        assert (err.count("\n"), len(err) < 2000) == (1, True), err[:100]
+
+
+BROKEN_STREAMS = {
+    "stderr closed": ("2>&-", 2),
+    "stderr full": ("2>/dev/full", 2),
+    "both closed": (">&- 2>&-", 2),
+}
+
+
+@pytest.mark.parametrize(("redirection", "code"), BROKEN_STREAMS.values(), ids=BROKEN_STREAMS)
+def test_errors_without_a_working_stderr_go_nowhere_and_keep_their_code(redirection: str, code: int) -> None:
+    command = f"{sys.executable} -m mmspec ls nosuch {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_interrupt_during_imports_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The entry point imports the command line inside of the block that catches interrupts."""
+    import builtins
+
+    from mmspec import __main__ as entry
+
+    real = builtins.__import__
+
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "mmspec.cli":
+            raise KeyboardInterrupt
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert entry.main() == 130
+    monkeypatch.undo()
+    assert capsys.readouterr() == ("", "mmspec: interrupted\n")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_one_line(
+    error: Exception, pipe: Pipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Pipe, "__call__", fail)
+    assert main(["image", "a"]) == 1
+    assert capsys.readouterr().err.startswith("mmspec: error: not enough memory")

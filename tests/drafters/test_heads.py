@@ -273,5 +273,5 @@ def test_files_that_are_not_a_drafter_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c" / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match=r"has no weights; there must be model.safetensors or pytorch_model.bin"):
         load_head(tmp_path / "c")
-    with pytest.raises(ModelError, match=r"config.json cannot be read"):
+    with pytest.raises(ModelError, match=r"cannot read '.*config.json'"):
         load_head(tmp_path / "d")

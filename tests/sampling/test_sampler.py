@@ -162,10 +162,10 @@ def test_bfloat16_logits_are_mixed_in_float32() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("temperature", -0.1, "it must be 0 (greedy) or at least 0.0001"),
-        ("temperature", 1e-9, "it must be 0 (greedy) or at least 0.0001"),
-        ("temperature", "1", "it must be 0 (greedy) or at least 0.0001"),
-        ("temperature", float("nan"), "it must be 0 (greedy) or at least 0.0001"),
+        ("temperature", -0.1, "it must be 0 (greedy), or from 0.0001 to 10000"),
+        ("temperature", 1e-9, "it must be 0 (greedy), or from 0.0001 to 10000"),
+        ("temperature", "1", "it must be 0 (greedy), or from 0.0001 to 10000"),
+        ("temperature", float("nan"), "it must be 0 (greedy), or from 0.0001 to 10000"),
         ("top_k", -1, "it must be an integer, 0 (off) or more"),
         ("top_k", 2.5, "it must be an integer, 0 (off) or more"),
         ("top_k", 10**22, "it must be an integer, 0 (off) or more"),

@@ -14,6 +14,7 @@ import tiny_models
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from safetensors.torch import save_file
 from torch import Tensor
 
 import mmspec
@@ -231,3 +232,68 @@ def test_two_processes_train_one_drafter(workspace: Path) -> None:
     together, alone = load_head(workspace / "out"), load_head(workspace / "alone")
     for a, b in zip(together.parameters(), alone.parameters(), strict=True):
         assert torch.allclose(a, b, atol=2e-3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoint of an unfinished training."""
+    folder = tmp_path_factory.mktemp("trained")
+    trainer = Trainer(tiny_pipe(), settings("medusa", steps=2), folder)
+    trainer.train(trainer.collect(), validate_every=2, save_every=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: 3,
+        lambda state: [state],
+        lambda state: {"x": torch.zeros(1)},
+        lambda state: {**state, "settings": None},
+        lambda state: {**state, "model": {}},
+        lambda state: {**state, "model": {**state["model"], "more": torch.zeros(1)}},
+        lambda state: {**state, "model": {name: value[:1] for name, value in state["model"].items()}},
+        lambda state: {**state, "model": {name: 3 for name in state["model"]}},
+        lambda state: {**state, "optimiser": {}},
+        lambda state: {**state, "optimiser": {"state": 3, "param_groups": "x"}},
+        lambda state: {**state, "curve": [3]},
+        lambda state: {**state, "curve": [{"x": 3}]},
+        lambda state: {**state, "step": "3"},
+        lambda state: {name: value for name, value in state.items() if name != "losses"},
+    ],
+)
+def test_checkpoints_of_something_else_are_refused(change: Any, trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "work" / "checkpoint.pt"
+    file.parent.mkdir()
+    state = torch.load(trained / "work" / "checkpoint.pt", weights_only=True)
+    torch.save(change(state), file)
+    with pytest.raises((ArgumentError, ModelError), match=r"^-o/--output: ?.*checkpoint.pt'|holds a training") as error:
+        Trainer(tiny_pipe(), settings("medusa", steps=2), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_checkpoints_are_named(trained: Path, tmp_path: Path) -> None:
+    """Cut files, and files with one byte changed, load as they were or are refused with their name."""
+    content = (trained / "work" / "checkpoint.pt").read_bytes()
+    file = tmp_path / "work" / "checkpoint.pt"
+    file.parent.mkdir()
+    pipe, random = tiny_pipe(), torch.Generator().manual_seed(0)
+    cuts = [content[:n] for n in torch.randint(0, len(content), (20,), generator=random).tolist()]
+    flips = []
+    for place in torch.randint(0, len(content), (40,), generator=random).tolist():
+        flips.append(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
+    for damaged in (b"", *cuts, *flips):
+        file.write_bytes(damaged)
+        try:
+            Trainer(pipe, settings("medusa", steps=2), tmp_path)
+        except (ArgumentError, ModelError) as error:
+            assert "-o/--output" in str(error) and "\n" not in str(error)
+
+
+def test_seeds_and_chunks_of_any_size(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_pipe(), settings("medusa", seed=2**64 - 1, steps=1), tmp_path)
+    chunk = tmp_path / "work" / "sequences" / "0000000.safetensors"
+    chunk.parent.mkdir(parents=True)
+    save_file({"tokens": torch.zeros(3, 2, dtype=torch.int32)}, chunk)  # of something else: generated again
+    trainer.train(trainer.collect(), validate_every=1, save_every=1)
+    assert load_head(tmp_path).kind == "medusa"

@@ -32,6 +32,7 @@ from transformers import (
 )
 
 import mmspec
+from mmspec.checkpoint import check_tensors
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf import vqgan
 from mmspec.vision.hf.adapters.emu3 import NEGATIVE
@@ -40,7 +41,7 @@ from mmspec.vision.hf.image_adapter import Components
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.llamagen import tokenizer
-from mmspec.vision.llamagen.checkpoint import check_tensors, gpt_config
+from mmspec.vision.llamagen.checkpoint import gpt_config
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.mar import kl16
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
+from mmspec.arguments import check_callback, shown
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -155,6 +156,8 @@ class TransformersPipeline(DiffusionPipeline):
             UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call(num_images_per_prompt, output_type)
+        check_callback("on_step", on_step)
+        check_callback("callback_on_step_end", callback_on_step_end)
         adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
@@ -343,7 +346,7 @@ def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
         raise PromptError("prompt=[] is empty; give at least one prompt")
     for text in prompts:
         if not isinstance(text, str):
-            raise PromptError(f"prompt={text!r} is not a string; describe an image")
+            raise PromptError(f"prompt={shown(text)} is not a string; describe an image")
     return prompts
 
 

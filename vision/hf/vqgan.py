@@ -10,6 +10,7 @@ from typing import Any
 from diffusers import VQModel
 from torch import Tensor
 
+from mmspec.checkpoint import building, count_blocks, sizes_of
 from mmspec.errors import ModelError
 from mmspec.vision.llamagen.checkpoint import read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL, fill
@@ -50,8 +51,7 @@ def rename_inner(part: str, names: Mapping[str, str]) -> str:
 
 def vqgan_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The arguments of `VQModel`, from the names and shapes of the tensors."""
-    levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", k)))
-    blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.0\.block\.(\d+)\.", k)))
+    levels, blocks = count_blocks(tensors, "encoder.down"), count_blocks(tensors, "encoder.down.0.block")
     widths = [tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)]
     attention = [f"encoder.down.{i}.attn.0.norm.weight" in tensors for i in range(levels)]
     codes, code_dim = tensors["quantize.embedding.weight"].shape
@@ -82,7 +82,11 @@ def load_vqgan(path: str | Path) -> VQModel:
     for key in NEEDED:
         if key not in original:
             raise ModelError(f"checkpoint {str(path)!r} is not a VQGAN: {key} is missing")
-    config = vqgan_config(original)
+    what = f"checkpoint {str(path)!r}"
+    with sizes_of(what, "a VQGAN"):
+        config = vqgan_config(original)
+    with building(what, "a VQGAN"):
+        vq = VQModel(**config)
     levels = len(config["block_out_channels"])
     renamed = {rename(key, levels): value for key, value in original.items()}
-    return fill(VQModel(**config), renamed, f"checkpoint {str(path)!r}")
+    return fill(vq, renamed, what)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import pickle
 import re
 from collections.abc import Mapping, Sequence
+from math import isqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from diffusers import ModelMixin
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from mmspec import checkpoint
+from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
+from mmspec.documents import read_object
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.transformer import MAX_GRID
 
 Config = Mapping[str, Any]
 Model = TypeVar("Model", bound=ModelMixin)
@@ -68,29 +69,7 @@ def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[
     file = _only_checkpoint(path) if path.is_dir() else path
     if not file.is_file():
         raise ModelError(f"checkpoint {str(path)!r} does not exist")
-    if file.suffix == ".safetensors":
-        return load_file(file)
-    try:
-        # Training scripts store their parsed arguments with the weights; a Namespace contains values, not code.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        wanted = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"its pickle calls {wanted[1]}" if wanted else "it is not a plain file of tensors"
-        raise ModelError(
-            f"checkpoint {str(file)!r} is refused: {what}, and mmspec runs no code from checkpoints; "
-            "convert it to safetensors with a tool you trust"
-        ) from None
-    except Exception as error:  # the unpickler may raise anything for a file that is not a pickle
-        raise ModelError(f"checkpoint {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
-    for wrapper in wrappers:
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-            break
-    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
-    if not tensors:
-        raise ModelError(f"checkpoint {str(file)!r} contains no tensors, neither flat nor under {', '.join(wrappers)}")
-    return tensors
+    return checkpoint.read_tensors(file, "checkpoint", wrappers)
 
 
 def _only_checkpoint(folder: Path) -> Path:
@@ -108,15 +87,11 @@ def read_config(path: str | Path, config: Config | None) -> dict[str, Any]:
     """The `config.json` in the folder of a checkpoint, overridden by `config`.
 
     Raises:
-        ModelError: If the file is not JSON.
+        ModelError: If the file is not a JSON object.
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
-    try:
-        stored = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise ModelError(f"{str(file)!r} is not JSON: {error}") from None
-    return {**stored, **(config or {})}
+    return {**(read_object(file) if file.is_file() else {}), **(config or {})}
 
 
 def from_llama_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -136,34 +111,6 @@ def from_llama_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def check_tensors(what: str, tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Compares the names and shapes of tensors with those of a module.
-
-    Args:
-        what: The checkpoint, for the error.
-        tensors: The tensors of the checkpoint.
-        model: The module.
-
-    Raises:
-        ModelError: If keys are missing or unknown, or shapes differ.
-    """
-    expected = model.state_dict()
-    missing = [k for k in expected if k not in tensors]
-    unknown = [k for k in tensors if k not in expected]
-    shapes = [
-        f"{k} {list(tensors[k].shape)} instead of {list(v.shape)}"
-        for k, v in expected.items()
-        if k in tensors and tensors[k].shape != v.shape
-    ]
-    problems = [
-        f"{name}: {', '.join(keys[:6])}{f' and {len(keys) - 6} more' if len(keys) > 6 else ''}"
-        for name, keys in (("missing", missing), ("unknown", unknown), ("wrong shape", shapes))
-        if keys
-    ]
-    if problems:
-        raise ModelError(f"{what} does not fit a {type(model).__name__}; {'; '.join(problems)}")
-
-
 def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
     """The arguments of `LlamaGenGPT`.
 
@@ -179,22 +126,27 @@ def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict
     for key in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight", "output.weight"):
         if key not in tensors:
             raise ModelError(f"checkpoint {str(path)!r} is not a LlamaGen transformer: {key} is missing")
+        if tensors[key].ndim != 2:
+            raise ModelError(f"checkpoint {str(path)!r}: {key} has shape {list(tensors[key].shape)}, not a matrix's")
     vocab_size, dim = tensors["tok_embeddings.weight"].shape
-    n_layer = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"layers\.(\d+)\.", k)))
+    n_layer = count_blocks(tensors, "layers")
     found: dict[str, Any] = {
         "vocab_size": vocab_size,
         "dim": dim,
         "n_layer": n_layer,
         "ffn_dim": tensors["layers.0.feed_forward.w1.weight"].shape[0],
     }
-    if "cls_embedding.embedding_table.weight" in tensors:
+    if getattr(tensors.get("cls_embedding.embedding_table.weight"), "ndim", 0) == 2:
         classes = tensors["cls_embedding.embedding_table.weight"].shape[0] - 1
         found |= {"model_type": "c2i", "num_classes": classes, "cls_token_num": 1}
-    elif "cls_embedding.uncond_embedding" in tensors:
+    elif getattr(tensors.get("cls_embedding.uncond_embedding"), "ndim", 0) == 2:
         slots, features = tensors["cls_embedding.uncond_embedding"].shape
         found |= {"model_type": "t2i", "cls_token_num": slots, "caption_dim": features}
     else:
         raise ModelError(f"checkpoint {str(path)!r} has no condition embedding (cls_embedding.*)")
+    for name in ("block_size", "n_head"):
+        if isinstance(given.get(name), bool) or not isinstance(given.get(name), int | None) or given.get(name) == 0:
+            raise ArgumentError(f"config has {name}={given[name]!r}; it must be an integer, 1 or more")
     stated = {ours: given[theirs] for theirs, ours in _ARGUMENTS.items() if given.get(theirs) is not None}
     for key, value in found.items():
         if stated.get(key, value) != value and not (key == "num_classes" and found["model_type"] == "t2i"):
@@ -210,9 +162,11 @@ def gpt_config(path: Path, tensors: Mapping[str, Tensor], given: Config) -> dict
             f"argument names to its folder or pass config={{...}} (published files such as {_NAMES[0]}_256.pt need "
             "neither)"
         )
-    grid = round(block**0.5)
-    if grid * grid != block:
-        raise ArgumentError(f"block_size={block} is not allowed; it must be a square number of image tokens")
+    grid = isqrt(max(block, 0))
+    if not 1 <= grid <= MAX_GRID or grid * grid != block:
+        raise ArgumentError(
+            f"block_size={block} is not allowed; it must be a square number of image tokens, 1 to {MAX_GRID**2}"
+        )
     return {**stated, **found, "grid_size": grid}
 
 
@@ -246,10 +200,12 @@ def load_gpt(path: str | Path, config: Config | None = None) -> LlamaGenGPT:
         ArgumentError: If the number of heads or the grid is unknown.
     """
     path = Path(path)
-    tensors = from_llama_names(read_tensors(path))
+    tensors = read_tensors(path)
+    with sizes_of(f"checkpoint {str(path)!r}", "a LlamaGen transformer"):
+        tensors = from_llama_names(tensors)
     tensors.pop("freqs_cis", None)
     arguments = gpt_config(path, tensors, read_config(path, config))
-    with torch.device("meta"):
+    with building(f"checkpoint {str(path)!r}", "a LlamaGen transformer"):
         gpt = LlamaGenGPT(**arguments)
     check_tensors(f"checkpoint {str(path)!r}", tensors, gpt)
     gpt.load_state_dict(tensors, assign=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
@@ -44,7 +45,7 @@ def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenTransformer)
     """
     if gpt.config.model_type != "c2i":
         raise ArgumentError("class_labels was given, but this model is text-conditional; pass prompt")
-    ids = torch.as_tensor(labels).reshape(-1).long()
+    ids = read_labels(labels)
     classes = gpt.config.num_classes
     if ids.numel() == 0:
         raise PromptError("class_labels=[] is empty; give at least one label")
@@ -52,6 +53,21 @@ def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenTransformer)
         wrong = ids[(ids < 0) | (ids >= classes)][0].item()
         raise ArgumentError(f"class_labels has {wrong}, which is not allowed; labels are 0 to {classes - 1}")
     return Condition(ids, None)
+
+
+def read_labels(labels: Any) -> Tensor:
+    """Class labels as int64 [n].
+
+    Raises:
+        ArgumentError: If they are not integers.
+    """
+    try:
+        ids = torch.as_tensor(labels).reshape(-1)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.zeros(1)
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+        raise ArgumentError(f"class_labels={shown(labels)} is not allowed; it must be an integer, or several")
+    return ids.long()
 
 
 def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenTransformer) -> Condition:
@@ -68,6 +84,11 @@ def from_embeddings(embeds: Tensor, mask: Tensor | None, gpt: LlamaGenTransforme
     slots, features = gpt.config.cls_token_num, gpt.config.caption_dim
     if gpt.config.model_type != "t2i":
         raise ArgumentError("prompt_embeds was given, but this model is class-conditional; pass class_labels")
+    for name, value in (("prompt_embeds", embeds), ("prompt_attention_mask", mask)):
+        if not isinstance(value, Tensor) and not (name == "prompt_attention_mask" and value is None):
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a tensor")
+    if not embeds.is_floating_point():
+        raise ArgumentError(f"prompt_embeds has dtype {embeds.dtype}; it must be floats")
     if embeds.ndim != 3 or embeds.shape[1:] != (slots, features):
         raise ArgumentError(f"prompt_embeds has shape {list(embeds.shape)}; it must be [B, {slots}, {features}]")
     mask = embeds.new_ones(embeds.shape[:2], dtype=torch.long) if mask is None else mask.to(embeds.device)

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from mmspec.arguments import check_callback, check_integer
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.documents import read_object
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.heads.checkpoint import Head, check_fits_model, load_head, read_config
+from mmspec.heads.checkpoint import Head, check_fits_model, load_head
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -35,6 +37,7 @@ from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
 from mmspec.vision.previews import complete, visible
+from mmspec.vision.saved_component import check_component
 
 SAVED_CLASS = "LlamaGenGPT"  # in the config.json of a saved transformer
 
@@ -157,6 +160,9 @@ class LlamaGenGenerator:
             ModelError: If the model returns logits that are not numbers.
         """
         check_call(num_images_per_prompt, output_type)
+        check_integer("cfg_interval", cfg_interval, -1, 2**31)
+        check_callback("on_step", on_step)
+        check_callback("callback_on_step_end", callback_on_step_end)
         if self.vqvae is None and output_type != "latent":
             raise ArgumentError(
                 f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
@@ -279,7 +285,8 @@ class LlamaGenGenerator:
             ModelError: If the folder does not contain a drafter, or one for another model.
         """
         folder = Path(folder)
-        if read_config(folder).get("_class_name") == SAVED_CLASS:
+        if read_object(folder / "config.json").get("_class_name") == SAVED_CLASS:
+            check_component(type(self.transformer), folder, SAVED_CLASS)
             small = type(self.transformer).from_folder(folder)
             check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
             self._set_draft_transformer(small.to(self.transformer.device, self.transformer.dtype))

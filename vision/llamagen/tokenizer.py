@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from diffusers import VQModel
 from torch import Tensor
 
+from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
-from mmspec.vision.llamagen.checkpoint import Config, check_tensors, read_config, read_tensors
+from mmspec.vision.llamagen.checkpoint import Config, read_config, read_tensors
 
 # Parts of a residual or attention block: original names -> those of diffusers.
 RESIDUAL = {"nin_shortcut": "conv_shortcut"}
@@ -39,9 +40,9 @@ def rename(key: str) -> str:
 
 def vq_config(tensors: Mapping[str, Tensor], given: Config) -> dict[str, Any]:
     """The arguments of `VQModel`, from the shapes of the tensors; `given` may set `norm_num_groups`."""
-    levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.conv_blocks\.(\d+)\.", k)))
+    levels = count_blocks(tensors, "encoder.conv_blocks")
     widths = [tensors[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
-    blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.conv_blocks\.0\.res\.(\d+)\.", k)))
+    blocks = count_blocks(tensors, "encoder.conv_blocks.0.res")
     codes, code_dim = tensors["quantize.embedding.weight"].shape
     attention = [f"encoder.conv_blocks.{i}.attn.0.norm.weight" in tensors for i in range(levels)]
     return {
@@ -74,25 +75,27 @@ def load_tokenizer(path: str | Path, config: Config | None = None) -> VQModel:
     for key in ("quantize.embedding.weight", "encoder.conv_blocks.0.res.0.conv1.weight", "quant_conv.weight"):
         if key not in original:
             raise ModelError(f"checkpoint {str(path)!r} is not a LlamaGen tokenizer: {key} is missing")
-    given = read_config(path, config)
-    arguments = vq_config(original, given)
+    given, what = read_config(path, config), f"checkpoint {str(path)!r}"
+    with sizes_of(what, "a LlamaGen tokenizer"):
+        arguments = vq_config(original, given)
     for theirs, ours in (("codebook_size", "num_vq_embeddings"), ("codebook_embed_dim", "vq_embed_dim")):
         if given.get(theirs, arguments[ours]) != arguments[ours]:
             raise ModelError(
                 f"config has {theirs}={given[theirs]}, the tensors of {str(path)!r} have {arguments[ours]}"
             )
-    vq = VQModel(**arguments)
+    with building(what, "a LlamaGen tokenizer"):
+        vq = VQModel(**arguments)
     tensors = {rename(k): v for k, v in original.items() if k != "quantize.codebook_used"}
     if given.get("codebook_l2_norm", True):
         tensors["quantize.embedding.weight"] = F.normalize(tensors["quantize.embedding.weight"], dim=-1)
-    return fill(vq, tensors, f"checkpoint {str(path)!r}")
+    return fill(vq, tensors, what)
 
 
 def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
     """Loads tensors into a model.
 
     Args:
-        vq: The model.
+        vq: The model, on the device "meta".
         tensors: Under the names of the model.
         what: The checkpoint, for the error.
 
@@ -105,5 +108,5 @@ def fill(vq: VQModel, tensors: dict[str, Tensor], what: str) -> VQModel:
         if value.ndim == 4 and key in expected and expected[key].ndim == 2:
             tensors[key] = value[:, :, 0, 0]
     check_tensors(what, tensors, vq)
-    vq.load_state_dict(tensors)
+    vq.load_state_dict({name: value.float().contiguous() for name, value in tensors.items()}, assign=True)
     return vq.eval()

@@ -119,6 +119,9 @@ class CaptionEmbedder(nn.Module):
         return self.cap_proj(condition.to(self.cap_proj.fc1.weight.dtype))
 
 
+MAX_GRID, MAX_SLOTS = 1024, 65536  # tokens per side, condition slots: their rotary table is not part of a checkpoint
+
+
 class LlamaGenTransformer(Component):
     """The LlamaGen transformer; `mmspec.vision.llamagen.gpt.LlamaGenGPT` is the same as a model of diffusers.
 
@@ -170,6 +173,15 @@ class LlamaGenTransformer(Component):
             raise ArgumentError(f"model_type={model_type!r} is not allowed; use 'c2i' or 't2i'")
         if condition_rope not in ("zero", "identity"):
             raise ArgumentError(f"condition_rope={condition_rope!r} is not allowed; use 'zero' or 'identity'")
+        for name, value, most in (
+            ("n_layer", n_layer, None),
+            ("n_head", n_head, dim),
+            ("grid_size", grid_size, MAX_GRID),
+            ("cls_token_num", cls_token_num, MAX_SLOTS),
+        ):
+            if not isinstance(value, int) or value < 1 or (most is not None and value > most):
+                limit = "" if most is None else f", at most {most}"
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, 1 or more{limit}")
         if dim % (4 * n_head):
             raise ArgumentError(f"dim={dim} must be divisible by 4 * n_head={4 * n_head}: two rotary pairs per head")
         hidden = ffn_dim or -(-int(8 * dim / 3) // multiple_of) * multiple_of

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.vision.llamagen.checkpoint import check_tensors, read_config, read_tensors
+from mmspec.vision.llamagen.checkpoint import read_config, read_tensors
 from mmspec.vision.mar.transformer import MARTransformer
 
 # Width -> heads of the published sizes, which cannot be inferred from shapes.
@@ -45,9 +44,6 @@ def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, An
         if key not in tensors:
             raise ModelError(f"checkpoint {str(path)!r} is not a MAR: {key} is missing")
 
-    def count(prefix: str) -> int:
-        return 1 + max((int(m[1]) for k in tensors if (m := re.match(rf"{prefix}\.(\d+)\.", k))), default=-1)
-
     places = tensors["diffusion_pos_embed_learned"].shape[1]
     grid = round(places**0.5)
     if grid**2 != places:
@@ -58,13 +54,13 @@ def mar_config(path: Path, tensors: Mapping[str, Tensor], given: Mapping[str, An
         "grid_size": grid,
         "token_dim": token_dim,
         "encoder_dim": encoder_dim,
-        "encoder_depth": count("encoder_blocks"),
+        "encoder_depth": count_blocks(tensors, "encoder_blocks"),
         "decoder_dim": decoder_dim,
-        "decoder_depth": count("decoder_blocks"),
+        "decoder_depth": count_blocks(tensors, "decoder_blocks"),
         "class_num": tensors["class_emb.weight"].shape[0],
         "buffer_size": tensors["encoder_pos_embed_learned"].shape[1] - places,
         "mlp_ratio": tensors["encoder_blocks.0.mlp.fc1.weight"].shape[0] / encoder_dim,
-        "head_depth": count(r"diffloss\.net\.res_blocks"),
+        "head_depth": count_blocks(tensors, "diffloss.net.res_blocks"),
         "head_width": tensors["diffloss.net.input_proj.weight"].shape[0],
     }
     for theirs, ours in _ARGUMENTS.items():
@@ -100,9 +96,11 @@ def load_mar(path: str | Path, config: Mapping[str, Any] | None = None) -> MARTr
     if (path / "checkpoint-last.pth").is_file():
         path = path / "checkpoint-last.pth"
     tensors = read_tensors(path, ("model_ema", "model"))
-    arguments = mar_config(path, tensors, read_config(path, config))
-    with torch.device("meta"):
+    what, given = f"checkpoint {str(path)!r}", read_config(path, config)
+    with sizes_of(what, "a MAR"):
+        arguments = mar_config(path, tensors, given)
+    with building(what, "a MAR"):
         model = MARTransformer(**arguments)
-    check_tensors(f"checkpoint {str(path)!r}", tensors, model)
+    check_tensors(what, tensors, model)
     model.load_state_dict(tensors, assign=True)
     return model.eval()

@@ -15,8 +15,9 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
+from mmspec.checkpoint import building, check_tensors, count_blocks, sizes_of
 from mmspec.errors import ModelError
-from mmspec.vision.llamagen.checkpoint import check_tensors, read_tensors
+from mmspec.vision.llamagen.checkpoint import read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL
 
 SCALE = 0.2325
@@ -53,8 +54,7 @@ def kl16_config(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     for key in ("encoder.conv_in.weight", "encoder.down.0.block.0.conv1.weight", "post_quant_conv.weight"):
         if key not in tensors:
             raise ModelError(f"checkpoint {str(path)!r} is not MAR's KL autoencoder: {key} is missing")
-    levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.(\d+)\.", k)))
-    blocks = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down\.0\.block\.(\d+)\.", k)))
+    levels, blocks = count_blocks(tensors, "encoder.down"), count_blocks(tensors, "encoder.down.0.block")
     widths = [tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)]
     down = [f"encoder.down.{i}.attn.0.norm.weight" in tensors for i in range(levels)]
     up = [f"decoder.up.{i}.attn.0.norm.weight" in tensors for i in reversed(range(levels))]
@@ -80,8 +80,11 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
     """
     path = Path(path)
     original = {k: v for k, v in read_tensors(path).items() if not k.startswith(TRAINING)}
-    arguments = kl16_config(path, original)
-    vae = AutoencoderKL(**arguments)
+    what = f"checkpoint {str(path)!r}"
+    with sizes_of(what, "MAR's KL autoencoder"):
+        arguments = kl16_config(path, original)
+    with building(what, "MAR's KL autoencoder"):
+        vae = AutoencoderKL(**arguments)
     expected = vae.state_dict()
     tensors: dict[str, Tensor] = {}
     for key, value in original.items():
@@ -89,8 +92,8 @@ def load_kl16(path: str | Path) -> AutoencoderKL:
         if value.ndim == 4 and name in expected and expected[name].ndim == 2:
             value = value[:, :, 0, 0]  # 1x1 convolutions are linear layers in diffusers
         tensors[name] = value
-    check_tensors(f"checkpoint {str(path)!r}", tensors, vae)
-    vae.load_state_dict(tensors)
+    check_tensors(what, tensors, vae)
+    vae.load_state_dict({name: value.float().contiguous() for name, value in tensors.items()}, assign=True)
     return vae.eval()
 
 

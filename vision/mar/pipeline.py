@@ -12,6 +12,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
+from mmspec.arguments import check_callback, check_integer, check_number, text_list
 from mmspec.continuous.run import build_latent_rule, run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -25,6 +26,7 @@ from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.keywords import refuse_unknown_keywords
+from mmspec.vision.llamagen.conditioning import read_labels
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import Shortcuts, decode_masked
@@ -149,6 +151,16 @@ class MARPipeline(DiffusionPipeline):
             UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call(num_images_per_prompt, output_type)
+        check_callback("on_step", on_step)
+        check_callback("callback_on_step_end", callback_on_step_end)
+        if steps is not None:
+            check_integer("steps", steps, 1, self.transformer.places)
+        if head_steps is not None:
+            check_integer("head_steps", head_steps, 2, 1000)
+        if guidance_scale is not None:
+            check_number("guidance_scale", guidance_scale, 0, 1e4)
+        if temperature is not None:
+            check_number("temperature", temperature, 1e-4, 1e4)
         if self.vae is None and output_type != "latent":
             raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
         recipe, default, places = parse(recipe), self.config, self.transformer.places
@@ -311,11 +323,11 @@ class MARPipeline(DiffusionPipeline):
             raise ArgumentError("exactly one of prompt and class_labels is needed")
         count = self.transformer.config.class_num
         if prompt is not None:
-            texts = [prompt] if isinstance(prompt, str) else list(prompt)
+            texts = text_list("prompt", prompt)
             if not all(text.strip().isdecimal() for text in texts):
                 raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
             class_labels = [int(text) for text in texts]
-        labels = torch.as_tensor(class_labels).flatten()
+        labels = read_labels(class_labels)
         if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
             raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
         return labels

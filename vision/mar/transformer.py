@@ -13,6 +13,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
+from mmspec.errors import ArgumentError
 from mmspec.vision.mar.head import DiffusionHead
 
 
@@ -82,6 +83,9 @@ class MARTransformer(ModelMixin, ConfigMixin):
         buffer_size: Slots of the class.
         head_depth: Residual blocks of the diffusion head.
         head_width: Width of the diffusion head.
+
+    Raises:
+        ArgumentError: If a width cannot be divided among the heads.
     """
 
     config_name = "config.json"
@@ -105,6 +109,9 @@ class MARTransformer(ModelMixin, ConfigMixin):
         head_width: int = 1024,
     ) -> None:
         super().__init__()
+        for name, dim, heads in (("encoder", encoder_dim, encoder_heads), ("decoder", decoder_dim, decoder_heads)):
+            if not isinstance(heads, int) or heads < 1 or dim % heads:
+                raise ArgumentError(f"{name}_heads={heads!r} is not allowed; it must divide {name}_dim={dim}")
         self.places, self.buffer = grid_size**2, buffer_size
         slots = self.places + buffer_size
         self.class_emb = nn.Embedding(class_num, encoder_dim)

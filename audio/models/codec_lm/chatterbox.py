@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaModel
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings, chatterbox
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.text import split_text
+from mmspec.checkpoint import count_blocks, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 
@@ -124,7 +125,7 @@ def read(
         )
     file, state = folder / FILE, read_state(folder / FILE)
     needed = ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb", "tfmr.layers.0.self_attn.q_proj")
-    if missing := [name for name in needed if f"{name}.weight" not in state]:
+    if missing := [name for name in needed if getattr(state.get(f"{name}.weight"), "ndim", 0) != 2]:
         raise ModelError(f"model '{file}' is not a Chatterbox with a Llama decoder; missing: {', '.join(missing)}")
     embed, texts, text_positions, positions = (
         fill(file, nn.Embedding(*state[f"{name}.weight"].shape), state, f"{name}.")
@@ -132,14 +133,17 @@ def read(
     )
     width = embed.embedding_dim
     head = fill(file, nn.Linear(width, embed.num_embeddings, bias=False), state, "speech_head.")
-    decoder = fill(file, LlamaModel(config_of(state)), state, "tfmr.")
+    with sizes_of(f"model '{file}'", "a Chatterbox with a Llama decoder"):
+        decoder = LlamaModel(config_of(state))
+    fill(file, decoder, state, "tfmr.")
     if voice is None or isinstance(voice, (str, Path)):
         voice = read_voice(Path(voice or folder / "conds.pt"))
     if exaggeration is not None:
         if "cond_enc.emotion_adv_fc.weight" not in state:
             raise ArgumentError(f"exaggeration is not possible: '{file}' has no weights for it")
         voice = {**voice, "emotion_adv": float(exaggeration)}
-    voice_embeds = embed_voice(state, voice, embed.weight.float(), positions.weight.float())
+    with sizes_of(f"model '{file}'", "a Chatterbox, or the voice is one of another model"):
+        voice_embeds = embed_voice(state, voice, embed.weight.float(), positions.weight.float())
     for part in (embed, texts, text_positions, positions, head, decoder):
         part.to(device, dtype).eval()
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
@@ -160,7 +164,7 @@ def config_of(state: Mapping[str, Tensor]) -> LlamaConfig:
         vocab_size=len(state["tfmr.embed_tokens.weight"]),
         hidden_size=state[f"{first}self_attn.q_proj.weight"].shape[1],
         intermediate_size=len(state[f"{first}mlp.up_proj.weight"]),
-        num_hidden_layers=1 + max(int(name.split(".")[2]) for name in state if name.startswith("tfmr.layers.")),
+        num_hidden_layers=count_blocks(state, "tfmr.layers"),
         num_attention_heads=len(state[f"{first}self_attn.q_proj.weight"]) // HEAD_DIM,
         num_key_value_heads=len(state[f"{first}self_attn.k_proj.weight"]) // HEAD_DIM,
         head_dim=HEAD_DIM,
@@ -210,7 +214,7 @@ def embed_voice(state: Mapping[str, Tensor], voice: Mapping[str, Any], codes: Te
     Raises:
         ArgumentError: For a voice without a speaker embedding.
     """
-    if voice.get("speaker_emb") is None:
+    if not isinstance(voice, Mapping) or voice.get("speaker_emb") is None:
         raise ArgumentError("voice has no 'speaker_emb'; pass a file that Chatterbox wrote, like conds.pt")
     prefix = "cond_enc."
     own = {name.removeprefix(prefix): value.float() for name, value in state.items() if name.startswith(prefix)}

@@ -20,8 +20,9 @@ from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.models.codec_lm.speech import MAX_LETTERS, TextPrompt, fill, read_state
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
+from mmspec.checkpoint import check_depths, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.hf.folder import read_processor
+from mmspec.hf.folder import read_json, read_processor
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
 
@@ -139,15 +140,20 @@ def read(
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     file, state = folder / "llm.pt", read_state(folder / "llm.pt")
-    if "llm_decoder.weight" not in state or "speech_embedding.weight" not in state:
+    if any(getattr(state.get(f"{name}.weight"), "ndim", 0) != 2 for name in ("llm_decoder", "speech_embedding")):
         raise ModelError(f"model '{file}' is not a CosyVoice 2 or 3; it lacks llm_decoder or speech_embedding")
     ids, width = state["llm_decoder.weight"].shape
     second = "llm_embedding.weight" in state  # CosyVoice 3 has these tokens in the embedding of codes
     codes = ids - (3 if second else 200)
+    if not 0 < codes <= len(state["speech_embedding.weight"]) - (0 if second else 3):
+        raise ModelError(f"model '{file}' is not a CosyVoice 2 or 3; it has {ids} ids of codes")
     head = fill(file, nn.Linear(width, ids, bias="llm_decoder.bias" in state), state, "llm_decoder.")
     table = state["speech_embedding.weight"]
     embed = fill(file, nn.Embedding(*table.shape), state, "speech_embedding.")
-    decoder = fill(file, Qwen2Model(Qwen2Config.from_pretrained(folder / TEXT_MODEL)), state, "llm.model.model.")
+    check_depths(f"model '{folder / TEXT_MODEL}'", read_json(folder / TEXT_MODEL / "config.json"), len(state))
+    with sizes_of(f"model '{folder / TEXT_MODEL}'", "a Qwen2"):
+        decoder = Qwen2Model(Qwen2Config.from_pretrained(folder / TEXT_MODEL))
+    fill(file, decoder, state, "llm.model.model.")
     for part in (head, embed, decoder):
         part.to(device, dtype).eval()
     start_embeds = state["llm_embedding.weight"] if second else table[[codes, codes + 2]]

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol
-from zipfile import BadZipFile
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
 from mmspec.audio.pipeline import PreparedText
+from mmspec.checkpoint import listed, read_weights
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -25,12 +22,12 @@ from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.hf.folder import BUFFERS
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
 
 MAX_LETTERS = 300  # of a part
-LOAD_ERRORS = (OSError, RuntimeError, ValueError, EOFError, UnpicklingError, BadZipFile, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -225,12 +222,8 @@ def read_state(file: Path) -> dict[str, Any]:
     Raises:
         ModelError: If it cannot be read.
     """
-    try:
-        state = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-    except LOAD_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise ModelError(f"model '{file}' cannot be loaded: {type(error).__name__}: {reason}") from None
-    if not isinstance(state, dict):
+    state = read_weights(file, "model")
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise ModelError(f"model '{file}' contains a {type(state).__name__} instead of a state dict")
     return state
 
@@ -245,12 +238,16 @@ def fill(file: Path, module: nn.Module, state: dict[str, Any], prefix: str) -> A
         prefix: Removed from the names.
 
     Raises:
-        ModelError: For missing tensors, and tensors of another shape.
+        ModelError: For missing and unknown tensors, and tensors of another shape.
     """
     own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     missing = [prefix + name for name in module.state_dict() if name not in own]
     if missing:
-        raise ModelError(f"model '{file}' is incomplete; missing: {', '.join(missing[:6])}")
+        raise ModelError(f"model '{file}' is incomplete; {listed({'missing': missing})}")
+    if unknown := [prefix + name for name in own if name not in module.state_dict() and not BUFFERS.search(name)]:
+        raise ModelError(f"model '{file}' has tensors that do not fit; {listed({'unknown': unknown})}")
+    if wrong := [prefix + name for name in module.state_dict() if not isinstance(own[name], Tensor)]:
+        raise ModelError(f"model '{file}' has values that are no tensors; {listed({'wrong': wrong})}")
     try:
         module.load_state_dict({name: own[name] for name in module.state_dict()})
     except RuntimeError as error:

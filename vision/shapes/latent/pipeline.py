@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import check_callback, check_flag, check_integer, check_number, text_list
 from mmspec.continuous.run import run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -95,15 +96,16 @@ class LatentShapes:
         """
         check_call(num_images_per_prompt, output_type)
         for name, value, off in (("top_k", top_k, 0), ("top_p", top_p, 1.0)):
-            if value not in (None, off):
-                raise ArgumentError(f"{name}={value} is not possible: the tokens of this model are vectors")
-        if not 1 <= head_steps <= 1000:
-            raise ArgumentError(f"head_steps={head_steps} is not allowed; it must be from 1 to 1000")
+            if value is not None and not (isinstance(value, (int, float)) and value == off):
+                raise ArgumentError(f"{name}={value!r} is not possible: the tokens of this model are vectors")
+        check_integer("head_steps", head_steps, 1, 1000)
+        check_callback("on_step", on_step)
+        check_flag("measure_entropy", measure_entropy)
         recipe, temperature = parse(recipe), TEMPERATURE if temperature is None else temperature
         scale = GUIDANCE if guidance_scale is None else guidance_scale
-        if not temperature >= 1e-4:
-            raise ArgumentError(f"temperature={temperature} is not allowed; it must be at least 0.0001")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        check_number("temperature", temperature, 1e-4, 1e4)
+        check_number("guidance_scale", scale, 0, 1e4)
+        prompts = text_list("prompt", prompt)
         features, _ = self.text_encoder.encode([each for each in prompts for _ in range(num_images_per_prompt)])
         rows = len(features)
         seeds = row_seeds(seed, rows)
