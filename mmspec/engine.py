@@ -193,5 +193,5 @@ def window_policy(
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
-    policy.begin(length)
+    policy.begin(length, batch_size)
     return policy

@@ -70,8 +70,10 @@ class Component(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the floating-point weights."""
-        tensors = list(chain(self.parameters(), self.buffers()))
-        return next((t.dtype for t in tensors if t.is_floating_point()), tensors[0].dtype)
+        first = next(chain(self.parameters(), self.buffers())).dtype
+        if first.is_floating_point:
+            return first
+        return next((t.dtype for t in chain(self.parameters(), self.buffers()) if t.is_floating_point()), first)
 
     @classmethod
     def from_folder(cls, folder: str | Path, dtype: torch.dtype = torch.float32) -> Self:

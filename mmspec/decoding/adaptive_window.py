@@ -17,7 +17,11 @@ _FIRST_WIDTH = 4  # the first width that is measured
 _MIN_CALLS = 2  # measured calls before two widths are compared
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
 _EXPLORATION_SHARE = 0.02  # share of a run's time that exploration may lose
+_LATE_SHARE = 0.95  # of a run's tokens
 _STEPS = 16  # consecutive single steps while drafting does not pay
+# Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch more
+# than the slowest row loses, which takes about 1.2 to 1.4 times the calls of the mean row that the rate is about.
+_GAIN, _BATCH_GAIN = 1.1, 1.3
 
 
 class AdaptiveWindow:
@@ -43,9 +47,11 @@ class AdaptiveWindow:
         self._calls = 0
         self.begin(1)
 
-    def begin(self, length: int) -> None:
-        """Starts a run of `length` tokens per row, with a new exploration budget."""
+    def begin(self, length: int, rows: int = 1) -> None:
+        """Starts a run of `length` tokens in each of `rows` rows, with a new exploration budget."""
         self._length = length
+        self._rows = rows
+        self._decoded = 0.0  # tokens of the mean row in this run
         self._lost = 0.0  # seconds lost to exploration in this run
 
     def rate(self, width: int) -> float:
@@ -55,8 +61,10 @@ class AdaptiveWindow:
 
     @property
     def best(self) -> int:
-        """The width with the most tokens per second."""
-        return max(self.widths, key=self.rate)
+        """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
+        fastest = max(self.widths, key=self.rate)
+        least = _GAIN if self._rows == 1 else _BATCH_GAIN
+        return fastest if self.rate(fastest) >= least * self.rate(1) else 1
 
     def choose(self) -> int:
         """The next width."""
@@ -65,6 +73,10 @@ class AdaptiveWindow:
         if not self._samples(1):
             return 1
         best = self.best
+        # After one window with drafts the rows of a batch stand at different positions, which makes all later steps
+        # dearer: where single steps are best, drafts are measured again only near the end of a run.
+        if best == 1 and self._rows > 1 and self._decoded < _LATE_SHARE * self._length:
+            return 1
         for width in self._neighbors(best):
             recent = self._samples(width) and self._calls - self._last_call[width] < _MAX_AGE
             budget = _EXPLORATION_SHARE * self._length / self.rate(best)
@@ -73,6 +85,10 @@ class AdaptiveWindow:
             if self._samples(width) == 1 and self._last_call[width] == self._calls:
                 return width  # a single measurement is too noisy
         return best
+
+    def settled(self) -> int:
+        """The next width without exploration."""
+        return self.best if self._samples(1) else self.choose()
 
     def steps(self) -> int:
         """Consecutive single steps at width 1; few until their cost has been measured."""
@@ -83,6 +99,7 @@ class AdaptiveWindow:
         measured, best = self._samples(1) and self._samples(width), self.best
         fastest = self.rate(best)
         self._calls += calls
+        self._decoded += gained * calls
         self._last_call[width] = self._calls
         self._seconds[width].append(seconds)
         self._gained[width].append(gained)

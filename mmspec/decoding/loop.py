@@ -65,12 +65,16 @@ class WindowPolicy(Protocol):
         """The width of the next window; 1 is a single step without drafts."""
         ...
 
+    def settled(self) -> int:
+        """The best known width, which is used once a row of the batch is finished and nothing is measured any more."""
+        ...
+
     def steps(self) -> int:
         """The number of single steps to take if the width is 1."""
         ...
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
-        """Called after the target calls of a window.
+        """Called after the target calls of a window, while no row of the batch is finished.
 
         Args:
             width: The chosen width.
@@ -88,6 +92,9 @@ class FixedWindow:
     width: int
 
     def choose(self) -> int:
+        return self.width
+
+    def settled(self) -> int:
         return self.width
 
     def steps(self) -> int:
@@ -134,9 +141,11 @@ def decode(
         clock: Returns the current time in seconds.
     """
     step: WindowStep = window_step or decode_window
+    rows = len(state.ids)
     running = decode_steps(target, sampler, state, plain_tokens, meter, on_step, drafter)
     while running:
-        width = policy.choose()
+        whole = len(state.ids) == rows
+        width = policy.choose() if whole else policy.settled()
         start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens.sum(), meter.calls.sum()
         if width == 1:
             remaining = int((state.layout.length - state.length).max())
@@ -145,7 +154,8 @@ def decode(
             running = step(target, drafter, rule, sampler, state, width, meter, on_step)
         calls = meter.nfe - calls
         gained = (meter.tokens.sum() - tokens) / (meter.calls.sum() - row_calls)
-        policy.record(width, (clock() - start) / calls, float(gained), calls)
+        if whole:  # calls with fewer rows take less time, and cannot be compared
+            policy.record(width, (clock() - start) / calls, float(gained), calls)
 
 
 def decode_window(

@@ -92,6 +92,37 @@ def test_never_much_slower_than_plain_and_close_to_the_best_width(drafter: str, 
     assert sum(runs[1:]) / 3 < 1.2 * tokens / best
 
 
+@pytest.mark.parametrize(
+    ("rows", "gained", "expected"), [(1, 1.8, 1), (1, 2.0, 1), (1, 2.15, 1), (1, 2.3, 4), (8, 2.3, 1), (8, 2.7, 4)]
+)
+def test_drafts_must_gain_more_than_the_slowest_row_may_lose(rows: int, gained: float, expected: int) -> None:
+    window = AdaptiveWindow(4)
+    window.begin(1000, rows)
+    for _ in range(4):
+        window.record(4, 2.0, gained)
+        window.record(2, 2.0, 1.0)
+        window.record(1, 1.0, 1.0)
+    assert window.best == window.choose() == expected
+
+
+def test_a_batch_that_decodes_plainly_measures_drafts_only_near_the_end() -> None:
+    window = AdaptiveWindow(4)
+    for rows, share in ((1, 0.0), (8, 0.95)):
+        window.begin(1000, rows)
+        for _ in range(3):
+            window.record(4, 2.0, 1.0)
+            window.record(2, 2.0, 1.0)
+        decoded, chosen = 6.0, list[float]()
+        while decoded < 1000:
+            width = window.choose()
+            chosen += [decoded] * (width > 1)
+            calls = window.steps() if width == 1 else 1
+            window.record(width, 1.0 if width == 1 else 2.0, 1.0, calls)
+            decoded += calls
+        assert chosen and min(chosen) >= share * 1000
+        assert rows > 1 or min(chosen) < 500
+
+
 def test_policies_are_kept_per_model() -> None:
     model = torch.nn.Linear(1, 1)
     adaptive_windows_of(model)["scd:window=auto", 1, False] = AdaptiveWindow()

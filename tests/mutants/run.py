@@ -37,10 +37,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", help="mutants whose names contain one of these; default: all")
     parser.add_argument("-o", "--output", type=Path, help="JSON file of results; finished mutants are not run again")
     parser.add_argument("--seconds", type=float, default=600, help="limit for one mutant; default: 600")
+    parser.add_argument("--nice", type=int, default=15, help="how much to lower the priority; default: 15")
     options = parser.parse_args(arguments)
     chosen = [m for m in catalog() if not options.names or any(name in m.name for name in options.names)]
     results = json.loads(options.output.read_text()) if options.output and options.output.exists() else {}
-    os.nice(15)
+    os.nice(options.nice)
     os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"}
     sys.dont_write_bytecode = True  # sources of equal size change within a second
     for name in PRELOADED:
@@ -129,13 +130,14 @@ def run_tests(mutant: Mutant, scratch: Path, output: Path) -> int:
 
 
 def table(mutants: list[Mutant], results: dict[str, dict[str, str]]) -> str:
-    """A Markdown table of the results, by file, and the mutants that live."""
-    lines = ["| file | mutants | killed | survivors |", "| --- | ---: | ---: | --- |"]
-    for file in dict.fromkeys(m.file for m in mutants):
-        here = [m for m in mutants if m.file == file]
+    """A Markdown table of the results, by folder, and the mutants that live."""
+    lines = ["| folder | mutants | killed | survivors |", "| --- | ---: | ---: | --- |"]
+    folders = [mutant.file.rpartition("/")[0] for mutant in mutants]
+    for folder in dict.fromkeys(folders):
+        here = [m for m, its in zip(mutants, folders, strict=True) if its == folder]
         living = [m for m in here if results[m.name]["outcome"] not in ("killed", "time")]
         names = "; ".join(f"{m.name} ({m.lives or 'NOT EXPECTED: ' + results[m.name]['outcome']})" for m in living)
-        lines.append(f"| `{file}` | {len(here)} | {len(here) - len(living)} | {names} |")
+        lines.append(f"| `{folder}` | {len(here)} | {len(here) - len(living)} | {names} |")
     killed = sum(results[m.name]["outcome"] in ("killed", "time") for m in mutants)
     return "\n".join([*lines, f"| all | {len(mutants)} | {killed} | |"])
 

@@ -45,7 +45,8 @@ class LlamaGenTarget:
     ) -> None:
         c = gpt.config
         self.vocab_size: int = c.vocab_size
-        self.device = gpt.device
+        # Read once: models of diffusers search all of their modules for hooks to answer.
+        self.device, self._dtype = gpt.device, gpt.dtype
         self.layers: int = c.n_layer
         self._gpt = gpt
         self._guided = uncond is not None
@@ -55,24 +56,24 @@ class LlamaGenTarget:
         capacity = self._slots + length + slack
         self._rows = condition.shape[0]
         heads, head_dim = c.n_head, c.dim // c.n_head
-        self._cache = KVCache(c.n_layer, len(self._condition), heads, capacity, head_dim, gpt.dtype, self.device)
+        self._cache = KVCache(c.n_layer, len(self._condition), heads, capacity, head_dim, self._dtype, self.device)
         self._features: Tensor | None = None
         # Tables by slot. Slots past the end repeat the last one; their logits are not used.
         past = torch.arange(capacity, device=self.device).clamp(max=self._slots + length - 1)
-        cos, sin = gpt.rope()
+        cos, sin = gpt.rope(self.device)
         self._cos, self._sin = cos[past], sin[past]
         predicted = (past - self._slots + 1).clamp(0, length - 1)
-        zeros = torch.zeros(capacity, c.dim, dtype=gpt.dtype, device=self.device)
+        zeros = torch.zeros(capacity, c.dim, dtype=self._dtype, device=self.device)
         self._position = gpt.add_position(zeros, predicted)
         self._position[: self._slots - 1] = 0
-        self._causal = torch.full((capacity, capacity), -torch.inf, dtype=gpt.dtype, device=self.device).triu(1)
+        self._causal = torch.full((capacity, capacity), -torch.inf, dtype=self._dtype, device=self.device).triu(1)
         self._padding: Tensor | None = None
         if condition_mask is not None and not bool(condition_mask.all()):
-            self._padding = padding_bias(condition_mask, capacity, gpt.dtype).repeat(1 + self._guided, 1, 1, 1)
+            self._padding = padding_bias(condition_mask, capacity, self._dtype).repeat(1 + self._guided, 1, 1, 1)
 
     def prefill(self) -> Logits:
         t = self._slots
-        h = self._gpt.cls_embedding(self._condition).to(self._gpt.dtype) + self._position[:t]
+        h = self._gpt.cls_embedding(self._condition).to(self._dtype) + self._position[:t]
         return self._logits(h, self._span(0, t, len(h)), 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:

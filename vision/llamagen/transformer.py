@@ -206,14 +206,14 @@ class LlamaGenTransformer(Component):
             elif p.ndim > 1:
                 nn.init.normal_(p, std=std)
 
-    def rope(self) -> tuple[Tensor, Tensor]:
+    def rope(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The rotary table, float32 [T + grid_size ** 2, head_dim] cosines and sines; computed once per device."""
-        if self._rope is None or self._rope[0].device != self.device:
+        if self._rope is None or self._rope[0].device != device:
             c = self.config
             # The table may be made in inference mode and used later where gradients are needed.
             with torch.inference_mode(False):
                 table = grid_table(c.grid_size, c.cls_token_num, c.dim // c.n_head, c.rope_base, c.condition_rope)
-                self._rope = table[0].to(self.device), table[1].to(self.device)
+                self._rope = table[0].to(device), table[1].to(device)
         return self._rope
 
     def unconditional(self, batch_size: int) -> Tensor:
@@ -265,7 +265,7 @@ class LlamaGenTransformer(Component):
         h = torch.cat([prefix, self.embed(tokens[:, :-1])], dim=1)
         predicted = torch.arange(n, device=h.device)
         h = torch.cat([h[:, : slots - 1], self.add_position(h[:, slots - 1 :], predicted)], dim=1)
-        cos, sin = self.rope()
+        cos, sin = self.rope(h.device)
         length = h.shape[1]
         bias = None
         if condition_mask is not None:
