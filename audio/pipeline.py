@@ -27,6 +27,7 @@ from mmspec.decoding.stats import RowStats, Stats
 from mmspec.decoding.target import Target
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -281,6 +282,7 @@ class SpeechPipeline:
             )
         return self.adapter.read(text, voice)
 
+    @refuse_unknown_keywords
     def __call__(
         self,
         text: str | Sequence[str],
@@ -360,6 +362,7 @@ class SpeechPipeline:
             outputs.append(AudioOutput(audio, rate, tokens, own_seed, notes, len(notes) > len(each.notes), stats))
         return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, stats)
 
+    @refuse_unknown_keywords
     def stream(
         self,
         text: str,

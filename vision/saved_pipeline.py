@@ -71,8 +71,8 @@ def load_pipeline(folder: Path, device: str, dtype: torch.dtype | str) -> Any:
         part: component(folder, part, entry, dtype) for part, entry in named_components(folder, index, kind).items()
     }
     try:
-        # Only what is no component remains to be read.
-        return kind.from_pretrained(folder, **components).to(device)
+        # Only what is no component remains to be read. Without `low_cpu_mem_usage` diffusers warns without accelerate.
+        return kind.from_pretrained(folder, low_cpu_mem_usage=False, **components).to(device)
     except MMSpecError as error:
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {error}") from None
     except LOAD_ERRORS as error:

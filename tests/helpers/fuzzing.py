@@ -24,10 +24,7 @@ SECONDS = 30  # after which a case counts as a hang
 LONGEST = 5_000  # characters of a message
 
 # Faults that are known and not mended yet: "exception file". A fuzzer counts them and does not fail.
-KNOWN: tuple[str, ...] = (
-    "SafetensorError vision/llamagen/checkpoint.py", "x" * 300, "9" * 300, "mmspec/loading.py", "audio/pipeline.py",
-    "mmspec/sampling/seeds.py", "mmspec/sampling/sampler.py", "__call__() got an unexpected keyword argument",
-)  # fmt: skip
+KNOWN: tuple[str, ...] = ()
 
 WHOLE = (
     "-1",

@@ -31,7 +31,7 @@ from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of
-from mmspec.vision.keywords import refuse_unknown_keywords
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
 from mmspec.vision.previews import complete, visible
 

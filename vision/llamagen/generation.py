@@ -28,7 +28,7 @@ from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component import Arguments
-from mmspec.vision.keywords import refuse_unknown_keywords
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.vision.llamagen.codes import codebook_size, decode_tokens, read_codebook
 from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.graph_cache import new_target
