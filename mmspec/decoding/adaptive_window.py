@@ -19,8 +19,8 @@ _MAX_AGE = 48  # calls after which the neighbors of the best width are measured 
 _EXPLORATION_SHARE = 0.02  # share of a run's time that exploration may lose
 _LATE_SHARE = 0.95  # of a run's tokens
 _STEPS = 16  # consecutive single steps while drafting does not pay
-# Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch more
-# than the slowest row loses, which takes about 1.2 to 1.4 times the calls of the mean row that the rate is about.
+# Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
+# more than the slowest row loses, which takes about 1.2 to 1.4 times the calls of the mean row.
 _GAIN, _BATCH_GAIN = 1.1, 1.3
 
 

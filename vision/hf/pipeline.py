@@ -21,6 +21,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
 from mmspec.hf.generate import GenerateJob, generate, prepare
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -31,7 +32,6 @@ from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of
-from mmspec.keywords import refuse_unknown_keywords
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
 from mmspec.vision.previews import complete, visible
 

@@ -22,13 +22,13 @@ from mmspec.documents import read_object
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.heads.checkpoint import Head, check_fits_model, load_head
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component import Arguments
-from mmspec.keywords import refuse_unknown_keywords
 from mmspec.vision.llamagen.codes import codebook_size, decode_tokens, read_codebook
 from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
 from mmspec.vision.llamagen.graph_cache import new_target

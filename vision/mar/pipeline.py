@@ -21,11 +21,11 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component_dtypes import component_dtypes
-from mmspec.keywords import refuse_unknown_keywords
 from mmspec.vision.llamagen.conditioning import read_labels
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels

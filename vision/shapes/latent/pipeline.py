@@ -18,9 +18,9 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
+from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
-from mmspec.keywords import refuse_unknown_keywords
 from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
 from mmspec.vision.shapes.config import GUIDANCE, TEMPERATURE
