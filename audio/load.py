@@ -17,6 +17,7 @@ from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError
+from mmspec.hf.attention import refuse_flash_attention_inside
 from mmspec.hf.folder import architecture, load_model, read_processor
 from mmspec.importing import resolve
 
@@ -118,6 +119,7 @@ def from_model(
         ArgumentError: For missing or unknown options.
         ModelError: For a codec or a draft model that does not fit.
     """
+    refuse_flash_attention_inside(model)
     options = dict(config or {})
     draft_model = options.pop("draft_model", None)
     own_codec: Codec | None = options.pop("codec", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,6 +84,9 @@ def train_drafter(
         raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
     check_folder(output)
 
+    import torch
+
+    from mmspec.locks import locked
     from mmspec.metrics.evaluation.distributed import local_device, process_group
     from mmspec.metrics.prompts import read_prompts
     from mmspec.training.trainer import Trainer, TrainingSettings, split_prompts
@@ -110,8 +113,15 @@ def train_drafter(
         pipe = load_image_pipeline(model, local_device(device), drafter)
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
         lead = processes.rank == 0
-        # One process prints progress, and none does with --json.
-        with bars(quiet=as_json or not lead, sequences=sequences, steps=steps, step=trainer.step) as show:
+        work = output / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        # The processes of one training share the folder. One of them prints progress, and none does with --json.
+        with (
+            locked(work, OPTION) if lead else nullcontext(),
+            bars(quiet=as_json or not lead, sequences=sequences, steps=steps, step=trainer.step) as show,
+        ):
+            if processes.count > 1:
+                torch.distributed.barrier()  # nobody writes before the leftovers of an earlier run are gone
             own = trainer.collect(show.chunk)
             trainer.train(own, validate_every, save_every, show.step, show.point)
     if not lead:

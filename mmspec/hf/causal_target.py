@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit
-from mmspec.errors import ArgumentError
+from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import count_layers, first_layers
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -239,20 +239,6 @@ class CausalTarget:
         if early_exit is None:
             self._features = features
         return split_cfg(self.head(features[:, -last:]), self._cfg_factor(early_exit) == 2)
-
-
-def refuse_flash_attention(decoder: Any) -> None:
-    """Checks that a decoder's attention takes an additive mask, which flash attention misreads as one of padding.
-
-    Raises:
-        ArgumentError: If it is flash attention.
-    """
-    kernel = getattr(getattr(decoder, "config", None), "_attn_implementation", None)
-    if isinstance(kernel, str) and "flash" in kernel:
-        raise ArgumentError(
-            f"attn_implementation={kernel!r} takes no masks of drafts and of rows at different positions; "
-            "load the model with 'sdpa', or call model.set_attn_implementation('sdpa')"
-        )
 
 
 def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:

@@ -32,6 +32,7 @@ from mmspec.hf.arguments import (
     refuse_criteria,
     refuse_modes,
 )
+from mmspec.hf.attention import refuse_flash_attention_inside
 from mmspec.hf.caller import dropped_arguments
 from mmspec.hf.causal_target import CausalTarget, with_cuda_graphs
 from mmspec.hf.codebook import read_codebook
@@ -132,6 +133,7 @@ def generate(
                     f"streamer is not supported for {type(unwrap(model)).__name__}, whose tokens are not single ids; "
                     "use on_step"
                 )
+            refuse_flash_attention_inside(unwrap(model))
             prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
             return own(GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step))
         job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)

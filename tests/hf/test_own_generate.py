@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+import tiny_speech
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper
 from transformers.generation import GenerationMixin
@@ -79,3 +80,14 @@ def test_flash_attention_is_refused(kernel: str) -> None:
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, **OURS)
     model.model.text_model.config._attn_implementation = "eager"
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, **OURS)
+
+
+@pytest.mark.parametrize("part", ["backbone_model", "depth_decoder"])
+def test_flash_attention_in_a_part_of_an_audio_model_is_refused(part: str) -> None:
+    model = tiny_speech.csm()
+    getattr(model, part).config._attn_implementation = "flash_attention_2"
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ArgumentError, match="attn_implementation='flash_attention_2' takes no masks of drafts"):
+        model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, **OURS)
+    with pytest.raises(ArgumentError, match="attn_implementation='flash_attention_2' takes no masks of drafts"):
+        mmspec.load(model, processor=tiny_speech.tokenizer())

@@ -24,6 +24,7 @@ from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.loading import add_drafter
+from mmspec.locks import locked
 from mmspec.training.objectives import LOSSES, run_teacher
 from mmspec.training.trainer import Trainer, TrainingSettings
 from mmspec.vision.hf.pipeline import TransformersPipeline
@@ -205,6 +206,17 @@ def test_bad_arguments_are_refused(
 ) -> None:
     assert main(command(workspace, *options)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = workspace / "out" / "work"
+    work.mkdir(parents=True)
+    with locked(work, "-o/--output"):
+        assert main(command(workspace)) == 2
+    assert f"-o/--output: '{work}' is in use by another mmspec process" in capsys.readouterr().err
+    assert main(command(workspace)) == 0
 
 
 def test_a_drafter_of_another_model_is_refused(tmp_path: Path) -> None:
