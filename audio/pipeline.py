@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec import limits
 from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
 from mmspec.audio.codec import Codec
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
@@ -34,7 +35,6 @@ from mmspec.sampling.seeds import row_seeds
 
 FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
 DEFAULT_BATCH = 8  # parts of texts that are decoded at a time
-MAX_LETTERS = 200_000  # of a text: about four hours
 MAX_PAUSE = 60  # seconds
 _PART_SEED_STRIDE = 2**32  # between the seeds of one text's parts
 
@@ -276,10 +276,7 @@ class SpeechPipeline:
             raise PromptError(f"text={text!r} has surrogates, which are not characters; decode it correctly")
         if not text.strip():
             raise PromptError(f"text={text!r} is empty; give words to say")
-        if len(text) > MAX_LETTERS:
-            raise PromptError(
-                f"text={text!r} has {len(text)} letters; at most {MAX_LETTERS} are allowed: make several calls"
-            )
+        limits.TEXT.check("text", len(text))
         return self.adapter.read(text, voice)
 
     @refuse_unknown_keywords

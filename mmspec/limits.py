@@ -65,6 +65,7 @@ SEEDS = Limit("MMSPEC_MAX_SEEDS", 10_000, "seeds")
 SAMPLES = Limit("MMSPEC_MAX_SAMPLES", 2_000_000, "samples (recipes x prompts x seeds)")
 TEXT = Limit("MMSPEC_MAX_TEXT", 100_000, "characters of one text")
 PIXELS = Limit("MMSPEC_MAX_PIXELS", 2**26, "pixels of one image")
+VOICE_SECONDS = Limit("MMSPEC_MAX_VOICE_SECONDS", 600, "seconds of a recording to follow")
 AUDIO_SECONDS = Limit("MMSPEC_MAX_AUDIO_SECONDS", 3_600, "seconds of one recording")
 THREADS = Limit("MMSPEC_MAX_THREADS", 1_024, "threads")
 LOGITS = Limit("MMSPEC_MAX_LOGITS", 2**27, "logits (rows x slots x vocabulary)")
@@ -72,6 +73,6 @@ FILE_BYTES = Limit("MMSPEC_MAX_FILE_BYTES", 2**28, "bytes of one JSON or YAML fi
 DEPTH = Limit("MMSPEC_MAX_DEPTH", 64, "nested levels of JSON or YAML")
 
 LIMITS = (
-    OUTPUTS, RECIPES, SEEDS, SAMPLES, TEXT, PIXELS, AUDIO_SECONDS, THREADS, LOGITS, FILE_BYTES, DEPTH,
+    OUTPUTS, RECIPES, SEEDS, SAMPLES, TEXT, PIXELS, VOICE_SECONDS, AUDIO_SECONDS, THREADS, LOGITS, FILE_BYTES, DEPTH,
 )  # fmt: skip
 """All limits, for the documentation and its test."""

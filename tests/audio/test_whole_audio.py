@@ -161,5 +161,5 @@ def test_texts_of_other_types_are_refused() -> None:
             pipe(wrong)
     with pytest.raises(PromptError, match="has surrogates"):
         pipe("one \udcff")
-    with pytest.raises(PromptError, match="at most 200000 are allowed"):
+    with pytest.raises(ArgumentError, match="240,000 characters of one text exceed the limit of 100,000; MMSPEC"):
         pipe("one " * 60000)
