@@ -42,7 +42,7 @@ MODELS = ("T5EncoderModel", *GENERATE_ADAPTERS)
 PROCESSORS = (
     "ChameleonProcessor", "Emu3Processor", "GlmImageProcessor", "ImageGPTImageProcessor", "ImageGPTImageProcessorFast",
     "ImageGPTImageProcessorPil", "JanusProcessor",
-    "T5Tokenizer", "T5TokenizerFast",
+    "T5Tokenizer", "T5TokenizerFast", "TokenizersBackend",
 )  # fmt: skip
 
 

@@ -171,15 +171,17 @@ def test_stream_formats() -> None:
 
 
 class StatefulProcessor(LogitsProcessor):
-    """A processor that keeps the ids of its last call."""
+    """A processor whose scores depend on its earlier calls."""
+
+    calls = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.seen = input_ids
-        return scores
+        self.calls += 1
+        return scores + self.calls
 
 
 def test_errors() -> None:
-    with pytest.raises(ArgumentError, match="StatefulProcessor, which is not supported with drafts"):
+    with pytest.raises(ArgumentError, match="logits_processor StatefulProcessor keeps state or is random"):
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, logits_processor=[StatefulProcessor()])
     with pytest.raises(ArgumentError, match="recipe 'draft' needs a draft model"):
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")

@@ -249,7 +249,7 @@ def test_one_generator_per_image(pipe: LlamaGenPipeline) -> None:
         *[({"prompt": p}, PromptError, "is empty or not a string") for p in (5, [1], [None], "  ")],
         ({"num_images_per_prompt": 1.5}, ArgumentError, "num_images_per_prompt=1.5 is not allowed"),
         ({"prompt": []}, PromptError, "prompt=[] is empty"),
-        ({"num_images_per_prompt": 0}, ArgumentError, "num_images_per_prompt=0 is not allowed; it must be 1 or more"),
+        ({"num_images_per_prompt": 0}, ArgumentError, "num_images_per_prompt=0 is not allowed; it must be an integer"),
         ({"output_type": "jpg"}, ArgumentError, "output_type='jpg' is not allowed; use one of pil, np, pt, latent"),
         ({"seed": [1, 2]}, ArgumentError, "seed has 2 values for 1 rows"),
         ({"temperature": -1.0}, ArgumentError, "temperature=-1.0 is not allowed"),
