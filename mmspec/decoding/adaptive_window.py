@@ -20,8 +20,8 @@ _EXPLORATION_SHARE = 0.02  # share of a run's time that exploration may lose
 _LATE_SHARE = 0.95  # of a run's tokens
 _STEPS = 16  # consecutive single steps while drafting does not pay
 # Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
-# more than the slowest row loses, which takes about 1.2 to 1.4 times the calls of the mean row.
-_GAIN, _BATCH_GAIN = 1.1, 1.3
+# more than single steps lose once the rows stand at different positions.
+_GAIN, _BATCH_GAIN = 1.1, 1.2
 
 
 class AdaptiveWindow:
@@ -40,7 +40,7 @@ class AdaptiveWindow:
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.widths = [2**n for n in range(largest.bit_length())]
-        # By width: seconds per call and tokens per row and call, of the latest calls.
+        # By width: seconds per call, and tokens per call of the rows furthest behind, of the latest calls.
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))
         self._gained: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=32))
         self._last_call: dict[int, int] = {}  # by width, the number of the latest call
@@ -51,8 +51,9 @@ class AdaptiveWindow:
         """Starts a run of `length` tokens in each of `rows` rows, with a new exploration budget."""
         self._length = length
         self._rows = rows
-        self._decoded = 0.0  # tokens of the mean row in this run
+        self._decoded = 0.0  # tokens of the rows furthest behind in this run
         self._lost = 0.0  # seconds lost to exploration in this run
+        self._first = True  # whether no call of this run has been recorded
 
     def rate(self, width: int) -> float:
         """Measured tokens per row and second at a width; 0 if it was never measured."""
@@ -95,7 +96,13 @@ class AdaptiveWindow:
         return _STEPS if self._samples(1) else 3
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
-        """Records `calls` calls of `seconds` each, in which a row gained `gained` tokens per call on average."""
+        """Records `calls` calls of `seconds` each; see `mmspec.decoding.loop.WindowPolicy`. The first call of a run is
+        not measured."""
+        if self._first:
+            # The beginning is like no other part: images begin with empty background, and kernels with compilation.
+            self._first = False
+            self._decoded += gained * calls
+            return
         measured, best = self._samples(1) and self._samples(width), self.best
         fastest = self.rate(best)
         self._calls += calls

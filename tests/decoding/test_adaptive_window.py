@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 import mmspec.engine
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
+from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
+from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import check
-from mmspec.testing.toys import ToyTarget
+from mmspec.testing.toys import ToyTarget, toy_resources
 
 AUTO = ["draft:window=auto", "sjd:window=auto", "scd:window=auto", "recycle:window=auto", "medusa:window=auto"]
 
@@ -98,11 +102,46 @@ def test_never_much_slower_than_plain_and_close_to_the_best_width(drafter: str, 
 def test_drafts_must_gain_more_than_the_slowest_row_may_lose(rows: int, gained: float, expected: int) -> None:
     window = AdaptiveWindow(4)
     window.begin(1000, rows)
+    window.record(4, 1.0, 4.0)  # the first call of a run is not measured
     for _ in range(4):
         window.record(4, 2.0, gained)
         window.record(2, 2.0, 1.0)
         window.record(1, 1.0, 1.0)
     assert window.best == window.choose() == expected
+
+
+class Watcher(AdaptiveWindow):
+    """Always drafts, and keeps what it is told."""
+
+    recorded: list[float]
+
+    def choose(self) -> int:
+        return 4
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+        self.recorded.append(gained)
+
+
+def test_the_policy_learns_what_the_rows_furthest_behind_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    Watcher.recorded = []
+    monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Watcher)
+    rows, layout = 8, Layout(length=12)
+    resources = toy_resources(rows, 2, layout, 6, [SamplingParams()] * rows)
+    lengths = [np.ones(rows, dtype=np.int64)]
+
+    def on_step(step: Step) -> None:
+        lengths.append(np.array([len(row) for row in step.tokens]))
+
+    target = ToyTarget(rows, 2, 12, 5)
+    recipe = parse("draft:window=auto")
+    run(target, recipe, layout, [SamplingParams()] * rows, range(rows), resources, on_step=on_step)
+    expected = []
+    for before, after in pairwise(lengths[1:]):
+        if before.max() == 12:
+            break
+        behind = np.argsort(before, kind="stable")[:2]
+        expected.append((after - before)[behind].mean())
+    assert len(expected) > 2 and Watcher.recorded[: len(expected)] == pytest.approx(expected)
 
 
 def test_a_batch_that_decodes_plainly_measures_drafts_only_near_the_end() -> None:
