@@ -121,7 +121,7 @@ def train_drafter(
             bars(quiet=as_json or not lead, sequences=sequences, steps=steps, step=trainer.step) as show,
         ):
             if processes.count > 1:
-                torch.distributed.barrier()  # nobody writes before the leftovers of an earlier run are gone
+                torch.distributed.barrier()  # all processes write after the leftovers of an earlier run are gone
             own = trainer.collect(show.chunk)
             trainer.train(own, validate_every, save_every, show.step, show.point)
     if not lead:

@@ -40,7 +40,7 @@ class AdaptiveWindow:
 
     def __init__(self, largest: int = LARGEST) -> None:
         self.widths = [2**n for n in range(largest.bit_length())]
-        # By width: seconds per call, and tokens per call of the rows furthest behind, of the latest calls.
+        # By width: seconds per call, and tokens per call of the slowest rows, of the latest calls.
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))
         self._gained: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=32))
         self._last_call: dict[int, int] = {}  # by width, the number of the latest call
@@ -51,7 +51,7 @@ class AdaptiveWindow:
         """Starts a run of `length` tokens in each of `rows` rows, with a new exploration budget."""
         self._length = length
         self._rows = rows
-        self._decoded = 0.0  # tokens of the rows furthest behind in this run
+        self._decoded = 0.0  # tokens of the slowest rows in this run
         self._lost = 0.0  # seconds lost to exploration in this run
         self._first = True  # whether no call of this run has been recorded
 

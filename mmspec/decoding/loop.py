@@ -79,7 +79,7 @@ class WindowPolicy(Protocol):
         Args:
             width: The chosen width.
             seconds: Wall-clock seconds per target call.
-            gained: Tokens that one of the rows furthest behind gained per target call, on average.
+            gained: Tokens that one of the slowest rows gained per target call, on average.
             calls: The number of target calls.
         """
         ...
@@ -146,16 +146,16 @@ def decode(
     while running:
         whole = len(state.ids) == rows
         width = policy.choose() if whole else policy.settled()
-        # The batch lasts as long as its slowest rows: what counts is what the quarter furthest behind gains.
-        behind = np.asarray(state.ids)[np.argsort(state.length, kind="stable")[: -(-len(state.ids) // 4)]]
-        start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens[behind].sum(), meter.calls[behind].sum()
+        # The batch lasts as long as its slowest rows: what counts is the gain of the quarter with the fewest tokens.
+        slowest = np.asarray(state.ids)[np.argsort(state.length, kind="stable")[: -(-len(state.ids) // 4)]]
+        start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens[slowest].sum(), meter.calls[slowest].sum()
         if width == 1:
             remaining = int((state.layout.length - state.length).max())
             running = decode_steps(target, sampler, state, min(policy.steps(), remaining), meter, on_step, drafter)
         else:
             running = step(target, drafter, rule, sampler, state, width, meter, on_step)
         calls = meter.nfe - calls
-        gained = (meter.tokens[behind].sum() - tokens) / (meter.calls[behind].sum() - row_calls)
+        gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
         if whole:  # calls with fewer rows take less time, and cannot be compared
             policy.record(width, (clock() - start) / calls, float(gained), calls)
 

@@ -122,7 +122,7 @@ class Watcher(AdaptiveWindow):
         self.recorded.append(gained)
 
 
-def test_the_policy_learns_what_the_rows_furthest_behind_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_learns_what_the_slowest_rows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     Watcher.recorded = []
     monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Watcher)
     rows, layout = 8, Layout(length=12)
@@ -139,8 +139,8 @@ def test_the_policy_learns_what_the_rows_furthest_behind_gain(monkeypatch: pytes
     for before, after in pairwise(lengths[1:]):
         if before.max() == 12:
             break
-        behind = np.argsort(before, kind="stable")[:2]
-        expected.append((after - before)[behind].mean())
+        slowest = np.argsort(before, kind="stable")[:2]
+        expected.append((after - before)[slowest].mean())
     assert len(expected) > 2 and Watcher.recorded[: len(expected)] == pytest.approx(expected)
 
 
