@@ -159,7 +159,7 @@ def decode_columns(
 
 @dataclass(frozen=True)
 class ColumnDecodingJob:
-    """A `mmspec.audio.pipeline.DecodingJob` of columns.
+    """A `mmspec.audio.adapter.DecodingJob` of columns.
 
     Attributes:
         model: The model.

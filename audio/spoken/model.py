@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
-from mmspec.audio.pipeline import PreparedText, SpeechPipeline, TargetJob
+from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.spoken.checkpoint import load_module
 from mmspec.audio.spoken.codec import SpokenCodec
 from mmspec.audio.spoken.config import CODES, RECIPE, TEMPERATURE, TOP_K, VOICES, WEIGHTS
@@ -32,7 +33,7 @@ _TOKENS_PER_PHONE = 9  # length limit of a sentence: twice the average
 
 
 class SpokenAdapter:
-    """The embedded voice; see `mmspec.audio.pipeline.SpeechAdapter`.
+    """The embedded voice; see `mmspec.audio.adapter.SpeechAdapter`.
 
     Args:
         net: The transformer.

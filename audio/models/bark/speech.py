@@ -15,11 +15,11 @@ from transformers.models.bark.generation_configuration_bark import (
     BarkSemanticGenerationConfig,
 )
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.bark.fine_stage import generate_fine
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.text import split_text
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
@@ -77,7 +77,7 @@ class BarkPart:
 
 
 class BarkAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of Bark.
+    """The `mmspec.audio.adapter.SpeechAdapter` of Bark.
 
     A text without a voice is spoken by a random one. Its first part is the voice of the others.
 
@@ -149,7 +149,7 @@ class BarkAdapter:
 
 @dataclass(frozen=True)
 class BarkJob:
-    """A batch of texts; see `mmspec.audio.pipeline.DecodingJob`.
+    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
 
     Attributes:
         adapter: The adapter.

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
-from mmspec.audio.pipeline import PreparedText
 from mmspec.checkpoint import listed, read_weights
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -86,7 +86,7 @@ class TextFrontend(Protocol):
 
 
 class CodecLMAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of codec language models.
+    """The `mmspec.audio.adapter.SpeechAdapter` of codec language models.
 
     Args:
         frontend: The model and its text frontend.
@@ -133,7 +133,7 @@ class CodecLMAdapter:
 
 @dataclass(frozen=True)
 class CodecLMJob:
-    """A batch of pieces of text; see `mmspec.audio.pipeline.DecodingJob`.
+    """A batch of pieces of text; see `mmspec.audio.adapter.DecodingJob`.
 
     Attributes:
         adapter: The adapter.

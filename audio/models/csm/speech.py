@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -44,7 +44,7 @@ class CsmPart:
 
 
 class CsmAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of CSM.
+    """The `mmspec.audio.adapter.SpeechAdapter` of CSM.
 
     The sampling parameters of a call apply to all codebooks. For those that a call leaves at their defaults, the depth
     decoder has its own, in its generation config. Without reference audio, the later parts of a text continue from its
@@ -140,7 +140,7 @@ class CsmAdapter:
 
 @dataclass(frozen=True)
 class CsmJob:
-    """A batch of texts; see `mmspec.audio.pipeline.DecodingJob`.
+    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
 
     Attributes:
         adapter: The adapter.

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
@@ -19,7 +20,6 @@ from mmspec.audio.dialogue import dialogue_parts, with_tag
 from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
@@ -46,7 +46,7 @@ class DiaPart:
 
 
 class DiaAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of Dia. Texts contain speaker tags: `[S1] Hello. [S2] Hello.`
+    """The `mmspec.audio.adapter.SpeechAdapter` of Dia. Texts contain speaker tags: `[S1] Hello. [S2] Hello.`
 
     A text without a tag is spoken by `[S1]`. Without reference audio, the later parts of a text continue from its
     first, so that they have its voices.
@@ -169,7 +169,7 @@ class DiaAdapter:
 
 @dataclass(frozen=True)
 class DiaJob:
-    """A batch of texts; see `mmspec.audio.pipeline.DecodingJob`.
+    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
 
     Dia ends every row, at the latest where the last codebook still can, so that its rows show no end that is missing.
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from mmspec import hub
+from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
-from mmspec.audio.pipeline import PreparedText, TargetJob
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
@@ -155,7 +155,7 @@ class FlatPart:
 
 
 class FlatAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of flat speech models.
+    """The `mmspec.audio.adapter.SpeechAdapter` of flat speech models.
 
     Args:
         model: A `LlamaForCausalLM`, a `Qwen2ForCausalLM` or similar.

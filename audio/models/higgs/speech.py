@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs import codec_of
@@ -17,7 +18,6 @@ from mmspec.audio.models.higgs.decoding import HiggsRequest, RepetitionLimit, pl
 from mmspec.audio.models.higgs.prompt import SCENE, TAGS, HiggsPrompt, clean, conversation, read_prompt
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, undelay
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -43,7 +43,7 @@ class HiggsPart:
 
 
 class HiggsAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of Higgs Audio.
+    """The `mmspec.audio.adapter.SpeechAdapter` of Higgs Audio.
 
     Texts may have several speakers: `[SPEAKER0] Hello. [SPEAKER1] Hello.` Without reference audio, the later parts of a
     text continue from its first, so that they have its voices.

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -25,8 +25,8 @@ SECONDS, MAX_SECONDS = 10.0, 30.0
 class MusicgenAdapter:
     """The adapter of MusicGen and MusicGen-melody.
 
-    It implements `mmspec.audio.pipeline.SupportsDuration` and, for MusicGen-melody,
-    `mmspec.audio.pipeline.SupportsReferenceAudio`.
+    It implements `mmspec.audio.adapter.SupportsDuration` and, for MusicGen-melody,
+    `mmspec.audio.adapter.SupportsReferenceAudio`.
 
     Args:
         model: A MusicGen or a MusicGen-melody.

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.pocket.decoding import check_sibling, sample_frames
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
@@ -32,7 +32,7 @@ MAX_TEXT_TOKENS = 50  # of a part
 
 
 class PocketAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of Pocket TTS and Gradium Phonon TTS.
+    """The `mmspec.audio.adapter.SpeechAdapter` of Pocket TTS and Gradium Phonon TTS.
 
     The temperature of a call is the variance of the noise; 0 is no noise.
 
@@ -103,7 +103,7 @@ class PocketAdapter:
 
 @dataclass(frozen=True)
 class PocketJob:
-    """A batch of prompts; see `mmspec.audio.pipeline.DecodingJob`.
+    """A batch of prompts; see `mmspec.audio.adapter.DecodingJob`.
 
     Attributes:
         adapter: The adapter.

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.vibevoice.decoding import latents_of, sample_tokens
-from mmspec.audio.pipeline import PreparedText
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import count_letters, split_text
 from mmspec.decoding.loop import OnStep
@@ -45,7 +45,7 @@ class ScriptPart:
 
 
 class VibeVoiceAdapter:
-    """The `mmspec.audio.pipeline.SpeechAdapter` of VibeVoice.
+    """The `mmspec.audio.adapter.SpeechAdapter` of VibeVoice.
 
     A text is spoken by one speaker, or it is a script whose turns begin with "Speaker 0:". Without a voice, the later
     parts of a long text of one speaker continue the voice of its first part.
@@ -149,7 +149,7 @@ class VibeVoiceAdapter:
 
 @dataclass(frozen=True)
 class VibeVoiceJob:
-    """A batch of scripts; see `mmspec.audio.pipeline.DecodingJob`.
+    """A batch of scripts; see `mmspec.audio.adapter.DecodingJob`.
 
     Attributes:
         adapter: The adapter.

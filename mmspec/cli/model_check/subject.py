@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.audio.pipeline import SpeechPipeline, TargetJob
+from mmspec.audio.adapter import TargetJob
+from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.decoding.batch import Step
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError

@@ -1,0 +1,167 @@
+"""The interface between the speech pipeline and a speech or music model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from mmspec.audio.codec import Codec
+from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.text import ends_sentence
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import Target
+from mmspec.engine import Decoded, run
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A text, split into the parts that a model decodes.
+
+    Attributes:
+        parts: The parts, such as sentences, decoded separately and played in this order, in the adapter's own format.
+        notes: Remarks for the caller.
+        texts: The text of each part, which tells where a pause belongs and what was truncated; may be empty.
+    """
+
+    parts: Sequence[Any]
+    notes: list[str] = field(default_factory=list)
+    texts: Sequence[str] = ()
+
+    def pause_follows(self, part: int) -> bool:
+        """Whether a pause may follow a part: another part follows, and this one ends a sentence as far as known."""
+        return part + 1 < len(self.parts) and (not self.texts or ends_sentence(self.texts[part]))
+
+    def truncation_note(self, part: int, tokens: int) -> str:
+        """The remark that a part ended after `tokens` tokens, its limit."""
+        shown = f" ({_beginning(self.texts[part])!r})" if self.texts else ""
+        return (
+            f"truncated: part {part + 1} of {len(self.parts)}{shown} reached its limit of {tokens} tokens before its "
+            "end"
+        )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+class DecodingJob(Protocol):
+    """A batch to decode."""
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        """Decodes the batch; rows that end early are padded with tokens that `SpeechAdapter.codes` drops."""
+        ...
+
+
+@dataclass(frozen=True)
+class TargetJob:
+    """A batch that one target decodes.
+
+    Attributes:
+        target: The model with its prompts given.
+        layout: The tokens to generate.
+        resources: The resources of the model for drafters.
+    """
+
+    target: Target
+    layout: Layout
+    resources: DraftResources
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        return run(self.target, recipe, self.layout, samplings, seeds, self.resources, on_step, measure_entropy)
+
+
+class SpeechAdapter(Protocol):
+    """The interface between `mmspec.audio.pipeline.SpeechPipeline` and a speech or music model.
+
+    Attributes:
+        codec: Decodes the model's codes into audio.
+        sampling: Default sampling parameters of a call.
+        recipe: Default recipe of a call.
+        guided: Whether the model supports guidance.
+        voices: Names of the voices, the default first; may be empty.
+    """
+
+    codec: Codec
+    sampling: SamplingParams
+    recipe: str
+    guided: bool
+    voices: Sequence[str]
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        """Prepares a text.
+
+        Raises:
+            PromptError: For a text that the model cannot speak.
+        """
+        ...
+
+    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DecodingJob:
+        """Prepares a batch with one row per part."""
+        ...
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        """The frames int64 [K, F] of a row's tokens so far; more tokens only append frames."""
+        ...
+
+
+@runtime_checkable
+class SupportsDuration(SpeechAdapter, Protocol):
+    """An adapter of a model that generates audio of a given duration."""
+
+    def with_duration(self, seconds: float) -> SupportsDuration:
+        """The same adapter for audio of `seconds` seconds.
+
+        Raises:
+            ArgumentError: For a duration that the model cannot generate.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsReferenceAudio(SpeechAdapter, Protocol):
+    """An adapter of a model that follows reference audio: its melody, or its voice."""
+
+    def with_reference_audio(self, reference: ReferenceAudio) -> SupportsReferenceAudio:
+        """The same adapter, following `reference`.
+
+        Raises:
+            ArgumentError: For reference audio that the model cannot follow.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsVoiceContinuation(SpeechAdapter, Protocol):
+    """An adapter of a model that speaks a part with the voice of another one that has been decoded.
+
+    Attributes:
+        draws_voice: Whether the model draws a new voice for every part that continues none. The later parts of a text
+            then continue its first part.
+    """
+
+    draws_voice: bool
+
+    def continue_voice(self, part: Any, first: Any, tokens: Tensor) -> Any:
+        """The part `part`, to be spoken with the voice of the part `first`, which was decoded to `tokens`."""
+        ...
