@@ -8,6 +8,7 @@ model: without it, or with one that the checkpoint lacks, the limit is exceeded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,8 @@ from transformers.models.bark.generation_configuration_bark import (
 from two_samples import worst
 
 import mmspec
+from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.speech import STYLES
 from mmspec.audio.models.higgs.prompt import HiggsPrompt
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.recipes import parse
@@ -66,6 +69,22 @@ def test_csm() -> None:
     torch.manual_seed(0)
     own = model.generate(ids, max_new_tokens=2)
     check(own, lambda **how: tokens_of(pipe, **how))
+
+
+def test_llasa() -> None:
+    """With the model card's call of `generate`; its ids are those of its stream on both sides."""
+    stream = StreamFormat(CODES, first=11, end=10)
+    style = replace(STYLES["llasa"], stream=stream, prompt=lambda *text: [1, 2, 3], tokens=2)
+    model = tiny_speech.flat(vocab_size=11 + CODES, spread=0.05)
+    codec = SimpleNamespace(codebooks=1, codebook_size=CODES, tables=list)
+    pipe = mmspec.load(model, processor=tiny_speech.tokenizer(), config={"style": style, "codec": codec})
+    ids = torch.tensor([1, 2, 3]).expand(ROWS, -1)
+    torch.manual_seed(0)
+    own = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=True, temperature=0.8, top_p=1,
+        eos_token_id=10, pad_token_id=10, prefix_allowed_tokens_fn=stream.allowed_tokens_fn(3),
+    )[:, 3:]  # fmt: skip
+    check(own - 10, lambda **how: tokens_of(pipe, **how))
 
 
 def test_dia() -> None:

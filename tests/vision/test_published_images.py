@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from mmspec.checkpoint import check_tensors
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf import vqgan
 from mmspec.vision.hf.adapters.emu3 import NEGATIVE
+from mmspec.vision.hf.adapters.glm import GlmAdapter
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint, codes_of
-from mmspec.vision.hf.image_adapter import Components
+from mmspec.vision.hf.image_adapter import Components, DecodingJob
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.llamagen import tokenizer
@@ -347,6 +349,27 @@ def anole_own(model: Any, processor: Any, prompts: list[str]) -> Tensor:
     return out[:, ids.shape[1] :] - 4
 
 
+def lumina_own(model: Any, processor: Any, prompts: list[str]) -> Tensor:
+    ask = "Generate an image of 4x4 according to the following prompt:\n"
+    ids = processor.tokenizer([ask + prompt for prompt in prompts], return_tensors="pt")["input_ids"]
+    ids = torch.cat([ids, torch.tensor([[26, 25]]).expand(len(ids), -1)], dim=1)
+    allowed = ImageConstraint.lumina(model, 2, 2, tiny_models.CHAMELEON_IDS)
+    out = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, prefix_allowed_tokens_fn=allowed,
+        do_sample=True, top_k=2000, guidance_scale=3.0,
+    )  # fmt: skip
+    return out[:, ids.shape[1] + 2 :] - 4
+
+
+def glm_own(model: Any, processor: Any, prompts: list[str]) -> Tensor:
+    chats = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
+    texts = processor.apply_chat_template(chats)
+    inputs = processor(text=texts, return_tensors="pt", target_h=32, target_w=64)
+    codes = list(range(model.config.vq_config.num_embeddings))
+    out = model.generate(**inputs, max_new_tokens=2, prefix_allowed_tokens_fn=lambda row, ids: codes, do_sample=True)
+    return out[:, inputs["input_ids"].shape[1] :]
+
+
 def imagegpt_own(model: Any, processor: Any, prompts: list[str]) -> Tensor:
     start = torch.full((len(prompts), 1), model.config.vocab_size - 1)
     return model.generate(input_ids=start, max_new_tokens=2, do_sample=True, top_k=40)[:, 1:]
@@ -366,6 +389,13 @@ SAMPLED: dict[str, tuple[Any, Any, dict[str, Any], Own, dict[str, Any]]] = {
         lambda: tiny_models.chameleon(kind=hf_image_cases.OpenChameleon), tiny_processors.chameleon, {}, anole_own,
         {"top_p": 1.0},
     ),
+    "lumina-mgpt-7b-768": (
+        lambda: tiny_models.chameleon(kind=hf_image_cases.OpenChameleon, spread=0.15), tiny_processors.chameleon,
+        {"height": 4, "width": 4}, lumina_own, {"top_k": 5},
+    ),
+    "glm-image": (
+        tiny_models.glm, tiny_processors.glm, {"height": 32, "width": 64}, glm_own, {"top_p": 0.85},
+    ),
     "imagegpt-small": (
         lambda: tiny_models.imagegpt(side=2, colours=60, spread=0.1), tiny_processors.imagegpt, {}, imagegpt_own,
         {"top_k": 50},
@@ -375,24 +405,37 @@ SAMPLED: dict[str, tuple[Any, Any, dict[str, Any], Own, dict[str, Any]]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", SAMPLED)
-def test_pipelines_sample_as_their_classes_with_the_published_settings(name: str) -> None:
-    """The first two tokens of 1,500 images each.
+def test_pipelines_sample_as_their_classes_with_the_published_settings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two codes of 1,500 images each.
 
     False alarms: one in 10^6 runs and model. Power: a change of top-k, top-p or guidance as in `SAMPLED` is found, by
     the same test, in this run.
     """
     make, processor, call, own, other = SAMPLED[name]
     model, processor = make(), processor()
-    model.generation_config.guidance_scale = read(name, "generation_config.json").get("guidance_scale")
-    pipe = mmspec.load(model, processor=processor)
+    published = read(name, "generation_config.json")
+    for setting in ("do_sample", "temperature", "top_k", "top_p", "guidance_scale"):
+        setattr(model.generation_config, setting, published.get(setting))
+    pipe = mmspec.load(model, processor=processor, config={"layout": "lumina"} if "lumina" in name else None)
+    if name == "glm-image":  # its first codes are of a small grid, which the output lacks
+        job = GlmAdapter.job
+
+        def beginning(adapter: GlmAdapter, request: ImageRequest) -> DecodingJob:
+            return replace(job(adapter, request), length=2, image=torch.arange(2))
+
+        monkeypatch.setattr(GlmAdapter, "job", beginning)
     pipe.set_progress_bar_config(disable=True)
     prompt = "" if "imagegpt" in name else "a red dog"
     torch.manual_seed(0)
     expected = own(model, processor, [prompt] * ROWS)[:, :2]
     options = {**call, "num_images_per_prompt": ROWS, "output_type": "latent", "seed": 0, "recipe": "scd:window=2"}
 
+    until = 4 if "lumina" in name else 2  # Lumina-mGPT writes the size first
+
     def stop(pipe: Any, step: int, committed: int, tensors: dict[str, Tensor]) -> None:
-        pipe._interrupt = bool((tensors["tokens"][:, :2] >= 0).all())
+        pipe._interrupt = bool((tensors["tokens"][:, :until] >= 0).all())
 
     found = pipe(prompt, **options, callback_on_step_end=stop).tokens
     assert p_value(found[:, :2], expected) > 1e-6
