@@ -34,6 +34,7 @@ LAYERS = (
         "mmspec.checkpoint",
         "mmspec.arguments",
         "mmspec.output",
+        "mmspec.keywords",
     ),
     ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),

@@ -7,7 +7,6 @@ package chatterbox-tts 0.1.7 with the same state. CosyVoice: the reference loop 
 from __future__ import annotations
 
 import hashlib
-import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,67 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from tiny_chatterbox import T3, WIDTH, Levels, chatterbox, state
 from tiny_models import scatter
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.normalizers import Lowercase, Replace, Sequence
-from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 import mmspec
-from mmspec.audio.codec import OverlapStream
 from mmspec.audio.models.codec_lm.chatterbox import normalize_punctuation
 from mmspec.audio.models.codec_lm.cosyvoice import INSTRUCTION
 from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 
-
-class Levels:
-    """A codec of one codebook that maps each code to a constant level for a few samples."""
-
-    sampling_rate, channels, hop, codebooks = 1000, 1, 4, 1
-
-    def __init__(self, codes: int) -> None:
-        self.codebook_size = codes
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return (codes.float() / self.codebook_size - 0.5).repeat_interleave(4, dim=-1)
-
-    def stream(self) -> OverlapStream:
-        return OverlapStream(self, 0, 0)
-
-    def tables(self) -> list[Tensor]:
-        return [torch.arange(self.codebook_size)[:, None].float()]
-
-
 # --- Chatterbox ------------------------------------------------------------------------------------------------------
 
-WIDTH = 64
-T3 = {
-    "cond_enc.emotion_adv_fc.weight": [WIDTH, 1],
-    "cond_enc.perceiver.pre_attention_query": [1, 4, WIDTH],
-    **{f"cond_enc.perceiver.attn.{part}.bias": [WIDTH] for part in ("norm", "proj_out", "to_k", "to_q", "to_v")},
-    "cond_enc.perceiver.attn.norm.weight": [WIDTH],
-    **{f"cond_enc.perceiver.attn.{part}.weight": [WIDTH, WIDTH] for part in ("proj_out", "to_k", "to_q", "to_v")},
-    "cond_enc.spkr_enc.bias": [WIDTH],
-    "cond_enc.spkr_enc.weight": [WIDTH, 8],
-    "speech_emb.weight": [8194, WIDTH],
-    "speech_head.weight": [8194, WIDTH],
-    "speech_pos_emb.emb.weight": [64, WIDTH],
-    "text_emb.weight": [300, WIDTH],
-    "text_head.weight": [300, WIDTH],
-    "text_pos_emb.emb.weight": [42, WIDTH],
-    "tfmr.embed_tokens.weight": [8, WIDTH],
-    "tfmr.norm.weight": [WIDTH],
-}
-for layer in ("tfmr.layers.0.", "tfmr.layers.1."):
-    T3 |= {f"{layer}{norm}_layernorm.weight": [WIDTH] for norm in ("input", "post_attention")}
-    T3 |= {f"{layer}self_attn.{part}_proj.weight": [WIDTH, WIDTH] for part in "kqvo"}
-    T3 |= {f"{layer}mlp.{part}_proj.weight": [48, WIDTH] for part in ("gate", "up")}
-    T3[f"{layer}mlp.down_proj.weight"] = [WIDTH, 48]
 SUMS = {
     "cond": [
         *(-0.85445, 11.11975, 12.74739, 7.06183, 0.68357, 0.3955, -1.11953, 0.69136, 0.55065, -0.38065),
@@ -90,30 +42,6 @@ GREEDY = {
     "one two three": [5562, 2843, 5670, 2450, 5448, 2312, 701, 2591, 7397, 1973, 5116, 7904],
     "two": [2326, 7084, 2912, 2848, 3188, 5133, 5514, 1973, 2312, 5133, 4090, 3743],
 }
-
-
-def state() -> dict[str, Tensor]:
-    """A deterministic state that needs no random number generator."""
-    made = {}
-    for name, shape in T3.items():
-        n = torch.arange(math.prod(shape), dtype=torch.float64)
-        value = ((n * 12.9898 + sum(map(ord, name))).sin() * 43758.5453 % 1 - 0.5).float().view(shape)
-        made[name] = 1 + 0.2 * value if name.endswith("norm.weight") else value * (0.9 if "self_attn" in name else 0.4)
-    return made
-
-
-def chatterbox(folder: Path, **changes: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    save_file(state() | changes, folder / "t3_cfg.safetensors")
-    codes = torch.tensor([[5, 70, 900, 6000, 33]])
-    voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": codes, "emotion_adv": 0.5}
-    torch.save({"t3": voice, "gen": {}}, folder / "conds.pt")
-    words = {"one": 20, "two": 30, "[space]": 2, "three": 40, "[UNK]": 1}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    tokenizer.normalizer = Sequence([Lowercase(), Replace(".", "")])  # what normalizing punctuation adds
-    tokenizer.pre_tokenizer = Split(Regex(r"\[space\]"), "isolated")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def load(folder: Path, codes: int = 6561, **config: Any) -> Any:

@@ -17,7 +17,8 @@ import torch
 from diffusers import AutoencoderKL
 from golden import GOLDEN, expected
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from tiny_mar import SIZES, Analytic, tiny
+from torch import nn
 
 import mmspec
 from mmspec.continuous.sampler import Gaussian
@@ -25,7 +26,7 @@ from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rng import CounterRNG
 from mmspec.vision.mar import MARPipeline, Shortcuts, load_kl16, load_mar
-from mmspec.vision.mar.denoising import MARHead, Schedule, cosine_alpha_bars
+from mmspec.vision.mar.denoising import MARHead, Schedule
 from mmspec.vision.mar.from_checkpoints import from_checkpoints
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import missing
@@ -33,37 +34,6 @@ from mmspec.vision.mar.target import MARTarget, orders
 from mmspec.vision.mar.transformer import MARTransformer
 
 MAR = GOLDEN / "mar"
-SIZES: dict[str, Any] = {
-    "grid_size": 4, "token_dim": 4, "encoder_dim": 16, "encoder_depth": 2, "encoder_heads": 2, "decoder_dim": 16,
-    "decoder_depth": 2, "decoder_heads": 2, "class_num": 7, "buffer_size": 3, "head_depth": 1, "head_width": 16,
-}  # fmt: skip
-BARS = torch.from_numpy(cosine_alpha_bars()).float()
-
-
-class Analytic(nn.Module):
-    """Predicts the noise in a latent with the distribution N(tanh(A * z), 0.3 ** 2), and the lowest variance."""
-
-    def __init__(self, dim: int, condition: int, lean: float = 0.0) -> None:
-        super().__init__()
-        self.means = nn.Linear(condition, dim)
-        self.lean = lean
-        for p in self.means.parameters():
-            nn.init.normal_(p, std=0.5, generator=torch.Generator().manual_seed(5))
-
-    def forward(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
-        bar = BARS[t][:, None]
-        mean = self.means(condition).tanh() + self.lean
-        noise = (x - bar.sqrt() * mean) * (1 - bar).sqrt() / (bar * 0.3**2 + 1 - bar)
-        return torch.cat([noise, torch.full_like(x, -1.0)], dim=-1)
-
-
-def tiny(lean: float = 0.0, seed: int = 0, **sizes: Any) -> MARTransformer:
-    torch.manual_seed(seed)
-    model = MARTransformer(**{**SIZES, **sizes}).eval()
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.3)
-    model.diffloss.net = Analytic(SIZES["token_dim"], SIZES["decoder_dim"], lean)
-    return model
 
 
 def quiet(pipe: MARPipeline) -> MARPipeline:

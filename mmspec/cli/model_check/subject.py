@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation import GenerationMixin
 
 from mmspec.audio.adapter import TargetJob
+from mmspec.audio.models.vibevoice.speech import VibeVoiceAdapter
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.decoding.batch import Step
 from mmspec.decoding.target import Target
@@ -22,6 +23,7 @@ from mmspec.vision.hf.image_adapter import Components
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.pipeline import TransformersPipeline, input_device, sampling_arguments
 from mmspec.vision.hf.registry import image_adapter_of
+from mmspec.vision.mar.pipeline import MARPipeline
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,13 @@ class PipelineSubject:
         pipe: An image or speech pipeline.
         prompt: The prompt; for class-conditional models, a number.
         has_own: As in `Subject`.
+        has_greedy: Whether temperature 0 is possible; otherwise a greedy call is one with the default parameters.
     """
 
     pipe: Any
     prompt: str
     has_own: bool = False
+    has_greedy: bool = True
 
     @property
     def name(self) -> str:
@@ -200,7 +204,7 @@ class PipelineSubject:
 
     def ours(self, recipe: Recipe, greedy: bool, rows: int, seed: int) -> Made:
         given: dict[str, Any] = {"recipe": recipe, "seed": [seed + row for row in range(rows)]}
-        if greedy:
+        if greedy and self.has_greedy:
             given["temperature"] = 0.0
         out: Any
         if isinstance(self.pipe, SpeechPipeline):
@@ -244,7 +248,9 @@ def subject_of(pipe: Any, prompt: str, tokens: int) -> Subject:
     model = getattr(adapter, "model", None)
     if isinstance(model, GenerationMixin) and type(model).__name__ in SPEECH_INPUTS:
         return SPEECH_INPUTS[type(model).__name__](adapter, prompt, tokens)
-    return PipelineSubject(pipe, prompt)
+    # Their latents come from noise at every step; no temperature makes them greedy.
+    has_greedy = not isinstance(pipe, MARPipeline) and not isinstance(adapter, VibeVoiceAdapter)
+    return PipelineSubject(pipe, prompt, has_greedy=has_greedy)
 
 
 def image_subject(pipe: TransformersPipeline, prompt: str, tokens: int) -> GenerateSubject:

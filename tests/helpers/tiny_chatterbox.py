@@ -1,0 +1,83 @@
+"""A folder of a tiny Chatterbox in its published form, and a codec of one codebook."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase, Replace, Sequence
+from tokenizers.pre_tokenizers import Split
+from torch import Tensor
+
+from mmspec.audio.codec import OverlapStream
+
+WIDTH = 64
+T3 = {
+    "cond_enc.emotion_adv_fc.weight": [WIDTH, 1],
+    "cond_enc.perceiver.pre_attention_query": [1, 4, WIDTH],
+    **{f"cond_enc.perceiver.attn.{part}.bias": [WIDTH] for part in ("norm", "proj_out", "to_k", "to_q", "to_v")},
+    "cond_enc.perceiver.attn.norm.weight": [WIDTH],
+    **{f"cond_enc.perceiver.attn.{part}.weight": [WIDTH, WIDTH] for part in ("proj_out", "to_k", "to_q", "to_v")},
+    "cond_enc.spkr_enc.bias": [WIDTH],
+    "cond_enc.spkr_enc.weight": [WIDTH, 8],
+    "speech_emb.weight": [8194, WIDTH],
+    "speech_head.weight": [8194, WIDTH],
+    "speech_pos_emb.emb.weight": [64, WIDTH],
+    "text_emb.weight": [300, WIDTH],
+    "text_head.weight": [300, WIDTH],
+    "text_pos_emb.emb.weight": [42, WIDTH],
+    "tfmr.embed_tokens.weight": [8, WIDTH],
+    "tfmr.norm.weight": [WIDTH],
+}
+for layer in ("tfmr.layers.0.", "tfmr.layers.1."):
+    T3 |= {f"{layer}{norm}_layernorm.weight": [WIDTH] for norm in ("input", "post_attention")}
+    T3 |= {f"{layer}self_attn.{part}_proj.weight": [WIDTH, WIDTH] for part in "kqvo"}
+    T3 |= {f"{layer}mlp.{part}_proj.weight": [48, WIDTH] for part in ("gate", "up")}
+    T3[f"{layer}mlp.down_proj.weight"] = [WIDTH, 48]
+
+
+class Levels:
+    """A codec of one codebook that maps each code to a constant level for a few samples."""
+
+    sampling_rate, channels, hop, codebooks = 1000, 1, 4, 1
+
+    def __init__(self, codes: int) -> None:
+        self.codebook_size = codes
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return (codes.float() / self.codebook_size - 0.5).repeat_interleave(4, dim=-1)
+
+    def stream(self) -> OverlapStream:
+        return OverlapStream(self, 0, 0)
+
+    def tables(self) -> list[Tensor]:
+        return [torch.arange(self.codebook_size)[:, None].float()]
+
+
+def state() -> dict[str, Tensor]:
+    """A deterministic state that needs no random number generator."""
+    made = {}
+    for name, shape in T3.items():
+        n = torch.arange(math.prod(shape), dtype=torch.float64)
+        value = ((n * 12.9898 + sum(map(ord, name))).sin() * 43758.5453 % 1 - 0.5).float().view(shape)
+        made[name] = 1 + 0.2 * value if name.endswith("norm.weight") else value * (0.9 if "self_attn" in name else 0.4)
+    return made
+
+
+def chatterbox(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(state() | changes, folder / "t3_cfg.safetensors")
+    codes = torch.tensor([[5, 70, 900, 6000, 33]])
+    voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": codes, "emotion_adv": 0.5}
+    torch.save({"t3": voice, "gen": {}}, folder / "conds.pt")
+    words = {"one": 20, "two": 30, "[space]": 2, "three": 40, "[UNK]": 1}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.normalizer = Sequence([Lowercase(), Replace(".", "")])  # what normalizing punctuation adds
+    tokenizer.pre_tokenizer = Split(Regex(r"\[space\]"), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
