@@ -277,8 +277,10 @@ def test_a_model_of_peft_is_refused_with_the_model_inside() -> None:
         mmspec.load(PeftModel())
 
 
+@pytest.mark.peft
 def test_lora_adapters_on_llamagen(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     pipe, other = llamagen(), llamagen()
     call: dict[str, Any] = {"class_labels": [1, 2], "seed": 0, "output_type": "latent", "recipe": "scd:window=4"}
     plain = pipe(**call).tokens
