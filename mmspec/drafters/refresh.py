@@ -46,8 +46,8 @@ class Refresh:
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
         # Of each row, refreshed draft and weight: the running mean of sum(min(p, r)), float32 [B, count, weights].
         self._overlap: Tensor | None = None
-        # The network's and the old distributions of the last window's refreshed drafts, each [B, count, V], and how
-        # many drafts of each row were reused.
+        # What overlaps are measured on: the network's and the old distributions of the last window's refreshed drafts,
+        # each [B, count, V], and how many drafts of each row were reused.
         self._last: tuple[Tensor, Tensor, NDArray[np.int64]] | None = None
 
     @property
@@ -86,14 +86,15 @@ class Refresh:
             new_tokens.append(torch.where(keep, x, sample(rest, u[..., 1], fallback=r)))
             new_q.append(r)
             network.append(d)
-        self._last = torch.cat(network, dim=1), q[:, :count], reused
+        if self._weight is None:
+            self._last = torch.cat(network, dim=1), q[:, :count], reused
         tokens = torch.cat([*new_tokens, tokens[:, count:]], dim=1)
         return tokens, torch.cat([*new_q, q[:, count:]], dim=1), np.maximum(reused, count)
 
     def observe(self, verdict: Verdict, state: BatchState) -> None:
         """Called after verification, before the batch advances: `state` still ends where the window began."""
         self._runner.observe(verdict, state)
-        if self._weight is None and self._last is not None:
+        if self._last is not None:
             self._measure(verdict, *self._last)
         self._last = None
 
