@@ -89,6 +89,7 @@ class Metric(ABC):
         needs_reference: Whether it compares samples with a reference.
         needs_prompts: Whether `extract` reads the prompts.
         higher_is_better: None for what is neither good nor bad; reports then draw no curve and color no difference.
+        is_share: Whether its values are shares of 1, of which reports call a hundredth a point.
         min_samples: The fewest samples for a value and its interval.
         min_samples_reason: Why, for the error message.
     """
@@ -100,6 +101,7 @@ class Metric(ABC):
     needs_reference: bool = False
     needs_prompts: bool = False
     higher_is_better: bool | None = None
+    is_share: bool = False
     min_samples: int = 2
     min_samples_reason: str = "its interval is resampled from them"
 

@@ -80,6 +80,7 @@ class ErrorRate(Metric):
     kind = "audio"
     needs_prompts = True
     higher_is_better = False
+    is_share = True
 
     def __init__(self, name: str, recognizer: str) -> None:
         super().__init__(name)

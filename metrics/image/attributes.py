@@ -59,6 +59,7 @@ class AttributeAccuracy(MeanMetric):
     extractor = "shapes"
     needs_prompts = True
     higher_is_better = True
+    is_share = True
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
         for prompt in prompts:

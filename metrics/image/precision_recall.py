@@ -81,6 +81,7 @@ class _Coverage(FeatureMetric):
 
     needs_reference = True
     higher_is_better = True
+    is_share = True
     min_samples = 4
     min_samples_reason = "it needs the third nearest neighbor of each"
 

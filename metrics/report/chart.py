@@ -26,6 +26,7 @@ class Point:
         y: Its quality.
         exact: Exact recipes are diamonds, others are circles.
         mark: The label beside the point.
+        key: What identifies the recipe on the page; "" for none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Point:
     y: Span
     exact: bool = False
     mark: str = ""
+    key: str = ""
 
 
 def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_label: str = "speed-up") -> Element:
@@ -87,6 +89,7 @@ def _point(p: Point, written: str, color: str, label: str, x_label: str, at: _Pl
         else Element("circle", class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5"),
         Element("text", written, class_="mark", x=f"{x + 7:.1f}", y=f"{y - 6:.1f}") if written else None,
         class_=color,
+        data_recipe=p.key or None,
     )
 
 

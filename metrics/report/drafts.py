@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mmspec.metrics.report.grid import key_of, link
 from mmspec.metrics.report.markup import Element, image
 from mmspec.metrics.report.style import RAMP
 
@@ -24,7 +25,7 @@ def drafts(rows: Sequence[Record]) -> list[Element]:
     if not cards:
         return []
     return [
-        Element("h2", "Drafts"),
+        Element("h2", "Drafts", id="drafts"),
         Element(
             "p",
             "For each recipe: the number of tokens that a target call emitted; the share of the drafts tested at each "
@@ -42,12 +43,13 @@ def _card(row: Record) -> Element:
     slots = [0.0 if rate is None else float(rate) for rate in speed["acceptance"]]
     return Element(
         "div",
-        Element("h3", row["recipe"]),
+        Element("h3", link(row["recipe"])),
         Element("p", f"{speed['tokens_per_call']['value']:.2f} tokens per call"),
         bars(shares, "share of calls by tokens", "tokens of a call") if shares else None,
         bars(slots, "acceptance by slot", "slot of the window", top=1.0) if slots else None,
         heat_map(speed["accepted_at"], speed["grid"]) if speed["accepted_at"] else None,
         class_="card",
+        data_recipe=key_of(row["recipe"]),
     )
 
 

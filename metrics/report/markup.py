@@ -1,28 +1,35 @@
 """The only code that writes markup: a tree of elements whose text is escaped when it is written.
 
 There is no way to put a string of markup into the tree: a string is text, always. Elements and attributes are those in
-the lists below, none of which runs a script or loads anything; the only addresses are data of images and recordings.
+the lists below, none of which runs a script or loads anything; the only addresses are data of images and recordings,
+and links to a place of the page itself. The page's script is a constant of mmspec that the policy allows by its hash;
+what it works on are attributes and texts, which it never turns into markup.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 # Elements without content, and the others.
 _VOID: Final = frozenset({"img", "input", "meta", "wbr"})
 _ELEMENTS: Final = _VOID | {
-    "html", "head", "title", "body", "header", "h1", "h2", "h3", "p", "div", "span", "small", "b", "i", "label",
-    "table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "figure", "figcaption", "audio", "svg", "g", "path",
-    "rect", "circle", "polyline", "text",
+    "html", "head", "title", "body", "header", "nav", "main", "section", "h1", "h2", "h3", "p", "div", "span", "small",
+    "b", "i", "a", "label", "button", "select", "option", "output", "details", "summary", "dialog", "canvas",
+    "table", "caption", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "figure", "figcaption", "audio", "svg",
+    "g", "path", "rect", "circle", "polyline", "text",
 }  # fmt: skip
 _ATTRIBUTES: Final = frozenset({
     "lang", "charset", "name", "content", "http-equiv", "class", "id", "for", "type", "checked", "title", "alt",
     "aria-label", "role", "controls", "preload", "viewBox", "preserveAspectRatio", "x", "y", "width", "height", "cx",
-    "cy", "r", "d", "points", "transform", "text-anchor",
+    "cy", "r", "d", "points", "transform", "text-anchor", "href", "scope", "tabindex", "value", "min", "max", "step",
+    "selected", "hidden", "open", "aria-live", "aria-labelledby", "aria-describedby", "aria-hidden", "xmlns",
 })  # fmt: skip
+_DATA: Final = re.compile(r"data-[a-z-]+")
+_HERE: Final = re.compile(r"[#?]")  # how an address within the page starts
 _MEDIA: Final = {"image/png": "img", "audio/wav": "audio"}
 
 
@@ -36,12 +43,13 @@ class Element:
             `aria_label` can be written. None is left out.
 
     Raises:
-        ValueError: For an element or attribute that is not in the lists.
+        ValueError: For an element or attribute that is not in the lists, and a link that leads out of the page.
     """
 
     def __init__(self, tag: str, *children: Children, **attributes: str | int | float | None) -> None:
         names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-        if tag not in _ELEMENTS or not names.keys() <= _ATTRIBUTES:
+        known = {name for name in names if name in _ATTRIBUTES or _DATA.fullmatch(name)}
+        if tag not in _ELEMENTS or names.keys() != known or not _HERE.match(str(names.get("href", "#"))):
             raise ValueError(f"the report has no element {tag!r} with attributes {sorted(names)}")
         self.tag = tag
         self.attributes = {name: str(value) for name, value in names.items() if value is not None}
@@ -90,6 +98,19 @@ class _Style(Element):
         yield f"<style>{self.sheet}</style>"
 
 
+class _Script(Element):
+    """The page's script, which is a constant of mmspec; in CDATA, which HTML reads as comments and XML as raw text."""
+
+    def __init__(self, script: str) -> None:
+        self.tag, self.attributes, self.children = "script", {}, []
+        if "]]>" in script or "</" in script or "<!--" in script:
+            raise ValueError("the script has characters that end it early")
+        self.script = f"//<![CDATA[\n{script}\n//]]>"
+
+    def _parts(self) -> Iterator[str]:
+        yield f"<script>{self.script}</script>"
+
+
 def image(png: bytes, description: str, class_: str | None = None, title: str | None = None) -> Element:
     """A PNG image inside the page."""
     return _Embedded("image/png", png, class_=class_, alt=description, title=title)
@@ -100,20 +121,23 @@ def recording(wav: bytes, description: str) -> Element:
     return _Embedded("audio/wav", wav, controls="controls", preload="none", aria_label=description)
 
 
-def document(title: str, sheet: str, body: Iterable[Children]) -> str:
+def document(title: str, sheet: str, body: Iterable[Children], script: str = "") -> str:
     """A page as HTML that is well-formed XML too.
 
-    Its policy forbids scripts, forms, frames and all addresses; its own style sheet is allowed by its hash.
+    Its policy forbids forms, frames, connections and all addresses; its own style sheet and script are allowed by their
+    hashes, and nothing else runs.
 
     Args:
         title: Of the page.
         sheet: The style sheet, a constant.
         body: The content.
+        script: The script, a constant; "" for none. It runs after the body has been read.
     """
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    code = _Script(script) if script else None
+    scripts = f"'sha256-{_digest(code.script)}'" if code else "'none'"
     policy = (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; media-src data:; base-uri 'none'; "
-        "form-action 'none'"
+        f"default-src 'none'; style-src 'sha256-{_digest(sheet)}'; script-src {scripts}; img-src data:; "
+        "media-src data:; base-uri 'none'; form-action 'none'"
     )
     head = Element(
         "head",
@@ -123,7 +147,16 @@ def document(title: str, sheet: str, body: Iterable[Children]) -> str:
         Element("title", title),
         _Style(sheet),
     )
-    return f"<!DOCTYPE html>\n{Element('html', head, Element('body', body), lang='en')}\n"
+    return f"<!DOCTYPE html>\n{Element('html', head, Element('body', body, code), lang='en')}\n"
+
+
+def drawing(svg: Element) -> str:
+    """A file with an SVG, which holds no script and no address."""
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{svg}\n'
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})

@@ -22,7 +22,8 @@ def report(
     from mmspec.files import check_writable
     from mmspec.locks import locked
     from mmspec.metrics.evaluation.results import read_results, write_csv
-    from mmspec.metrics.report.page import ReportRun, write_page, write_report
+    from mmspec.metrics.report.page import write_page, write_report
+    from mmspec.metrics.report.runs import ReportRun
 
     together = output or (Path("comparison.html") if len(folders) > 1 else None)
     if together is not None:
