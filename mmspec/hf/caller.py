@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from transformers.generation import GenerationMixin
@@ -39,12 +40,22 @@ def dropped_arguments(model: Any) -> DroppedArguments:
     Args:
         model: The model whose `generate` was called, without the wrapper of `torch.compile`.
     """
-    frame = inspect.currentframe()
-    while frame is not None and not (frame.f_code is CODE and frame.f_locals.get("self") is model):
-        frame = frame.f_back
-    if frame is None:
+    found = running_call(CODE, model)
+    if found is None:
         return DroppedArguments()
-    found = dict(frame.f_locals)
     return DroppedArguments(
         found.get("streamer"), found.get("assistant_model"), found.get("synced_gpus"), found.get("kwargs") or {}
     )
+
+
+def running_call(code: CodeType, model: Any) -> dict[str, Any] | None:
+    """The local variables of the innermost running call of a method of `model`; None if there is none.
+
+    Args:
+        code: The code of the method, without decorators.
+        model: Its `self`.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code is code and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    return None if frame is None else dict(frame.f_locals)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.hf.caller import running_call
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import Plan, PlanRequest, position_ids_of, refuse_inputs
 
@@ -100,22 +98,14 @@ def guidance_of(model: Any, request: PlanRequest) -> float:
         ArgumentError: If logits processors were passed to Janus's own `generate`.
     """
     scale = request.guidance_scale
-    if scale is None and (own := arguments_of_own_generate(model)) is not None:
+    own = running_call(inspect.unwrap(type(model).generate).__code__, model) if scale is None else None
+    if own is not None:
         if own.get("logits_processor"):
             raise ArgumentError(
                 "logits_processor is not supported for Janus, whose own generate drops it on the way; leave it out"
             )
         scale = own["generation_config"].guidance_scale
     return DEFAULT_SCALE if scale is None else float(scale)
-
-
-def arguments_of_own_generate(model: Any) -> Mapping[str, Any] | None:
-    """The local variables of the running call of `model.generate`; None if another method was called."""
-    own = inspect.unwrap(type(model).generate).__code__
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not own:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals
 
 
 def unconditional(ids: Tensor, config: Any) -> Tensor:
