@@ -30,7 +30,7 @@ def test_streaming_matches_decoding_at_once(name: str) -> None:
     codes = torch.randint(codec.codebook_size, (2, codec.codebooks, frames), generator=torch.Generator().manual_seed(1))
     whole = codec.decode(codes)
     assert whole.shape == (2, codec.channels, frames * codec.hop)
-    assert whole.std() > 1e-3
+    assert whole.std() > 1e-4  # not constant; how loud random weights are differs by version of torch
     for lengths in ([1] * frames, [3, 20, 1, 46], [frames]):
         stream, chunks = codec.stream(), []
         for chunk in codes.split(lengths, dim=-1):
