@@ -9,14 +9,22 @@ if not (_here / "vision").is_dir():
     __path__.append(str(_here.parent))
 
 if TYPE_CHECKING:
+    from mmspec.batching.async_engine import AsyncEngine
+    from mmspec.batching.engine import Engine
     from mmspec.hf.generate import generate
     from mmspec.loading import load
     from mmspec.recipes import Recipe
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "__version__", "generate", "load"]
+__all__ = ["AsyncEngine", "Engine", "Recipe", "__version__", "generate", "load"]
 
-_HOMES = {"load": "mmspec.loading", "Recipe": "mmspec.recipes", "generate": "mmspec.hf.generate"}
+_HOMES = {
+    "load": "mmspec.loading",
+    "Recipe": "mmspec.recipes",
+    "generate": "mmspec.hf.generate",
+    "Engine": "mmspec.batching.engine",
+    "AsyncEngine": "mmspec.batching.async_engine",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -65,6 +65,17 @@ def text_list(name: str, value: Any) -> list[str]:
     raise PromptError(f"{name}={shown(value)} is not allowed; it must be a string, or a list of strings")
 
 
+def one_text(name: str, value: Any) -> list[str]:
+    """A single text, as a list of one.
+
+    Raises:
+        PromptError: If it is not a string.
+    """
+    if not isinstance(value, str):
+        raise PromptError(f"{name}={shown(value)} is not allowed; it must be a string")
+    return [value]
+
+
 def shown(value: Any) -> str:
     """The `repr` of a value, or its class where that is long: of tensors, arrays and large collections."""
     if isinstance(value, (str, int, float, type(None))):

@@ -13,7 +13,7 @@ from mmspec.arguments import check_callback, check_flag
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import FixedWindow, OnStep, WindowPolicy, decode, decode_steps, decode_window
+from mmspec.decoding.loop import FixedWindow, OnStep, RunningBatch, WindowPolicy, decode_window
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target, TreeTarget
@@ -112,18 +112,34 @@ def run_rows(
     Returns:
         Calls of the drafter's own model.
     """
-    batch_size = len(state.ids)
-    context = DraftingContext(recipe, state.layout, target, samplings, resources, sampler, batch_size)
-    drafter = None
     with torch.inference_mode():
-        if not recipe.info.drafts:
-            decode_steps(target, sampler, state, state.layout.length, meter, on_step)
-        else:
-            drafter = build_drafter(context)
-            step = decode_tree if recipe.info.tree else decode_window
-            decode(target, drafter, rule, sampler, state, policy, meter, on_step, step, plain_tokens)
+        batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter, on_step)
+        running = batch.start(plain_tokens if recipe.info.drafts else state.layout.length)
+        while running:
+            running = batch.step()
     meter.clock.lap("other")
-    return 0 if drafter is None else drafter.calls
+    return batch.draft_calls
+
+
+def running_batch(
+    target: Target,
+    recipe: Recipe,
+    rule: Accept,
+    sampler: Sampler,
+    state: BatchState,
+    samplings: Sequence[SamplingParams],
+    resources: DraftResources,
+    policy: WindowPolicy,
+    meter: Meter,
+    on_step: OnStep | None = None,
+) -> RunningBatch:
+    """A batch that is ready to be decoded, with the recipe's drafter; see `run_rows`."""
+    drafter = None
+    if recipe.info.drafts:
+        rows = len(state.ids)
+        drafter = build_drafter(DraftingContext(recipe, state.layout, target, samplings, resources, sampler, rows))
+    step = decode_tree if recipe.info.tree else decode_window
+    return RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, step)
 
 
 def build_drafter(context: DraftingContext) -> Any:
@@ -185,7 +201,7 @@ def window_policy(
         length: Tokens per row in this run.
     """
     if not recipe.auto:
-        return FixedWindow(recipe.window)
+        return FixedWindow(recipe.window if recipe.info.drafts else 1)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
     if isinstance(head, MedusaHeads):

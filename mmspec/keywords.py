@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 from mmspec.errors import ArgumentError, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def check_options(options: Iterable[str], names: Sequence[str]) -> None:
+    """Checks that options by name are among those that a request takes.
+
+    Raises:
+        ArgumentError: If one is not.
+    """
+    for name in options:
+        if name not in names:
+            raise ArgumentError(
+                f"{name} is not an option of this request{did_you_mean(name, names)}; it takes {', '.join(names)}"
+            )
 
 
 def refuse_unknown_keywords(method: Callable[P, R]) -> Callable[P, R]:

@@ -47,6 +47,7 @@ LAYERS = (
     ("mmspec.continuous",),
     ("mmspec.recipes", "mmspec.registry"),
     ("mmspec.engine",),
+    ("mmspec.batching",),
     # What pipelines of latents call; it hands their sampler to the engine.
     ("mmspec.continuous.run",),
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),

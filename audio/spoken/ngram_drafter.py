@@ -163,6 +163,12 @@ class TextNGramDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         self._scripts = [self._scripts[i] for i in row_ids]
 
+    def join(self, other: TextNGramDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._scripts += [[]] * (max(row_ids) + 1 - len(self._scripts))
+        for row, script in zip(row_ids, other._scripts, strict=True):
+            self._scripts[row] = script
+
     def extend(self, state: BatchState, draft: Draft, reused: Index, draws: WindowRNG) -> Draft:
         count, codes = draft.tokens.shape[1], self._target.codes
         phones, ages = (part.tolist() for part in self._target.phone_and_age(state.length - 1))

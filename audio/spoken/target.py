@@ -14,6 +14,7 @@ from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree
 
 Index = NDArray[np.int64]
@@ -132,6 +133,19 @@ class SpokenTarget:
         self._script = self._script[index]
         self._last, self._phone, self._age = self._last[row_ids], self._phone[row_ids], self._age[row_ids]
         self._entries = (self._entries[0][row_ids], self._entries[1][row_ids])
+
+    def can_join(self, other: object) -> bool:
+        return isinstance(other, SpokenTarget) and other._net is self._net
+
+    def join(self, other: SpokenTarget, row_ids: list[int]) -> None:
+        self._cache.join(other._cache, row_ids)
+        if len(other._causal) > len(self._causal):
+            self._causal, self._cos, self._sin = other._causal, other._cos, other._sin
+        self._script = put_rows(self._script, other._script, row_ids)
+        self._last = put_host_rows(self._last, other._last, row_ids)
+        self._phone = put_host_rows(self._phone, other._phone, row_ids)
+        self._age = put_host_rows(self._age, other._age, row_ids)
+        self._entries = (self._phone[:, :0], self._age[:, :0])
 
     def _advance_tree(self, tokens: Index, at: Index, tree: Tree, first: int) -> tuple[Index, Index]:
         """Phone and age after each entry that is read, int64 [B, W] each; see `advance`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from mmspec.decoding.layout import Layout
 from mmspec.sampling.rng import CounterRNG
+from mmspec.sampling.rows import put_host_rows, put_rows
 
 
 @dataclass(frozen=True)
@@ -34,29 +36,42 @@ class Step:
 class BatchState:
     """The state of a batch whose rows advance independently.
 
-    B is the number of running rows; rows that have finished are dropped by `select_rows`.
+    B is the number of rows that the target reads. A row that has finished stays among them, gains nothing and does not
+    count, until `select_rows` drops it or a row that joins takes its place.
 
     Args:
         seeds: One per row.
         layout: The sequence to generate.
         window: The widest window, in tokens.
         device: Of the tokens.
+        limits: The number of tokens at which each row ends, at most the length of the layout; None is that length.
 
     Attributes:
-        ids: Host int64 [B], the indices of the running rows in the request.
-        layout: The sequence to generate, with the constraints of the running rows.
-        length: Host int64 [B], the number of tokens of each running row.
-        rng: The random numbers of the running rows.
+        ids: Host int64 [B], the indices of the rows in the request.
+        layout: The sequence to generate, with the constraints of the B rows.
+        length: Host int64 [B], the number of tokens of each row.
+        is_running: Host bool [B], False for rows that have finished.
+        rng: The random numbers of the rows.
     """
 
-    def __init__(self, seeds: Sequence[int], layout: Layout, window: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        layout: Layout,
+        window: int,
+        device: torch.device,
+        limits: Sequence[int] | None = None,
+    ) -> None:
         count = len(seeds)
         self.layout = layout
         self.device = device
         self.rng = CounterRNG(seeds, device)
         self.ids = np.arange(count)
         self._lengths = np.zeros(count, dtype=np.int64)
+        self._limits = np.full(count, layout.length) if limits is None else np.array(limits, dtype=np.int64)
         self._ended = np.zeros(count, dtype=bool)
+        self._stops = _stops_of(layout, count)
+        self.is_running = np.ones(count, dtype=bool)
         # A window may reach past the end; tokens written there are never read.
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
@@ -73,7 +88,13 @@ class BatchState:
         A sequence that nothing ends has a fixed length and is not truncated.
         """
         may_end = bool(self.layout.eos) or self.layout.ends is not None or self.layout.stops is not None
-        return (self._lengths >= self.layout.length) & ~self._ended & may_end
+        return (self._lengths >= self._limits) & ~self._ended & may_end
+
+    @property
+    def remaining(self) -> int:
+        """The number of tokens that the longest running row still lacks."""
+        left = (self._limits - self._lengths)[self.ids]
+        return int(left[self.is_running].max(initial=0))
 
     def positions(self, width: int) -> NDArray[np.int64]:
         """The next `width` positions of each row, host int64 [B, width]."""
@@ -93,6 +114,7 @@ class BatchState:
         """Appends the accepted tokens and the resampled or bonus token after them.
 
         A row stops at its full length or after its first end-of-sequence token; later tokens of the window are dropped.
+        What is written after the end of a row, finished ones included, is never read.
 
         Args:
             tokens: [B, W, *cell], the window.
@@ -103,31 +125,31 @@ class BatchState:
         """
         width, start = tokens.shape[1], self.length
         self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
-        gained = np.minimum(accepted + 1, self.layout.length - start)
+        gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
         if (ends := self._ends(tokens, start, gained)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
             gained = np.where(stops, ended.argmax(1) + 1, gained)
             self._ended[self.ids] |= stops
-            self._done = stops | (start + gained >= self.layout.length)
-        else:
-            self._done = start + gained >= self.layout.length
+            self.is_running &= ~stops
+        self.is_running &= start + gained < self._limits[self.ids]
         self._lengths[self.ids] += gained
         return gained
 
     def append(self, tokens: Tensor) -> list[int]:
-        """Appends one token per row, [B, 1, *cell]; returns the indices of the rows that are still running."""
-        length = self.length
+        """Appends one token per running row, [B, 1, *cell]; returns the indices of the rows that are still running."""
+        length, was_running = self.length, self.is_running.copy()
         n = int(length[0])
         if len(length) == len(self._tokens) and (length == n).all():
             self._tokens[:, n : n + 1] = tokens
         else:
             self._tokens[self._index[:, 0], torch.from_numpy(length).to(self.device)] = tokens[:, 0]
-        self._lengths[self.ids] = length + 1
-        self._done = length + 1 >= self.layout.length
-        if (ends := self._ends(tokens, length, np.ones_like(length))) is not None:
-            self._done |= ends[:, 0]
-            self._ended[self.ids] |= ends[:, 0]
+        self._lengths[self.ids] = length + was_running
+        self.is_running &= length + 1 < self._limits[self.ids]
+        if (ends := self._ends(tokens, length, was_running.astype(np.int64))) is not None:
+            ended = ends[:, 0] & was_running
+            self.is_running &= ~ended
+            self._ended[self.ids] |= ended
         return self.running()
 
     def _ends(self, tokens: Tensor, start: NDArray[np.int64], gained: NDArray[np.int64]) -> NDArray[np.bool_] | None:
@@ -147,8 +169,11 @@ class BatchState:
             return ends
         ends = np.zeros(tokens.shape[:2], dtype=bool) if ends is None else ends.copy()
         for row, first, count, ended in zip(self.ids, start, gained, ends, strict=True):
+            stops = self._stops[row]
+            if stops is None:
+                continue
             for n in range(int(count)):
-                ended[n] = ended[n] or layout.stops(int(row), self._tokens[row, : first + n + 1])
+                ended[n] = ended[n] or stops(self._tokens[row, : first + n + 1])
                 if ended[n]:
                     break
         return ends
@@ -159,11 +184,15 @@ class BatchState:
 
     def running(self) -> list[int]:
         """The indices of the rows, among the B current ones, that are not finished."""
-        return np.flatnonzero(~self._done).tolist()
+        return np.flatnonzero(self.is_running).tolist()
+
+    def stop(self, row_ids: Sequence[int]) -> None:
+        """Finishes these rows, among the B current ones, where they are."""
+        self.is_running[row_ids] = False
 
     def select_rows(self, row_ids: list[int]) -> None:
-        """Keeps these rows running, in this order, and drops all others; their tokens stay in `result`."""
-        self.ids = self.ids[row_ids]
+        """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
+        self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]
         self._index = self._index[row_ids]
         self.rng.select_rows(row_ids)
         if self.layout.constraint is not None:
@@ -171,10 +200,49 @@ class BatchState:
         if self.layout.forced is not None:
             self.layout = replace(self.layout, forced=self.layout.forced.select_rows(row_ids))
 
+    def join(self, other: BatchState, row_ids: list[int]) -> None:
+        """Takes in the rows of another batch, which must all be running, with the lengths that they have.
+
+        Args:
+            other: A batch of the same kind of tokens. It must not be used any more.
+            row_ids: The index of each of its rows among the B of this batch. Below B it takes the place of a finished
+                row, and also in the request, whose tokens must not be needed any more; B and more append rows.
+        """
+        ids = [self.ids[row] if row < len(self.ids) else -1 for row in row_ids]
+        free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(self.ids.tolist()))
+        ids = [int(known) if known >= 0 else free.pop(0) for known in ids]
+        layout, new = self.layout, other.layout
+        self._tokens = put_rows(self._tokens, other._tokens[other.ids], ids, fill=layout.pad)
+        self._lengths = put_host_rows(self._lengths, other.length, ids)
+        self._limits = put_host_rows(self._limits, other._limits[other.ids], ids)
+        self._ended = put_host_rows(self._ended, other._ended[other.ids], ids)
+        self._stops += [None] * (len(self._lengths) - len(self._stops))
+        for row, theirs in zip(ids, other.ids, strict=True):
+            self._stops[row] = other._stops[theirs]
+        before = len(self.ids)
+        self.ids = put_host_rows(self.ids, np.array(ids), row_ids)
+        self.is_running = put_host_rows(self.is_running, other.is_running, row_ids)
+        self._index = torch.from_numpy(self.ids).to(self.device)[:, None]
+        self.rng.join(other.rng, row_ids)
+        if layout.constraint is not None and new.constraint is not None:
+            layout = replace(layout, constraint=layout.constraint.join(new.constraint, before, row_ids))
+        if layout.forced is not None and new.forced is not None:
+            layout = replace(layout, forced=layout.forced.join(new.forced, before, row_ids))
+        self.layout = replace(layout, length=max(layout.length, new.length), stops=layout.stops or new.stops)
+
+    def tokens(self, row: int) -> Tensor:
+        """A copy of the tokens of row `row` of the request so far, [n, *cell]."""
+        return self._tokens[row, : self._lengths[row]].clone()
+
+    def on_host(self) -> list[Tensor]:
+        """Copies on the host of the tokens of each row of the request so far, [n_row, *cell]."""
+        tokens = self._tokens.cpu()
+        return [row[:n].clone() for row, n in zip(tokens, self._lengths, strict=True)]
+
     def step(self, nfe: int) -> Step:
         """The progress after `nfe` target calls, for callbacks."""
-        so_far = [t[:n].clone() for t, n in zip(self._tokens, self._lengths, strict=True)]
-        return Step(nfe, int(self._lengths.sum()), len(so_far) * self.layout.length, so_far)
+        so_far = [self.tokens(row) for row in range(len(self._lengths))]
+        return Step(nfe, int(self._lengths.sum()), int(self._limits.sum()), so_far)
 
     def result(self) -> Tensor:
         """The tokens of all rows of the request, finished ones included, [rows, N, *cell]; `pad` after a row's end."""
@@ -182,3 +250,10 @@ class BatchState:
         lengths = torch.from_numpy(self._lengths).to(self.device)
         past_end = torch.arange(self.layout.length, device=self.device) >= lengths[:, None]
         return tokens.masked_fill(self._wide(past_end), self.layout.pad)
+
+
+def _stops_of(layout: Layout, count: int) -> list[Callable[[Tensor], bool] | None]:
+    """For each row, whether it ends with the last of its tokens so far; see `Layout.stops`."""
+    if layout.stops is None:
+        return [None] * count
+    return [partial(layout.stops, row) for row in range(count)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from mmspec.sampling.rows import put_rows
 
 
 @dataclass
@@ -93,6 +96,11 @@ class KVCache:
     def select_rows(self, row_ids: Tensor) -> None:
         """Keeps these rows (int64 [R']), in this order, and drops all others."""
         self.keys, self.values = self.keys.index_select(1, row_ids), self.values.index_select(1, row_ids)
+
+    def join(self, other: KVCache, row_ids: Sequence[int], cfg_factor: int = 1) -> None:
+        """Takes in the rows of another cache of the same model; see `mmspec.sampling.rows.put_rows`."""
+        self.keys = put_rows(self.keys, other.keys, row_ids, 1, cfg_factor)
+        self.values = put_rows(self.values, other.values, row_ids, 1, cfg_factor)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies each row's slots `source` to its slots `target` in all layers, int64 [R, D] both, all at once."""

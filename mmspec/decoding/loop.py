@@ -1,22 +1,26 @@
-"""The draft-and-verify loop `decode`, which every recipe and every kind of token runs through."""
+"""The draft-and-verify loop, which every recipe and every kind of token runs through.
+
+A `RunningBatch` takes one window at a time; `decode` runs it to the end.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import Target, bind_features
+from mmspec.decoding.target import JoinableTarget, Target, bind_features
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
-from mmspec.sampling.sampler import Sampler
+from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
 
 OnStep = Callable[[Step], None]
 
@@ -30,6 +34,22 @@ class TracksBatch(Protocol):
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
+        ...
+
+
+@runtime_checkable
+class JoinableDrafter(Protocol):
+    """A drafter that takes in the rows of another drafter of the same recipe."""
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """Takes in the rows of `other`, which must not be used any more. Every row has a token, and no window is open.
+
+        Args:
+            other: A drafter that the same builder has made.
+            row_ids: Row i of it becomes row `row_ids[i]`, in the place of a finished row, or is appended.
+            state: The batch, before the rows have joined it.
+            other_state: The batch of `other`.
+        """
         ...
 
 
@@ -66,7 +86,7 @@ class WindowPolicy(Protocol):
         ...
 
     def settled(self) -> int:
-        """The best known width, which is used once a row of the batch is finished and nothing is measured any more."""
+        """The best known width, for calls with fewer rows, which are not measured."""
         ...
 
     def steps(self) -> int:
@@ -74,7 +94,7 @@ class WindowPolicy(Protocol):
         ...
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
-        """Called after the target calls of a window, while no row of the batch is finished.
+        """Called after the target calls of a window with all rows that the policy is for.
 
         Args:
             width: The chosen width.
@@ -87,9 +107,15 @@ class WindowPolicy(Protocol):
 
 @dataclass(frozen=True)
 class FixedWindow:
-    """A policy that always chooses the same width."""
+    """A policy that always chooses the same width.
+
+    Args:
+        width: The width.
+        single_steps: The number of single steps to take at a time if the width is 1.
+    """
 
     width: int
+    single_steps: int = 1
 
     def choose(self) -> int:
         return self.width
@@ -98,14 +124,163 @@ class FixedWindow:
         return self.width
 
     def steps(self) -> int:
-        return 1
+        return self.single_steps
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
         pass
 
 
-# One window: draft, call the target, verify, commit. Returns whether any row is still running.
-WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter, OnStep | None], bool]
+# One window: draft, call the target, verify, commit.
+WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter], None]
+
+# Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
+_KEPT = 4
+
+
+class RunningBatch:
+    """A batch that is being decoded, window by window.
+
+    The width of a window never depends on the drafts that it cuts off, so an exact rule stays exact under any policy.
+    A policy that measures time chooses other widths in another run. A seed then gives other tokens of the same
+    distribution.
+
+    Args:
+        target: The model whose distribution the output follows.
+        drafter: Proposes tokens; a `mmspec.decoding.tree_loop.TreeDrafter` if `window_step` is `decode_tree`; None for
+            plain decoding.
+        rule: The acceptance rule.
+        sampler: Makes the target distribution, samples from it and verifies drafts against it.
+        state: The batch; holds the result afterwards.
+        policy: Chooses the width of each window: tokens in one target call, the last accepted one included.
+        meter: Counts calls, tokens and seconds.
+        on_step: Called after every target call. An exception in it ends the loop.
+        window_step: Decodes one window; None for `decode_window`.
+        clock: Returns the current time in seconds.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Any,
+        rule: Accept,
+        sampler: Sampler,
+        state: BatchState,
+        policy: WindowPolicy,
+        meter: Meter,
+        on_step: OnStep | None = None,
+        window_step: WindowStep | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.sampler = sampler
+        self.state = state
+        self.meter = meter
+        self._rule = rule
+        self._on_step = on_step
+        self._window_step: WindowStep = window_step or decode_window
+        self._clock = clock
+        self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
+
+    @property
+    def draft_calls(self) -> int:
+        """Calls of the drafter's own model."""
+        return 0 if self.drafter is None else int(self.drafter.calls)
+
+    def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
+        """Sets the policy of the next windows, which is for the rows that are running now.
+
+        Args:
+            policy: The policy; None for the one so far.
+            most_steps: The largest number of single steps in one `step`; None for any number.
+        """
+        self._rows = len(self.state.running())
+        if policy is not None:
+            self._policy, self._most_steps = policy, most_steps or sys.maxsize
+
+    def start(self, count: int = 1) -> bool:
+        """Reads the prompts and samples the first `count` tokens of each row; returns whether any row is running."""
+        return self._steps(count)
+
+    def step(self) -> bool:
+        """Decodes one window, or the single steps that the policy takes instead; returns whether any row is running."""
+        state, meter, policy = self.state, self.meter, self._policy
+        running = np.asarray(state.running())
+        whole = len(running) == self._rows
+        width = policy.choose() if whole else policy.settled()
+        # The batch lasts as long as its slowest rows: what counts is the gain of the quarter with the fewest tokens.
+        slowest = state.ids[running[np.argsort(state.length[running], kind="stable")[: -(-len(running) // 4)]]]
+        start = self._clock()
+        calls, tokens, row_calls = meter.nfe, meter.tokens[slowest].sum(), meter.calls[slowest].sum()
+        if width == 1:
+            self._steps(min(policy.steps(), state.remaining, self._most_steps))
+        else:
+            self._window_step(self.target, self.drafter, self._rule, self.sampler, state, width, meter)
+            self._report()
+        calls = meter.nfe - calls
+        gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
+        if whole:  # calls with fewer rows take less time, and cannot be compared
+            policy.record(width, (self._clock() - start) / calls, float(gained), calls)
+        self.drop_finished()
+        return bool(state.is_running.any())
+
+    def _steps(self, count: int) -> bool:
+        return decode_steps(self.target, self.sampler, self.state, count, self.meter, self._on_step, self.drafter)
+
+    def _report(self) -> None:
+        if self._on_step is not None:
+            self._on_step(self.state.step(self.meter.nfe))
+
+    def drop_finished(self, at_once: bool = False) -> None:
+        """Drops the rows that have finished, if they are enough of the batch.
+
+        Args:
+            at_once: Whether any number is enough.
+        """
+        drop_finished(self.state, self.target, self.drafter, self.sampler, at_once)
+
+    def can_join(self, other: RunningBatch) -> bool:
+        """Whether the rows of another batch can join this one: models and drafters take rows in, and the layouts fit.
+
+        Both batches must have the same recipe, and guidance or not.
+        """
+        ours, theirs = self.state.layout, other.state.layout
+        same = all(
+            getattr(ours, name) == getattr(theirs, name) for name in ("width", "eos", "pad", "cell", "dtype", "kind")
+        )
+        optional = all(
+            (getattr(ours, name) is None) == (getattr(theirs, name) is None)
+            for name in ("constraint", "forced", "ends", "stops")
+        )
+        if not (same and optional and isinstance(self.target, JoinableTarget)):
+            return False
+        drafter = self.drafter is None or isinstance(self.drafter, JoinableDrafter)
+        return drafter and isinstance(self.sampler, JoinableSampler) and self.target.can_join(other.target)
+
+    def join(self, other: RunningBatch) -> list[int]:
+        """Takes in the running rows of another batch, which must not be used any more.
+
+        They take the places of finished rows, whose tokens are lost, and are appended if there are too few.
+
+        Args:
+            other: The batch, whose rows have a token each. `can_join` is true for it.
+
+        Returns:
+            The index of each of its rows in `state.ids`.
+        """
+        other.drop_finished(at_once=True)
+        free = np.flatnonzero(~self.state.is_running).tolist()
+        count, new = len(self.state.ids), len(other.state.ids)
+        row_ids = [*free, *range(count, count + max(new - len(free), 0))][:new]
+        assert isinstance(self.target, JoinableTarget)
+        if self.drafter is not None:
+            self.drafter.join(other.drafter, row_ids, self.state, other.state)
+        self.target.join(other.target, row_ids)
+        join_samplers(self.sampler, other.sampler, row_ids)
+        theirs = other.state.ids.tolist()
+        self.state.join(other.state, row_ids)
+        self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
+        return row_ids
 
 
 def decode(
@@ -121,55 +296,30 @@ def decode(
     plain_tokens: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Drafts and verifies until every row is finished.
-
-    The width of a window never depends on the drafts that it cuts off, so an exact rule stays exact under any policy.
-    A policy that measures time chooses other widths in another run. A seed then gives other tokens of the same
-    distribution.
+    """Drafts and verifies until every row is finished; see `RunningBatch`.
 
     Args:
-        target: The model whose distribution the output follows.
-        drafter: Proposes tokens; a `mmspec.decoding.tree_loop.TreeDrafter` if `window_step` is `decode_tree`.
-        rule: The acceptance rule.
-        sampler: Makes the target distribution, samples from it and verifies drafts against it.
-        state: The batch; holds the result afterwards.
-        policy: Chooses the width of each window: tokens in one target call, the last accepted one included.
-        meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call. An exception in it ends the loop.
-        window_step: Decodes one window; None for `decode_window`.
+        target: As in `RunningBatch`; the other arguments too.
+        drafter: See there.
+        rule: See there.
+        sampler: See there.
+        state: See there.
+        policy: See there.
+        meter: See there.
+        on_step: See there.
+        window_step: See there.
         plain_tokens: Tokens of each row, 1 or more, that the target samples without drafts at the beginning.
-        clock: Returns the current time in seconds.
+        clock: See there.
     """
-    step: WindowStep = window_step or decode_window
-    rows = len(state.ids)
-    running = decode_steps(target, sampler, state, plain_tokens, meter, on_step, drafter)
+    batch = RunningBatch(target, drafter, rule, sampler, state, policy, meter, on_step, window_step, clock)
+    running = batch.start(plain_tokens)
     while running:
-        whole = len(state.ids) == rows
-        width = policy.choose() if whole else policy.settled()
-        # The batch lasts as long as its slowest rows: what counts is the gain of the quarter with the fewest tokens.
-        slowest = np.asarray(state.ids)[np.argsort(state.length, kind="stable")[: -(-len(state.ids) // 4)]]
-        start, calls, tokens, row_calls = clock(), meter.nfe, meter.tokens[slowest].sum(), meter.calls[slowest].sum()
-        if width == 1:
-            remaining = int((state.layout.length - state.length).max())
-            running = decode_steps(target, sampler, state, min(policy.steps(), remaining), meter, on_step, drafter)
-        else:
-            running = step(target, drafter, rule, sampler, state, width, meter, on_step)
-        calls = meter.nfe - calls
-        gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
-        if whole:  # calls with fewer rows take less time, and cannot be compared
-            policy.record(width, (clock() - start) / calls, float(gained), calls)
+        running = batch.step()
 
 
 def decode_window(
-    target: Target,
-    drafter: Drafter,
-    rule: Accept,
-    sampler: Sampler,
-    state: BatchState,
-    width: int,
-    meter: Meter,
-    on_step: OnStep | None,
-) -> bool:
+    target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
+) -> None:
     """Drafts a chain and verifies it in one target call. Every row must have a token already.
 
     Args:
@@ -180,15 +330,11 @@ def decode_window(
         state: The batch.
         width: Tokens in the target call, the last accepted one included.
         meter: Counts calls, tokens and seconds.
-        on_step: Called after the target call.
-
-    Returns:
-        Whether any row is still running.
     """
     # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
-    width = min(width, int((state.layout.length - state.length).max()) + 1)
+    width = min(width, state.remaining + 1)
     positions = state.positions(width)
-    draws = state.rng.window(positions, meter.nfe)
+    draws = state.rng.window(positions, meter.iteration(state.ids))
     tokens, draft = state.last(), NOTHING
     meter.clock.lap("other")
     if width > 1:
@@ -201,14 +347,7 @@ def decode_window(
     meter.clock.lap("rule")
     drafter.observe(verdict, state, draws)
     meter.clock.lap("drafter")
-    gained = state.commit(verdict.tokens, verdict.accepted)
-    meter.count(verdict, gained, state.ids)
-    if on_step is not None:
-        on_step(state.step(meter.nfe))
-    running = state.running()
-    if 0 < len(running) < len(gained):
-        drop_finished(running, state, target, drafter, sampler)
-    return bool(running)
+    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted), state.ids)
 
 
 def decode_steps(
@@ -237,11 +376,12 @@ def decode_steps(
         Whether any row is still running.
     """
     positions = state.positions(count)
-    draws = state.rng.window(positions, meter.nfe + np.arange(count))
+    draws = state.rng.window(positions, meter.iteration(state.ids) + np.arange(count))
     tokens = state.last()
     for n in range(count):
         meter.clock.lap("other")
-        logits = target.forward(tokens, state.length - 1) if meter.nfe else target.prefill()
+        has_prefilled = meter.calls[state.ids].any()
+        logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
         meter.clock.lap("target")
         p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
         tokens = sampler.sample(p, slot_draws)
@@ -249,25 +389,40 @@ def decode_steps(
         if drafter is not None:
             drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
             meter.clock.lap("drafter")
-        meter.count_plain(p, tokens, state.ids)
+        meter.count_plain(p, tokens, state.ids, state.is_running)
         running = state.append(tokens)
         if on_step is not None:
             on_step(state.step(meter.nfe))
         if not running:
             return False
-        if len(running) < len(tokens):
-            drop_finished(running, state, target, drafter, sampler)
-            draws.select_rows(running)
-            positions, tokens = positions[running], tokens[running]
+        if (kept := drop_finished(state, target, drafter, sampler)) is not None:
+            draws.select_rows(kept)
+            positions, tokens = positions[kept], tokens[kept]
     return True
 
 
 def drop_finished(
-    running: list[int], state: BatchState, target: Target, drafter: TracksBatch | None, sampler: Sampler
-) -> None:
-    """Keeps the rows `running` in batch, target, drafter and sampler, and drops all others."""
+    state: BatchState, target: Target, drafter: TracksBatch | None, sampler: Sampler, at_once: bool = False
+) -> list[int] | None:
+    """Drops the finished rows of a batch everywhere, if they are enough of it and not all.
+
+    Args:
+        state: The batch.
+        target: The model.
+        drafter: The drafter, if there is one.
+        sampler: The sampler.
+        at_once: Whether any number is enough.
+
+    Returns:
+        The indices of the rows that were kept, or None if no row was dropped.
+    """
+    running, rows = state.running(), len(state.ids)
+    finished = rows - len(running)
+    if not running or not finished or (not at_once and finished * _KEPT < rows):
+        return None
     state.select_rows(running)
     target.select_rows(running)
     sampler.select_rows(torch.tensor(running, device=target.device))
     if drafter is not None:
         drafter.select_rows(running)
+    return running

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, Self
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.tree_rejection import Outcome
 
 PARTS = ("target", "drafter", "rule", "other")
@@ -121,6 +123,9 @@ class Stats:
         )
 
 
+_MOST_EVENTS = 4096  # of a clock, before it adds them up
+
+
 class Clock:
     """Splits wall-clock time into `PARTS`. On CUDA it records events, so that the host does not synchronize."""
 
@@ -128,15 +133,17 @@ class Clock:
         self._device = device
         self._cuda = device.type == "cuda"
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._events: list[tuple[str, torch.cuda.Event]] = []
+        self._events: list[tuple[str | None, torch.cuda.Event]] = []  # None: the time before it belongs to no part
         self._last = time.perf_counter()
-        self._mark("other")
+        self._mark(None)
 
-    def _mark(self, part: str) -> None:
+    def _mark(self, part: str | None) -> None:
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
             self._events.append((part, event))
+            if len(self._events) > _MOST_EVENTS:
+                self._add_up()
 
     def lap(self, part: str) -> None:
         """Charges the time since the last lap to `part`."""
@@ -147,14 +154,33 @@ class Clock:
         self._seconds[part] += now - self._last
         self._last = now
 
+    def skip(self) -> None:
+        """Charges the time since the last lap to no part."""
+        self._mark(None)
+        self._last = time.perf_counter()
+
+    def join(self, other: Clock) -> None:
+        """Adds the laps of a clock that has run meanwhile, and goes on from now."""
+        for part, seconds in other.seconds().items():
+            self._seconds[part] += seconds
+        self.skip()
+
     def seconds(self) -> dict[str, float]:
         """Seconds by part."""
         if self._cuda:
-            torch.cuda.synchronize(self._device)
-            self._seconds = dict.fromkeys(PARTS, 0.0)
-            for (_, before), (part, event) in zip(self._events, self._events[1:], strict=False):
-                self._seconds[part] += before.elapsed_time(event) / 1000
+            self._add_up()
         return dict(self._seconds)
+
+    def so_far(self) -> dict[str, float]:
+        """Seconds by part that are known without waiting for the device; another thread may call it."""
+        return dict(self._seconds)
+
+    def _add_up(self) -> None:
+        torch.cuda.synchronize(self._device)
+        for (_, before), (part, event) in zip(self._events, self._events[1:], strict=False):
+            if part is not None:
+                self._seconds[part] += before.elapsed_time(event) / 1000
+        del self._events[:-1]
 
 
 @dataclass
@@ -187,12 +213,12 @@ class Meter:
 
         Args:
             verdict: The result of the verification.
-            gained: Host int64 [B], the tokens that each row gained.
+            gained: Host int64 [B], the tokens that each row gained; 0 for rows that had finished before.
             ids: Host int64 [B], the indices of the rows in the request.
         """
         p, accepted = verdict.p, verdict.accepted
         self.nfe += 1
-        self.calls[ids] += 1
+        self.calls[ids] += gained > 0
         self.tokens[ids] += gained
         drafts = p.shape[1] - 1
         if drafts > len(self.tested):
@@ -207,19 +233,49 @@ class Meter:
         if self.measure_entropy:
             self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
 
-    def count_plain(self, p: Tensor, tokens: Tensor, ids: NDArray[np.int64]) -> None:
+    def count_plain(
+        self, p: Tensor, tokens: Tensor, ids: NDArray[np.int64], is_running: NDArray[np.bool_] | None = None
+    ) -> None:
         """Records one target call without drafts.
 
         Args:
             p: The target distribution, [B, 1, ...].
             tokens: The token that each row gained, [B, 1, *cell].
             ids: Host int64 [B], the indices of the rows in the request.
+            is_running: Host bool [B], False for rows that had finished before; None is True for all.
         """
+        counts = np.ones(len(ids), dtype=bool) if is_running is None else is_running
         self.nfe += 1
-        self.calls[ids] += 1
-        self.tokens[ids] += 1
+        self.calls[ids] += counts
+        self.tokens[ids] += counts
         if self.measure_entropy:
-            self._measure(p, tokens, np.ones((len(ids), 1), dtype=bool), ids)
+            self._measure(p, tokens, counts[:, None], ids)
+
+    def iteration(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of target calls that each of the rows `ids` has taken part in, host int64 [B, 1].
+
+        It numbers the iterations of random numbers: a row that joins a batch begins with 0.
+        """
+        return self.calls[ids][:, None]
+
+    def join(self, other: Meter, ids: Sequence[int], others: Sequence[int]) -> None:
+        """Takes in the counts of another meter.
+
+        Args:
+            other: The meter; it must not be used any more.
+            ids: For each of its rows, the index in the request of this meter; counts of an earlier row are lost.
+            others: The indices of these rows in the request of `other`.
+        """
+        for name in ("tokens", "calls", "excess", "bits", "surprise"):
+            setattr(self, name, put_host_rows(getattr(self, name), getattr(other, name)[others], ids))
+        self.rows = len(self.tokens)
+        self.nfe += other.nfe
+        self.has_ids &= other.has_ids
+        longest = max(len(self.tested), len(other.tested))
+        for name in ("accepted", "tested"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, np.pad(ours, (0, longest - len(ours))) + np.pad(theirs, (0, longest - len(theirs))))
+        self.clock.join(other.clock)
 
     def _measure(self, p: Tensor, tokens: Tensor, emitted: NDArray[np.bool_], ids: NDArray[np.int64]) -> None:
         """Adds entropy and negative log-probability of the emitted tokens.
@@ -240,6 +296,14 @@ class Meter:
         surprise = -probs.log2().flatten(2).sum(-1)
         self.surprise[ids] += (surprise * counts).sum(1).double().cpu().numpy()
 
+    def row(self, index: int, truncated: bool = False) -> RowStats:
+        """The statistics of one row of the request so far."""
+        tokens = int(self.tokens[index])
+        bound, bits, surprise = (float(a[index]) / max(tokens, 1) for a in (self.excess, self.bits, self.surprise))
+        entropy = bits if self.measure_entropy else None
+        nll = surprise if self.measure_entropy and self.has_ids else None
+        return RowStats(tokens, int(self.calls[index]), bound, entropy, nll, truncated)
+
     def stats(self, draft_calls: int, truncated: NDArray[np.bool_] | None = None) -> Stats:
         """The statistics of the run so far.
 
@@ -256,15 +320,8 @@ class Meter:
         tokens = int(self.tokens.sum())
         entropy, nll = self.measure_entropy, self.measure_entropy and self.has_ids
 
-        def per_token(values: NDArray[np.float64]) -> list[float]:
-            return (values / np.maximum(self.tokens, 1)).tolist()
-
         cut = [False] * self.rows if truncated is None else truncated.tolist()
-        columns = zip(per_token(self.excess), per_token(self.bits), per_token(self.surprise), cut, strict=True)
-        rows = [
-            RowStats(int(n), int(calls), bound, bits if entropy else None, surprise if nll else None, cut)
-            for n, calls, (bound, bits, surprise, cut) in zip(self.tokens, self.calls, columns, strict=True)
-        ]
+        rows = [self.row(index, each) for index, each in enumerate(cut)]
         return Stats(
             nfe=self.nfe,
             tokens=tokens,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import OnStep, drop_finished
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import Target, TreeTarget, bind_features
 from mmspec.sampling.acceptance import Accept
@@ -35,10 +36,10 @@ class TreeDrafter(Protocol):
         """Verifies the trees; the test must match the way in which siblings are sampled."""
         ...
 
-    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+    def propose(self, state: BatchState, iteration: NDArray[np.int64]) -> TreeDraft:
         """Proposes a tree after the last token of each row; every row has a token already.
 
-        Random numbers come from `state.rng` at this `iteration`, stream DRAFT.
+        Random numbers come from `state.rng` at this `iteration`, host int64 [B, 1], stream DRAFT.
         """
         ...
 
@@ -59,8 +60,7 @@ def decode_tree(
     state: BatchState,
     width: int,
     meter: Meter,
-    on_step: OnStep | None,
-) -> bool:
+) -> None:
     """Drafts a tree and verifies it in one target call. Every row must have a token already.
 
     Entries past the end of a row are read and ignored: if trees were cut there, a row would depend on the others.
@@ -73,32 +73,22 @@ def decode_tree(
         state: The batch.
         width: Ignored; the drafter determines the size of its trees.
         meter: Counts calls, tokens and seconds.
-        on_step: Called after the target call.
-
-    Returns:
-        Whether any row is still running.
     """
     assert isinstance(target, TreeTarget)
     meter.clock.lap("other")
-    draft = drafter.propose(state, meter.nfe)
+    iteration = meter.iteration(state.ids)
+    draft = drafter.propose(state, iteration)
     meter.clock.lap("drafter")
     tree, at = draft.tree, state.length - 1
     logits = target.forward_tree(torch.cat([state.last(), draft.tokens], dim=1), at, tree)
     meter.clock.lap("target")
     p = sampler(logits, state.length[:, None] + tree.depth)
-    accept_u = tree.uniforms(state.rng, state.length, meter.nfe)[ACCEPT]
-    resample_u = state.rng.uniforms(state.positions(tree.height + 1), meter.nfe)[RESAMPLE]
+    accept_u = tree.uniforms(state.rng, state.length, iteration)[ACCEPT]
+    resample_u = state.rng.uniforms(state.positions(tree.height + 1), iteration)[RESAMPLE]
     verdict = drafter.verify(p, draft, bind_features(rule, target, len(state.ids)), accept_u, resample_u)
     meter.clock.lap("rule")
     target.settle(at, verdict.path)
     meter.clock.lap("target")
     drafter.observe(verdict, state)
     meter.clock.lap("drafter")
-    gained = state.commit(verdict.tokens, verdict.accepted)
-    meter.count(verdict, gained, state.ids)
-    if on_step is not None:
-        on_step(state.step(meter.nfe))
-    running = state.running()
-    if 0 < len(running) < len(gained):
-        drop_finished(running, state, target, drafter, sampler)
-    return bool(running)
+    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted), state.ids)

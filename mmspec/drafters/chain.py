@@ -40,6 +40,10 @@ class ChainDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)
 
+    def join(self, other: ChainDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)
+
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         return self._sample(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, Target
+from mmspec.decoding.target import EarlyExit, Target, join_targets
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.sampler import Sampler
+from mmspec.sampling.sampler import Sampler, join_samplers
 
 
 class ModelDrafter:
@@ -45,20 +46,38 @@ class ModelDrafter:
         self._model.select_rows(row_ids)
         self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
 
-    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+    def join(self, other: ModelDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        for drafter in (self, other):
+            drafter._start()
+        join_targets(self._model, other._model, row_ids)
+        join_samplers(self._sampler, other._sampler, row_ids)
+        self._steps = max(self._steps, other._steps)
+        self.calls += other.calls
+
+    def _start(self) -> None:
         if self.calls == 0:
             self._model.prefill()
             self.calls = 1
+
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        self._start()
         positions = state.positions(count)
-        # Reading a token twice does no harm.
-        unread = min(self._unread + self._steps, int(state.length.min()))
+        # Reading a token twice does no harm. Rows with fewer tokens repeat their last one, whose later outputs are not
+        # used.
+        unread = min(self._unread + self._steps, int(state.length.max()))
         self._steps = 0
-        step, at = state.last(unread), state.length - unread
+        last = state.length - 1
+        at = np.maximum(state.length - unread, 0)
+        step = state.at(np.minimum(at[:, None] + np.arange(unread), last[:, None]))
+        newest_slot = torch.from_numpy(last - at).to(step.device)
+        rows = torch.arange(len(step), device=step.device)
         tokens, probs = [], []
         for i in range(count):
-            logits = self._model.forward(step, at)
+            cond, uncond = self._model.forward(step, at)
             self.calls += 1
-            newest = Logits(logits.cond[:, -1:], None if logits.uncond is None else logits.uncond[:, -1:])
+            slot = newest_slot if i == 0 else torch.zeros_like(newest_slot)
+            newest = Logits(cond[rows, slot][:, None], None if uncond is None else uncond[rows, slot][:, None])
             q = self._sampler(newest, positions[:, i : i + 1])
             step, at = self._sampler.sample(q, draws.slot(i), DRAFT), state.length + i
             tokens.append(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -45,4 +45,8 @@ class DraftRunner(Protocol):
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
+        ...
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """Takes in the rows of another runner; see `mmspec.decoding.loop.JoinableDrafter`."""
         ...

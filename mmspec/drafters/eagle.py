@@ -18,6 +18,7 @@ from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import FeatureTarget
 from mmspec.heads.eagle import EagleHead
 from mmspec.sampling.logits import cfg_rows, split_cfg
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -68,6 +69,19 @@ class EagleRunner:
             self._features = self._features[index]
             self._cache.select_rows(index)
         self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
+
+    def join(self, other: EagleRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        if not self._started:
+            self._start()
+        # The new rows read what they have not read yet on their own: the others have read that many slots long ago.
+        other.root(other_state)
+        factor = 1 + self._guided
+        self._features = put_rows(self._features, other._features, row_ids, cfg_factor=factor)
+        self._cache.join(other._cache, row_ids, factor)
+        self._sampler.join(other._sampler, row_ids)
+        self._unread = max(self._unread, 1)
+        self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
         if not self._started:

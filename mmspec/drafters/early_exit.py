@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, SupportsTreeEarlyExit
+from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, SupportsTreeEarlyExit, can_join
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.tree import Tree
@@ -61,3 +61,10 @@ class EarlyExitTarget:
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Does nothing: the decoding loop has selected the rows of the target before those of its drafter."""
+
+    def can_join(self, other: object) -> bool:
+        """See `mmspec.decoding.target.JoinableTarget`."""
+        return isinstance(other, EarlyExitTarget) and can_join(self._target, other._target)
+
+    def join(self, other: EarlyExitTarget, row_ids: list[int]) -> None:
+        """Does nothing: the decoding loop lets the rows of the target join as well."""

@@ -45,6 +45,11 @@ class InitDrafter:
         if self._recycle is not None:
             self._recycle.select_rows(row_ids)
 
+    def join(self, other: InitDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        if self._recycle is not None and other._recycle is not None:
+            self._recycle.join(other._recycle, row_ids)
+
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
         count, first, width = draft.tokens.shape[1], int(reused.min()), state.layout.width

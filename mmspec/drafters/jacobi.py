@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from mmspec.drafters.runners import build_runner
 from mmspec.knobs import RUNNERS
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.rows import put_host_rows, put_rows
 
 
 class ContinuationDrafter(Protocol):
@@ -50,6 +51,10 @@ class ContinuationDrafter(Protocol):
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
+        ...
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """Takes in the rows of another drafter; see `mmspec.decoding.loop.JoinableDrafter`."""
         ...
 
 
@@ -103,6 +108,29 @@ class Jacobi:
         self._offset = self._offset[row_ids]
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
+
+    def join(self, other: Jacobi, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._continuation.join(other._continuation, row_ids, state, other_state)
+        if self._refresh is not None and other._refresh is not None:
+            self._refresh.join(other._refresh, row_ids, state, other_state)
+        width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
+        ours = self._reusable(width, state), other._reusable(width, other_state)
+        (tokens, q, offset), (new_tokens, new_q, new_offset) = ours
+        self._offset = put_host_rows(offset, new_offset, row_ids)
+        if width:
+            self._tokens, self._q = put_rows(tokens, new_tokens, row_ids), put_rows(q, new_q, row_ids)
+
+    def _reusable(self, width: int, state: BatchState) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        """Tokens, q and offset of the previous window, moved to the end of one of `width` slots."""
+        batch, cell = len(state.ids), state.layout.cell
+        tokens = torch.zeros(batch, width, *cell, dtype=torch.int64, device=state.device)
+        q = torch.zeros(batch, width, *cell, self._vocab_size, device=state.device)
+        if self._tokens is None or self._q is None:
+            return tokens, q, np.full(batch, width)
+        first = width - self._tokens.shape[1]
+        tokens[:, first:], q[:, first:] = self._tokens, self._q
+        return tokens, q, self._offset + first
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         batch = len(state.ids)

@@ -10,6 +10,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import cfg_rows, split_cfg
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -48,6 +49,17 @@ class MedusaRunner:
             count = len(self._sampler.temperature)
             self._feature = self._feature[cfg_rows(row_ids, count, len(self._feature) > count, self._feature.device)]
         self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
+
+    def join(self, other: MedusaRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        for runner in (self, other):
+            if runner._feature is None:
+                runner._feature = runner._target.features()[:, -1]
+        assert self._feature is not None and other._feature is not None
+        factor = len(self._feature) // len(self._sampler.temperature)
+        self._feature = put_rows(self._feature, other._feature, row_ids, cfg_factor=factor)
+        self._sampler.join(other._sampler, row_ids)
+        self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
         if self._feature is None:

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.target import Target, TreeTarget
+from mmspec.decoding.target import Target, TreeTarget, join_targets
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -42,6 +43,17 @@ class ModelRunner:
         self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
         if self._read is not None:
             self._read = self._read[row_ids]
+
+    def join(self, other: ModelRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        for runner, its_state in ((self, state), (other, other_state)):
+            if runner._read is None:
+                runner.root(its_state)
+        assert self._read is not None and other._read is not None
+        join_targets(self._model, other._model, row_ids)
+        self._sampler.join(other._sampler, row_ids)
+        self._read = put_host_rows(self._read, other._read, row_ids)
+        self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
         """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.token_init import TokenInit, host_version
 from mmspec.sampling.rejection import Verdict
+from mmspec.sampling.rows import put_rows
 
 _ENTRIES = 2**15  # the largest table of a row; pairs that share an entry overwrite each other
 
@@ -68,6 +69,10 @@ class Recycle:
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
         self._table = self._table[row_ids]
+
+    def join(self, other: Recycle, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
+        self._table = put_rows(self._table, other._table, row_ids)
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
         """The table index of a pair of neighbors (`up` is -1 if there is none), of the shape of `left`."""

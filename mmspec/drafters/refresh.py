@@ -23,6 +23,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # the weights that a row chooses from
@@ -103,6 +104,15 @@ class Refresh:
         self._runner.select_rows(row_ids)
         if self._overlap is not None:
             self._overlap = self._overlap[row_ids]
+
+    def join(self, other: Refresh, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)
+        if self._weight is None:
+            for one, rows in ((self, len(state.ids)), (other, len(other_state.ids))):
+                one._weights(rows, state.device)
+            assert self._overlap is not None and other._overlap is not None
+            self._overlap = put_rows(self._overlap, other._overlap, row_ids)
 
     def _weights(self, batch: int, device: torch.device) -> Tensor:
         """The weight of the network for each row and refreshed draft, float32 [B, count]."""

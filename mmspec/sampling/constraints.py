@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.sampling.rows import put_host_rows, put_rows
 
 
 class ForcedTokens:
@@ -68,6 +70,27 @@ class Constraint:
         selected.__dict__.pop("forced", None)
         return selected
 
+    def join(self, other: Constraint, batch_size: int, row_ids: Sequence[int]) -> Constraint:
+        """The constraint of a batch that rows join.
+
+        Args:
+            other: Of the new rows; row i of it becomes row `row_ids[i]`, or is appended.
+            batch_size: Rows of this batch.
+            row_ids: See `mmspec.decoding.batch.BatchState.join`.
+        """
+        same = torch.equal(self.allowed, other.allowed)
+        if same and self.batch_size is None and other.batch_size is None and torch.equal(self.kind, other.kind):
+            return self
+        length = max(self.kind.shape[-1], other.kind.shape[-1])
+        own = _by_row(self.kind, batch_size, length)
+        new = _by_row(other.kind, len(row_ids), length) + (0 if same else len(self.allowed))
+        kinds = put_rows(own.clone(), new, row_ids)
+        allowed = self.allowed if same else torch.cat([self.allowed, other.allowed])
+        # Kinds of rows that have left are dropped, so that the table does not grow with every row that joins.
+        used, kinds = kinds.unique(return_inverse=True)
+        allowed, renamed = allowed[used].unique(dim=0, return_inverse=True)
+        return Constraint(renamed[kinds], allowed)
+
     def mask(self, positions: NDArray[np.int64]) -> Tensor:
         """Bool [B, W, V]: True where a token is forbidden. Positions (int64 [B, W]) past the end count as the last."""
         return ~self.allowed[self.kinds(positions)]
@@ -101,6 +124,20 @@ class ForcedCells:
         selected.tokens = self.tokens[row_ids.cpu().numpy() if isinstance(row_ids, Tensor) else row_ids]
         return selected
 
+    def join(self, other: ForcedCells, batch_size: int, row_ids: Sequence[int]) -> ForcedCells:
+        """The forced cells of a batch that rows join; see `Constraint.join`."""
+        if np.array_equal(self.tokens, other.tokens) and self.batch_size is None:
+            return self
+        length = max(self.tokens.shape[-2], other.tokens.shape[-2])
+        own, new = (
+            np.concatenate([cells, np.repeat(cells[:, -1:], length - cells.shape[1], axis=1)], axis=1)
+            for cells in (
+                np.broadcast_to(each.tokens, (rows, *each.tokens.shape[-2:]))
+                for each, rows in ((self, batch_size), (other, len(row_ids)))
+            )
+        )
+        return ForcedCells(put_host_rows(own, new, row_ids))
+
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """The forced cells at positions int64 [B, W], host int64 [B, W, K]; None if all of them are free.
 
@@ -116,3 +153,9 @@ class ForcedCells:
             return tokens
         forced = torch.from_numpy(cells).to(tokens.device)
         return torch.where(forced >= 0, forced, tokens)
+
+
+def _by_row(kind: Tensor, rows: int, length: int) -> Tensor:
+    """Kinds [N] or [rows, N] as [rows, length]; positions past the end count as the last."""
+    kind = kind.expand(rows, -1)
+    return torch.cat([kind, kind[:, -1:].expand(-1, length - kind.shape[1])], dim=1)

@@ -71,6 +71,14 @@ class CounterRNG:
         """Drops all rows except these."""
         self._keys = self._keys[:, :, row_ids]
 
+    def join(self, other: CounterRNG, row_ids: Sequence[int]) -> None:
+        """Takes in the rows of `other`: row i of it becomes row `row_ids[i]`, or is appended."""
+        rows = max(self._keys.shape[2], *(row + 1 for row in row_ids))
+        keys = np.zeros((10, 2, rows), dtype=np.uint64)
+        keys[:, :, : self._keys.shape[2]] = self._keys
+        keys[:, :, row_ids] = other._keys
+        self._keys = keys
+
     @property
     def seeds(self) -> NDArray[np.int64]:
         """The seeds of the rows, host int64 [B], as two's complement."""

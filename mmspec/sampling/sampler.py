@@ -6,7 +6,7 @@ The order of operations is fixed: guidance (in float32), forbidden tokens, tempe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,10 +22,15 @@ from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, verify
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.top_p import keep_top_p
 from mmspec.sampling.truncation import keep_min_p, keep_typical
 
 NO_END = 2**62
+_BY_ROW = ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p", "min_p", "typical_p")
+_ANY = (
+    "_any_greedy", "_any_temperature", "_guidance_ends", "_any_unguided", "_any_p", "_any_min_p", "_any_typical_p",
+)  # fmt: skip
 
 
 class Sampler(Protocol):
@@ -46,6 +51,21 @@ class Sampler(Protocol):
     def select_rows(self, row_ids: Tensor) -> None:
         """Drops all rows except these."""
         ...
+
+
+@runtime_checkable
+class JoinableSampler(Sampler, Protocol):
+    """A sampler that takes in the rows of another one."""
+
+    def join(self, other: Any, row_ids: Sequence[int]) -> None:
+        """Takes in the rows of another sampler of the same kind; see `mmspec.decoding.batch.BatchState.join`."""
+        ...
+
+
+def join_samplers(sampler: Sampler, other: Sampler, row_ids: Sequence[int]) -> None:
+    """Lets the rows of `other` join a `JoinableSampler`; see its `join`."""
+    assert isinstance(sampler, JoinableSampler), f"rows cannot join a {type(sampler).__name__}"
+    sampler.join(other, row_ids)
 
 
 class TokenSampler:
@@ -87,10 +107,21 @@ class TokenSampler:
 
     def select_rows(self, row_ids: Tensor) -> None:
         """Drops all rows except these (int64 [rows'])."""
-        for name in ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p", "min_p", "typical_p"):
+        for name in _BY_ROW:
             setattr(self, name, getattr(self, name)[row_ids])
         if self.constraint is not None:
             self.constraint = self.constraint.select_rows(row_ids)
+
+    def join(self, other: TokenSampler, row_ids: Sequence[int]) -> None:
+        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
+        if self.constraint is not None and other.constraint is not None:
+            self.constraint = self.constraint.join(other.constraint, len(self.temperature), row_ids)
+        for name in _BY_ROW:
+            setattr(self, name, put_rows(getattr(self, name), getattr(other, name), row_ids))
+        for name in _ANY:
+            setattr(self, name, getattr(self, name) or getattr(other, name))
+        self._all_greedy = self._all_greedy and other._all_greedy
+        self._max_k = max(self._max_k, other._max_k)
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples int64 [B, W] from probabilities [B, W, V]."""
@@ -188,6 +219,12 @@ class ColumnSampler:
         self._cells.select_rows(row_ids)
         if self.forced is not None:
             self.forced = self.forced.select_rows(row_ids)
+
+    def join(self, other: ColumnSampler, row_ids: Sequence[int]) -> None:
+        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
+        if self.forced is not None and other.forced is not None:
+            self.forced = self.forced.join(other.forced, len(self._cells.temperature), row_ids)
+        self._cells.join(other._cells, row_ids)
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Probabilities float32 [B, W, K, V] from logits of this shape; a forced cell has all its mass on one entry."""

@@ -71,7 +71,7 @@ class Tree:
             level = level[-1] + 1 + np.arange(len(level) * count)
         return Tree(np.concatenate(parents)[None], device)
 
-    def uniforms(self, rng: CounterRNG, start: NDArray[np.int64], iteration: int) -> list[Tensor]:
+    def uniforms(self, rng: CounterRNG, start: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> list[Tensor]:
         """The random numbers of the nodes, one float32 [B, m] tensor per stream.
 
         The first node of each depth has the numbers of the draft at its position in a window without branches.
@@ -79,7 +79,7 @@ class Tree:
         Args:
             rng: The random numbers of the rows.
             start: Host int64 [B], the position of the nodes of depth 1: the length of each row.
-            iteration: The iteration of the decoding loop.
+            iteration: The iteration of each row, host int64 [R, 1], or one for all rows.
         """
         positions = start[:, None] - 1 + self.depth[:, 1:]
         return rng.uniforms(positions, iteration, self.order[:, 1:])

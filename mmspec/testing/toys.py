@@ -27,6 +27,7 @@ from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 
 FEATURES = 16  # width of the features of `ToyTarget`, and its largest vocabulary where features are used
@@ -130,6 +131,14 @@ class ToyTarget:
             self._features = self._features.unflatten(0, (cfg_factor, -1))[:, row_ids].flatten(0, 1)
         self._number = self._number[row_ids]
 
+    def can_join(self, other: object) -> bool:
+        return isinstance(other, ToyTarget) and len(other._tables[0]) == len(self._tables[0])
+
+    def join(self, other: ToyTarget, row_ids: list[int]) -> None:
+        factor = len(self._features) // len(self._number)
+        self._features = put_rows(self._features[:, -1:], other._features[:, -1:], row_ids, cfg_factor=factor)
+        self._number = put_rows(self._number, other._number, row_ids)
+
 
 class ColumnToy:
     """A model of columns of several cells whose logits are stored in a table, one row for each prefix of columns.
@@ -205,6 +214,12 @@ class ColumnToy:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._number = self._number[row_ids]
+
+    def can_join(self, other: object) -> bool:
+        return isinstance(other, ColumnToy) and len(other._tables[0]) == len(self._tables[0])
+
+    def join(self, other: ColumnToy, row_ids: list[int]) -> None:
+        self._number = put_rows(self._number, other._number, row_ids)
 
 
 def table_seeds(seed: int) -> Sequence[int]:

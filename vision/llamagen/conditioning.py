@@ -36,6 +36,13 @@ class Condition:
         return Condition(self.features.to(device), None if self.mask is None else self.mask.to(device))
 
 
+def join_conditions(conditions: Sequence[Condition]) -> Condition:
+    """Several batches of conditions of one model as one."""
+    masks = [condition.mask for condition in conditions if condition.mask is not None]
+    features = torch.cat([condition.features for condition in conditions])
+    return Condition(features, torch.cat(masks) if masks else None)
+
+
 def from_classes(labels: int | Sequence[int] | Tensor, gpt: LlamaGenTransformer) -> Condition:
     """The condition of class labels.
 

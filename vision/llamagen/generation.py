@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mmspec.arguments import check_callback, check_integer
+from mmspec.arguments import check_callback, check_integer, one_text
+from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Stats
 from mmspec.documents import read_object
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.heads.checkpoint import Head, check_fits_model, load_head
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -30,7 +32,13 @@ from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component import Arguments
 from mmspec.vision.llamagen.codes import codebook_size, decode_tokens, read_codebook
-from mmspec.vision.llamagen.conditioning import Condition, from_classes, from_embeddings, from_prompts
+from mmspec.vision.llamagen.conditioning import (
+    Condition,
+    from_classes,
+    from_embeddings,
+    from_prompts,
+    join_conditions,
+)
 from mmspec.vision.llamagen.graph_cache import new_target
 from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.target import LlamaGenTarget
@@ -160,24 +168,14 @@ class LlamaGenGenerator:
             ModelError: If the model returns logits that are not numbers.
         """
         check_call(num_images_per_prompt, output_type)
-        check_integer("cfg_interval", cfg_interval, -1, 2**31)
         check_callback("on_step", on_step)
         check_callback("callback_on_step_end", callback_on_step_end)
-        if self.vqvae is None and output_type != "latent":
-            raise ArgumentError(
-                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
-            )
+        self._check_output(output_type)
         recipe = parse(recipe if recipe is not None else self.config.recipe)
-        default = self.config
-        sampling = SamplingParams(
-            temperature=default.temperature if temperature is None else temperature,
-            top_k=default.top_k if top_k is None else top_k,
-            top_p=default.top_p if top_p is None else top_p,
-            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
-            guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
-        )
+        sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval)
         condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
-        ready = self._ready(condition.repeat(num_images_per_prompt), sampling, recipe.window)
+        condition = condition.repeat(num_images_per_prompt)
+        ready = self._ready(condition, [sampling] * len(condition.features), recipe.window)
         rows = len(ready.samplings)
         seeds = row_seeds(seed, rows, generator)
         with memory_for(rows), self.progress_bar(total=rows * ready.layout.length) as bar:
@@ -240,6 +238,43 @@ class LlamaGenGenerator:
             pixels = pixels.masked_fill(~seen[:, None], 0)
         return images_from_pixels(pixels, output_type)
 
+    @torch.no_grad()
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: A prompt, or the class label of a class-conditional model.
+            options: `seed`, `temperature`, `top_k`, `top_p`, `guidance_scale`, `cfg_interval`, `output_type`.
+            recipe: How it is decoded.
+
+        Raises:
+            PromptError: If the model does not accept the prompt.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        names = {"temperature": None, "top_k": None, "top_p": None, "guidance_scale": None, "cfg_interval": -1}
+        check_options(options, ("seed", "output_type", *names))
+        output_type = options.get("output_type", "pil")
+        self._check_output(output_type)
+        sampling = self._sampling(**{name: options.get(name, default) for name, default in names.items()})
+        (seed,) = row_seeds(options.get("seed"), 1)
+        if self.transformer.config.model_type == "t2i":
+            condition = self._condition(one_text("prompt", prompt), None, None, None)
+        else:
+            condition = self._condition(None, prompt, None, None)
+
+        def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
+            codes = tokens[0][None]
+            return ImageOutput(self.decode(codes, output_type=output_type), codes, [seed], stats)
+
+        return PreparedRequest([RowPrompt(condition, sampling, seed)], finish, seed)
+
+    @torch.no_grad()
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        condition = join_conditions([row.prompt for row in rows])
+        ready = self._ready(condition, [row.sampling for row in rows], recipe.window)
+        return PreparedRows(ready.make(), ready.layout, ready.samplings, ready.resources)
+
     def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
         """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
 
@@ -253,10 +288,12 @@ class LlamaGenGenerator:
         c = self.config
         sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
         if self.transformer.config.model_type == "t2i":
-            return self._ready(self._condition(list(prompts), None, None, None), sampling, slack)
+            condition = self._condition(list(prompts), None, None, None)
+            return self._ready(condition, [sampling] * len(prompts), slack)
         if wrong := [prompt for prompt in prompts if not prompt.isdecimal()]:
             raise PromptError(f"prompt={wrong[0]!r} is not allowed; this model is class-conditional: give numbers")
-        return self._ready(self._condition(None, [int(prompt) for prompt in prompts], None, None), sampling, slack)
+        condition = self._condition(None, [int(prompt) for prompt in prompts], None, None)
+        return self._ready(condition, [sampling] * len(prompts), slack)
 
     def new_small(self) -> LlamaGenTransformer:
         """A copy of the draft transformer, or a new one with one layer and half the width of the transformer."""
@@ -296,12 +333,43 @@ class LlamaGenGenerator:
         check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
         self.heads[head.kind] = head
 
-    def _ready(self, condition: Condition, sampling: SamplingParams, slack: int) -> PreparedPrompts:
-        """A batch of conditions with the same sampling parameters.
+    def _check_output(self, output_type: str) -> None:
+        """Checks an output type.
+
+        Raises:
+            ArgumentError: If there is none of that name, or the pipeline has no images.
+        """
+        check_output_type(output_type)
+        if self.vqvae is None and output_type != "latent":
+            raise ArgumentError(
+                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
+            )
+
+    def _sampling(
+        self,
+        temperature: float | None,
+        top_k: int | None,
+        top_p: float | None,
+        guidance_scale: float | None,
+        cfg_interval: int = -1,
+    ) -> SamplingParams:
+        """The sampling parameters of a call, with the pipeline's defaults in place of None."""
+        check_integer("cfg_interval", cfg_interval, -1, 2**31)
+        default = self.config
+        return SamplingParams(
+            temperature=default.temperature if temperature is None else temperature,
+            top_k=default.top_k if top_k is None else top_k,
+            top_p=default.top_p if top_p is None else top_p,
+            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
+            guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
+        )
+
+    def _ready(self, condition: Condition, samplings: Sequence[SamplingParams], slack: int) -> PreparedPrompts:
+        """A batch of conditions.
 
         Args:
             condition: The conditions.
-            sampling: The sampling parameters of all rows.
+            samplings: The sampling parameters of each row; guidance is on in all of them or in none.
             slack: Tokens that a window may extend past the end of the image.
         """
         condition = condition.to(self.transformer.device)
@@ -324,15 +392,15 @@ class LlamaGenGenerator:
             # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
             draft_model=partial(target, draft, False) if draft is not None else None,
             guided_draft_model=partial(target, draft, True) if draft is not None else None,
-            draft_sampling=[SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)] * rows,
+            draft_sampling=[SamplingParams(each.temperature, each.top_k, each.top_p) for each in samplings],
             codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
             adaptive_windows=adaptive_windows_of(gpt),
             heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
         )
         return PreparedPrompts(
-            partial(target, gpt, sampling.guidance_scale != 1),
+            partial(target, gpt, any(each.guidance_scale != 1 for each in samplings)),
             Layout(length=grid**2, width=grid),
-            [sampling] * rows,
+            samplings,
             resources,
             gpt.tok_embeddings.weight.detach(),
             small,

@@ -11,6 +11,7 @@ from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
 
@@ -157,6 +158,29 @@ class LlamaGenTarget:
             self._features = self._features[index]
         if self._padding is not None:
             self._padding = self._padding[index]
+
+    def can_join(self, other: object) -> bool:
+        return (
+            isinstance(other, LlamaGenTarget)
+            and other._gpt is self._gpt
+            and other._guided == self._guided
+            and other.capacity == self.capacity
+        )
+
+    def join(self, other: LlamaGenTarget, row_ids: list[int]) -> None:
+        factor = self.cfg_factor
+        self._cache.join(other._cache, row_ids, factor)
+        self._rows = max(self._rows, *(row + 1 for row in row_ids))
+        assert self._features is not None and other._features is not None, "both targets have read their prompts"
+        latest = self._features[:, -1:], other._features[:, -1:]
+        self._features = put_rows(*latest, row_ids, cfg_factor=factor)
+        if self._padding is not None or other._padding is not None:
+            shape = 1, self.capacity, self.capacity
+            ours, theirs = (
+                self._causal.new_zeros(rows, *shape) if padding is None else padding
+                for padding, rows in ((self._padding, len(latest[0])), (other._padding, len(latest[1])))
+            )
+            self._padding = put_rows(ours, theirs, row_ids, cfg_factor=factor)
 
     def features(self) -> Tensor:
         assert self._features is not None, "no call yet"

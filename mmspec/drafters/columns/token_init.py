@@ -13,6 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, WindowRNG
+from mmspec.sampling.rows import put_rows
 
 # (left, u) -> columns, int64 [B, K]. `left` is the column before, with forced ids mapped to entries of the vocabulary;
 # `u` float32 [B, K] is uniform in [0, 1). The column has a one-hot q, so that any initialization is exact.
@@ -64,6 +65,10 @@ class ColumnRecycle:
         """Keeps these rows, in this order, and drops all others."""
         self._next = self._next[row_ids]
 
+    def join(self, other: ColumnRecycle, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
+        self._next = put_rows(self._next, other._next, row_ids)
+
 
 class ColumnInitDrafter:
     """A `mmspec.drafters.jacobi.ContinuationDrafter` that fills slots with initialized columns, whose q is one-hot.
@@ -85,6 +90,11 @@ class ColumnInitDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         if self._recycle is not None:
             self._recycle.select_rows(row_ids)
+
+    def join(self, other: ColumnInitDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        if self._recycle is not None and other._recycle is not None:
+            self._recycle.join(other._recycle, row_ids)
 
     def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
@@ -51,11 +52,16 @@ class DySpecDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)
 
-    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+    def join(self, other: DySpecDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)
+
+    def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         batch = len(state.ids)
         rows, row = np.arange(batch), torch.arange(batch, device=state.device)
         nodes = self._nodes
         # One number per possible node of each depth, as in `Tree.uniforms`.
+        iteration = np.expand_dims(iteration, -1)
         u = state.rng.uniforms(state.positions(self._depth)[..., None], iteration, np.arange(nodes))[DRAFT]
         value = np.full((batch, 1 + nodes), -1.0)
         value[:, 0] = 1.0

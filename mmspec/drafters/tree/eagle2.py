@@ -11,7 +11,9 @@ from, and a test against that distribution would be biased.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -55,7 +57,11 @@ class DynamicTreeDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)
 
-    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+    def join(self, other: DynamicTreeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)
+
+    def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         batch = len(state.ids)
         joint, token = self._runner.root(state)[:, 0].topk(self._top)
         # By candidate node: its token, its joint probability, and its parent candidate (0: the root, i + 1: candidate

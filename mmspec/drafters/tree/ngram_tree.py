@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
@@ -46,7 +48,10 @@ class NGramTreeDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         pass
 
-    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+    def join(self, other: NGramTreeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """Does nothing: the tree is a function of the committed tokens."""
+
+    def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         width, constraint = state.layout.width, state.layout.constraint
         positions = state.positions(len(self._branch))
         before, last = state.last(2).split(1, dim=1)

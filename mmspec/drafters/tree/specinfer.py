@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -73,7 +75,11 @@ class StaticTreeDrafter:
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)
 
-    def propose(self, state: BatchState, iteration: int) -> TreeDraft:
+    def join(self, other: StaticTreeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)
+
+    def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         u = self._tree.uniforms(state.rng, state.length, iteration)[DRAFT]
         probs = [self._runner.root(state)]
         levels: list[Tensor] = []

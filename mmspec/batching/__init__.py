@@ -1,0 +1,1 @@
+"""Engines: a batch that requests join and leave while it is decoded."""

@@ -1,0 +1,172 @@
+"""`AsyncEngine`: an engine whose steps run in a thread of its own, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Callable, Hashable
+from typing import Any
+
+from mmspec.batching.engine import Engine
+from mmspec.batching.request import Request, RequestOutput
+from mmspec.batching.stats import EngineStats
+from mmspec.errors import ArgumentError
+
+_Receive = Callable[[RequestOutput | BaseException], None]
+
+
+class EngineClosedError(ArgumentError):
+    """The engine has been closed and takes no more requests."""
+
+
+class AsyncEngine:
+    """An `Engine` for asyncio, whose steps run in a thread of its own.
+
+        engine = mmspec.AsyncEngine(pipe, recipe="scd", max_rows=32)
+        async for output in engine.generate("a red circle above a blue square", seed=0):
+            ...
+        await engine.aclose()
+
+    Args:
+        pipe: The pipeline.
+        **options: The other arguments of `mmspec.batching.engine.Engine`.
+
+    Attributes:
+        engine: The engine.
+    """
+
+    def __init__(self, pipe: Any, **options: Any) -> None:
+        self.engine = Engine(pipe, **options)
+        self._changed = threading.Condition()
+        self._receivers: dict[str, _Receive] = {}
+        self._closing = False
+        self._error: BaseException | None = None
+        self._worker = threading.Thread(target=self._work, name="mmspec-engine", daemon=True)
+        self._worker.start()
+
+    async def generate(
+        self, prompt: Any, *, request_id: str | None = None, user: Hashable = None, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the outputs of a request; the last one is finished.
+
+        Leaving the iteration, or cancelling its task, cancels the request at the next window.
+
+        Args:
+            prompt: See `mmspec.batching.engine.Engine.add`.
+            request_id: See there.
+            user: See there.
+            **options: See there.
+
+        Raises:
+            PromptError: If the model does not accept the prompt.
+            ArgumentError: For an argument whose value is not allowed; a `QueueFullError` if too many requests wait, an
+                `EngineClosedError` if the engine is closed.
+        """
+        loop = asyncio.get_running_loop()
+        received: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+
+        def receive(output: RequestOutput | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(received.put_nowait, output)
+            except RuntimeError:  # the loop has ended, and its generators with it
+                return
+
+        name = f"req-{uuid.uuid4().hex}" if request_id is None else request_id
+        adding = asyncio.ensure_future(asyncio.to_thread(self._add, name, receive, prompt, user, options))
+        try:
+            await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            adding.add_done_callback(lambda done: done.exception() or self.cancel(name))
+            raise
+        finished = False
+        try:
+            while not finished:
+                output = await received.get()
+                if isinstance(output, BaseException):
+                    raise output
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self.cancel(name)
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancels a request, which leaves at the next window; returns whether it was unfinished."""
+        found = self.engine.cancel(request_id)
+        with self._changed:
+            self._changed.notify_all()
+        return found
+
+    def stats(self) -> EngineStats:
+        """What the engine has done so far."""
+        return self.engine.stats()
+
+    async def aclose(self, drain: bool = True) -> None:
+        """Takes no more requests, and ends the thread.
+
+        Args:
+            drain: Whether to finish the requests first; otherwise they are cancelled.
+        """
+        await asyncio.to_thread(self.close, drain)
+
+    def close(self, drain: bool = True) -> None:
+        """`aclose` for callers without asyncio; it waits for the thread."""
+        with self._changed:
+            self._closing = True
+            if not drain:
+                for name in list(self._receivers):
+                    self.engine.cancel(name)
+            self._changed.notify_all()
+        self._worker.join()
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose(drain=exc[0] is None)
+
+    def _add(self, name: str, receive: _Receive, prompt: Any, user: Hashable, options: dict[str, Any]) -> Request:
+        """Adds a request whose outputs go to `receive`."""
+        with self._changed:
+            if self._error is not None:
+                raise EngineClosedError("the engine has ended with an error") from self._error
+            if self._closing:
+                raise EngineClosedError("the engine is closed and takes no more requests")
+            if name in self._receivers:
+                raise ArgumentError(f"request_id={name[:200]!r} is not allowed; a request of this name is unfinished")
+            self._receivers[name] = receive
+        try:
+            request = self.engine.add(prompt, request_id=name, user=user, **options)
+        except BaseException:
+            with self._changed:
+                del self._receivers[name]
+            raise
+        with self._changed:
+            self._changed.notify_all()
+        return request
+
+    def _work(self) -> None:
+        """Steps the engine whenever a request is unfinished, until the engine is closed."""
+        try:
+            while self._wait():
+                for output in self.engine.step():
+                    with self._changed:
+                        known = self._receivers
+                        receive = known.pop(output.request_id) if output.finished else known[output.request_id]
+                    receive(output)
+        except BaseException as error:  # a fault of the engine itself: every request must hear of it
+            with self._changed:
+                self._error, self._closing = error, True
+                receivers, self._receivers = self._receivers, {}
+            for receive in receivers.values():
+                receive(error)
+
+    def _wait(self) -> bool:
+        """Waits for requests; returns False once the engine is closed and has none left."""
+        with self._changed:
+            while not self.engine.has_unfinished:
+                if self._closing and not self._receivers:
+                    return False
+                self._changed.wait()
+            return True

@@ -1,0 +1,428 @@
+"""`Engine`: decodes requests as they come, in a batch that they join and leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from mmspec.arguments import check_integer, shown
+from mmspec.batching.fair_queue import FairQueue
+from mmspec.batching.group import Group, Progress, Row, start_group
+from mmspec.batching.request import EnginePipeline, FinishReason, Request, RequestOutput
+from mmspec.batching.stats import EngineStats
+from mmspec.decoding.stats import PARTS, RowStats, Stats
+from mmspec.errors import ArgumentError
+from mmspec.recipes import Recipe, parse
+
+MOST_ROWS = 4096
+
+
+class QueueFullError(ArgumentError):
+    """An engine has as many waiting requests as it may have; try again later."""
+
+
+class Engine:
+    """Decodes requests as they come: rows join a batch while it runs, and leave it when they are finished.
+
+    The tokens of a request depend on its prompt, seed, recipe and sampling parameters alone: not on the other requests,
+    nor on when it came. `window=auto` is the exception, as everywhere.
+
+    Requests with one recipe share a batch, whatever their seeds, temperatures and guidance scales are. Those with
+    another recipe, without guidance, or of another image size have a batch of their own; a step decodes one window of
+    every batch.
+
+    `add` and `cancel` may be called from any thread, `step` from one at a time.
+
+    Args:
+        pipe: The pipeline of an image or speech model; see `mmspec.load`.
+        recipe: The default recipe of a request, e.g. `"scd:window=32"`; None is the pipeline's.
+        max_rows: Rows that are decoded at a time, at most.
+        max_waiting: Requests that wait, at most; more are refused.
+        max_prefill: Rows that join in one step, at most; None is `max_rows`. Their prompts are read in one call, for
+            which all running rows wait.
+
+    Raises:
+        ArgumentError: For a pipeline that engines do not support, and for a number that is not allowed.
+        UnknownNameError: If there is no recipe or rule of that name.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        recipe: str | Recipe | None = None,
+        *,
+        max_rows: int = 16,
+        max_waiting: int = 1024,
+        max_prefill: int | None = None,
+    ) -> None:
+        check_integer("max_rows", max_rows, 1, MOST_ROWS)
+        check_integer("max_waiting", max_waiting, 0, 2**31)
+        if max_prefill is not None:
+            check_integer("max_prefill", max_prefill, 1, MOST_ROWS)
+        if not hasattr(pipe, "read_request") or not hasattr(pipe, "prepare_rows"):
+            raise ArgumentError(f"pipe={type(pipe).__name__} is not supported by engines: it has no read_request")
+        self.pipe: EnginePipeline = pipe
+        self.recipe = parse(recipe if recipe is not None else _default_recipe(pipe))
+        self.max_rows = max_rows
+        self.max_waiting = max_waiting
+        self._max_prefill = max_prefill or max_rows
+        self._lock = threading.Lock()  # of the queue, the requests and the counts
+        self._stepping = threading.Lock()
+        self._queue: FairQueue[Row] = FairQueue()
+        self._requests: dict[str, Progress] = {}
+        self._waiting = 0  # requests none of whose rows has been decoded yet
+        self._groups: list[Group] = []
+        self._retries: list[list[Row]] = []  # rows of batches that failed, to be decoded in smaller ones
+        self._totals = _Totals()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request is waiting or running."""
+        with self._lock:
+            return bool(self._requests)
+
+    def add(
+        self,
+        prompt: Any,
+        *,
+        seed: int | None = None,
+        recipe: str | Recipe | None = None,
+        user: Hashable = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """Adds a request.
+
+        Args:
+            prompt: The prompt, as in a call of the pipeline.
+            seed: As in a call; None is a random seed.
+            recipe: How to decode; None is the engine's default.
+            user: The key of the user's line: lines are served in turn.
+            request_id: Names the request; None makes a name.
+            **options: Other arguments of a call of the pipeline for one output, such as `temperature`, `top_k`,
+                `top_p`, `guidance_scale`, `negative_prompt`, `output_type` or `voice`; None is the default.
+
+        Raises:
+            PromptError: If the model does not accept the prompt.
+            ArgumentError: For an argument whose value is not allowed.
+            QueueFullError: If `max_waiting` requests are waiting.
+            UnknownNameError: If there is no recipe or rule of that name.
+        """
+        if self._waiting >= self.max_waiting:  # before any work; it is checked again below
+            raise self._full()
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise ArgumentError(f"request_id={shown(request_id)} is not allowed; it must be a string, or None")
+        chosen = self.recipe if recipe is None else parse(recipe)
+        given = {name: value for name, value in {"seed": seed, **options}.items() if value is not None}
+        with torch.no_grad():
+            prepared = self.pipe.read_request(prompt, given, chosen)
+        name = request_id or f"req-{uuid.uuid4().hex}"
+        request = Request(name, user, prepared.seed, tuple(prepared.notes))
+        progress = Progress(request, prepared, chosen)
+        progress.rows = [Row(progress, part, row) for part, row in enumerate(prepared.rows)]
+        now = progress.rows[:1] if prepared.continued is not None else progress.rows
+        with self._lock:
+            if self._waiting >= self.max_waiting:
+                raise self._full()
+            if name in self._requests:
+                raise ArgumentError(f"request_id={name[:200]!r} is not allowed; a request of this name is unfinished")
+            self._requests[name] = progress
+            self._waiting += 1
+            self._totals.requests += 1
+            for row in now:
+                self._queue.push(user, row)
+        return request
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancels a request, which leaves at the next step; returns whether it was unfinished."""
+        with self._lock:
+            progress = self._requests.get(request_id)
+            if progress is None:
+                return False
+            progress.cancelled = True
+            return True
+
+    def step(self) -> list[RequestOutput]:
+        """Lets waiting rows join, and decodes one window of every batch.
+
+        Returns:
+            What each request was given, in the order of its parts; a finished one also its result.
+
+        Raises:
+            ArgumentError: If another thread is in a step of this engine.
+        """
+        if not self._stepping.acquire(blocking=False):
+            raise ArgumentError("step() was called while another thread is in it; one thread steps an engine")
+        start = time.perf_counter()
+        try:
+            outputs = self._leave()
+            outputs += self._admit()
+            for group in list(self._groups):
+                outputs += self._step_group(group)
+            return outputs
+        finally:
+            self._totals.seconds += time.perf_counter() - start
+            self._stepping.release()
+
+    def stats(self) -> EngineStats:
+        """What the engine has done so far."""
+        with self._lock:
+            groups, total = list(self._groups), self._totals
+            meters = [group.batch.meter for group in groups]
+            rows = [row for group in groups for row in _rows(group)]
+            tokens = total.tokens + sum(0 if row.tokens is None else len(row.tokens) for row in rows)
+            row_calls = total.row_calls + sum(row.calls for row in rows)
+            tested = total.tested + sum(int(meter.tested.sum()) for meter in meters)
+            accepted = total.accepted + sum(int(meter.accepted.sum()) for meter in meters)
+            parts = dict(total.parts)
+            for meter in meters:
+                for part, seconds in meter.clock.so_far().items():
+                    parts[part] += seconds
+            return EngineStats(
+                running=sum(len(group.rows) for group in groups),
+                waiting=len(self._queue) + sum(map(len, self._retries)),
+                requests=total.requests,
+                completed=total.completed,
+                cancelled=total.cancelled,
+                failed=total.failed,
+                tokens=tokens,
+                row_calls=row_calls,
+                target_calls=total.calls + sum(meter.nfe for meter in meters),
+                tokens_per_call=tokens / max(row_calls, 1),
+                tested=tested,
+                accepted=accepted,
+                acceptance=accepted / tested if tested else None,
+                seconds=total.seconds,
+                seconds_by_part=parts,
+                cache_bytes=sum(group.cache_bytes for group in groups),
+            )
+
+    def _full(self) -> QueueFullError:
+        return QueueFullError(
+            f"{self.max_waiting} requests are waiting, as many as max_waiting allows; try again later"
+        )
+
+    def _leave(self) -> list[RequestOutput]:
+        """Drops cancelled requests; returns their outputs."""
+        with self._lock:
+            leaving = [progress for progress in self._requests.values() if progress.cancelled]
+            if not leaving:
+                return []
+            self._queue.remove(lambda row: row.progress.cancelled)
+        self._retries = [[row for row in rows if not row.progress.cancelled] for rows in self._retries]
+        for group in list(self._groups):
+            group.stop([row for row in _rows(group) if row.progress.cancelled])
+            self._collect(group)
+        return [self._end(progress, "cancelled") for progress in leaving]
+
+    def _admit(self) -> list[RequestOutput]:
+        """Reads the prompts of waiting rows and lets them join."""
+        outputs = []
+        retries, self._retries = self._retries, []
+        for rows in retries:
+            outputs += self._start(rows)
+        free = min(self.max_rows - sum(len(group.rows) for group in self._groups), self._max_prefill)
+        by_kind: dict[Hashable, list[Row]] = {}
+        with self._lock:
+            while free > 0 and len(self._queue):
+                row = self._queue.pop()
+                by_kind.setdefault(row.kind, []).append(row)
+                if row.progress.started is None:
+                    row.progress.started = time.perf_counter()
+                    self._waiting -= 1
+                free -= 1
+        for rows in by_kind.values():
+            outputs += self._start(rows)
+        return outputs
+
+    def _start(self, rows: list[Row]) -> list[RequestOutput]:
+        """Prefills rows of one kind as a batch, which joins a running one if it can."""
+        rows = [row for row in rows if not row.progress.done]
+        if not rows:
+            return []
+        try:
+            with torch.no_grad():
+                prepared = self.pipe.prepare_rows([row.prompt for row in rows], rows[0].progress.recipe)
+            group = start_group(rows, prepared)
+        except Exception as error:
+            return self._fail(rows, error)
+        outputs = self._collect(group)
+        if not group.rows:
+            return outputs
+        for running in self._groups:
+            if running.can_join(group):
+                try:
+                    running.join(group)
+                except Exception as error:
+                    both = [*_rows(running), *_rows(group)]
+                    self._drop(running)
+                    self._totals.add(group)
+                    return outputs + self._fail(both, error)
+                return outputs
+        self._groups.append(group)
+        return outputs
+
+    def _step_group(self, group: Group) -> list[RequestOutput]:
+        """Decodes one window of a group."""
+        rows = _rows(group)
+        try:
+            group.step()
+        except Exception as error:
+            self._drop(group)
+            return self._fail(rows, error)
+        return self._collect(group)
+
+    def _collect(self, group: Group) -> list[RequestOutput]:
+        """Takes the new tokens of a group; returns the outputs. A group without rows is dropped."""
+        rows = _rows(group)
+        for row in group.collect():
+            self._totals.tokens += len(row.tokens) if row.tokens is not None else 0
+            self._totals.row_calls += row.calls
+        if not group.rows:
+            self._drop(group)
+        outputs = []
+        for progress in {id(row.progress): row.progress for row in rows}.values():
+            if not progress.cancelled or progress.done:
+                outputs += self._give(progress)
+        return outputs
+
+    def _drop(self, group: Group) -> None:
+        """Forgets a group, and with it its caches."""
+        if group in self._groups:
+            self._groups.remove(group)
+        self._totals.add(group)
+
+    def _give(self, progress: Progress) -> list[RequestOutput]:
+        """The new tokens of a request, part by part, and its result if it is finished."""
+        outputs: list[RequestOutput] = []
+        if progress.done:
+            return outputs
+        while progress.front < len(progress.rows):
+            row = progress.rows[progress.front]
+            if row.tokens is None:
+                break
+            last = row.stats is not None and progress.front == len(progress.rows) - 1
+            if len(row.tokens) > row.given and not last:
+                outputs.append(self._output(progress, row))
+            if row.stats is None or last:
+                break
+            self._continue(progress, row)
+            progress.front += 1
+        if all(row.stats is not None for row in progress.rows):
+            outputs.append(self._finish(progress))
+        return outputs
+
+    def _output(self, progress: Progress, row: Row) -> RequestOutput:
+        assert row.tokens is not None
+        new, row.given = row.tokens[row.given :], len(row.tokens)
+        return RequestOutput(progress.request.id, new, False, None, sum(r.calls for r in progress.rows), row.part)
+
+    def _continue(self, progress: Progress, row: Row) -> None:
+        """Queues the later parts of a request that continue its first one, once that is finished."""
+        continued = progress.prepared.continued
+        if continued is None or row.part:
+            return
+        assert row.tokens is not None
+        for later in progress.rows[1:]:
+            with torch.no_grad():
+                later.prompt = continued(later.prompt, row.prompt, row.tokens)
+        with self._lock:
+            for later in progress.rows[1:]:
+                self._queue.push(progress.request.user, later)
+
+    def _finish(self, progress: Progress) -> RequestOutput:
+        """The last output of a request all of whose rows have finished."""
+        rows, name = progress.rows, progress.request.id
+        all_stats = [row.stats for row in rows if row.stats is not None]
+        tokens = [row.tokens for row in rows if row.tokens is not None]
+        try:
+            with torch.no_grad():
+                result = progress.prepared.finish(tokens, _stats(all_stats, progress))
+        except Exception as error:
+            return self._end(progress, "error", error)
+        last = rows[-1]
+        assert last.tokens is not None
+        reason: FinishReason = "length" if any(stats.truncated for stats in all_stats) else "stop"
+        self._forget(progress)
+        self._totals.completed += 1
+        calls = sum(row.calls for row in rows)
+        return RequestOutput(name, last.tokens[last.given :], True, reason, calls, last.part, result)
+
+    def _fail(self, rows: Sequence[Row], error: Exception) -> list[RequestOutput]:
+        """Handles an error in a batch of rows.
+
+        One of them may be to blame, which is unknown: they start anew in two halves, until one fails alone. Tokens that
+        have been given out come again and are not given out twice.
+        """
+        rows = [row for row in rows if not row.progress.done]
+        if len(rows) == 1:
+            return [self._end(rows[0].progress, "error", error)]
+        half = -(-len(rows) // 2)
+        for row in rows:
+            row.alone, row.tokens, row.stats, row.calls = half, None, None, 0
+        self._retries += [rows[:half], rows[half:]] if rows else []
+        return []
+
+    def _end(self, progress: Progress, reason: FinishReason, error: Exception | None = None) -> RequestOutput:
+        """The last output of a request without a result."""
+        for group in list(self._groups):
+            group.stop([row for row in _rows(group) if row.progress is progress])
+        row = progress.rows[min(progress.front, len(progress.rows) - 1)]
+        new = torch.zeros(0, dtype=torch.int64) if row.tokens is None else row.tokens[row.given :]
+        self._forget(progress)
+        if reason == "cancelled":
+            self._totals.cancelled += 1
+        else:
+            self._totals.failed += 1
+        calls = sum(row.calls for row in progress.rows)
+        return RequestOutput(progress.request.id, new, True, reason, calls, row.part, None, error)
+
+    def _forget(self, progress: Progress) -> None:
+        progress.done = True
+        with self._lock:
+            self._requests.pop(progress.request.id, None)
+            self._queue.remove(lambda row: row.progress is progress)
+            if progress.started is None:
+                self._waiting -= 1
+
+
+class _Totals:
+    """Counts of an engine, those of its running groups left out."""
+
+    def __init__(self) -> None:
+        self.requests = self.completed = self.cancelled = self.failed = 0
+        self.tokens = self.row_calls = self.calls = self.tested = self.accepted = 0
+        self.seconds = 0.0
+        self.parts = dict.fromkeys(PARTS, 0.0)
+
+    def add(self, group: Group) -> None:
+        """Adds the counts of a group that is dropped; those of its rows were added as they left."""
+        meter = group.batch.meter
+        self.calls += meter.nfe
+        self.tested += int(meter.tested.sum())
+        self.accepted += int(meter.accepted.sum())
+        for part, seconds in meter.clock.seconds().items():
+            self.parts[part] += seconds
+
+
+def _rows(group: Group) -> list[Row]:
+    return list(group.rows.values())
+
+
+def _default_recipe(pipe: Any) -> str:
+    config = pipe.config
+    return str(config["recipe"] if isinstance(config, dict) else config.recipe)
+
+
+def _stats(rows: Sequence[RowStats], progress: Progress) -> Stats:
+    """The statistics of a request. Acceptance and the parts of the seconds are those of the whole engine."""
+    calls, tokens = sum(row.calls for row in rows), sum(row.tokens for row in rows)
+    bound = sum(row.tv_bound * row.tokens for row in rows) / max(tokens, 1)
+    seconds = 0.0 if progress.started is None else time.perf_counter() - progress.started
+    parts = dict.fromkeys(PARTS, 0.0) | {"other": seconds}
+    return Stats(calls, tokens, tokens / max(calls, 1), [], 0, seconds, parts, 0, bound, rows=list(rows))

@@ -1,0 +1,172 @@
+"""A group: rows of one recipe and one kind, decoded as one batch that they join and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmspec.batching.request import PreparedRequest, PreparedRows, Request, RowPrompt
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.loop import RunningBatch
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Meter, RowStats
+from mmspec.engine import build_rule, running_batch, window_policy
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+STEPS = 4  # single steps that a window policy may take in one step of the engine
+
+
+@dataclass(eq=False)
+class Progress:
+    """How far a request has come.
+
+    Attributes:
+        request: The request.
+        prepared: As its pipeline reads it.
+        recipe: How it is decoded.
+        rows: Its rows, by part.
+        front: The part whose tokens are given out next.
+        cancelled: Whether it is to leave at the next window.
+        started: The time at which its first row was prefilled; None before.
+        done: Whether its last output has been given out.
+    """
+
+    request: Request
+    prepared: PreparedRequest
+    recipe: Recipe
+    rows: list[Row] = field(default_factory=list)
+    front: int = 0
+    cancelled: bool = False
+    started: float | None = None
+    done: bool = False
+
+
+@dataclass(eq=False)
+class Row:
+    """A row of a request.
+
+    Attributes:
+        progress: Its request.
+        part: The index of the part.
+        prompt: What is decoded.
+        tokens: The tokens so far, on the CPU, [n, *cell]; None before the first.
+        given: The number of them that have been given out.
+        stats: Its statistics, once it has finished.
+        calls: Target calls so far.
+        alone: How many rows may be decoded in one batch with it, after an error in its batch; None for any number.
+    """
+
+    progress: Progress
+    part: int
+    prompt: RowPrompt
+    tokens: Tensor | None = None
+    given: int = 0
+    stats: RowStats | None = None
+    calls: int = 0
+    alone: int | None = None
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """Rows of one kind may share a batch."""
+        sampling = self.prompt.sampling
+        return self.progress.recipe, sampling.guidance_scale != 1, self.prompt.kind, self.alone
+
+
+class Group:
+    """Rows that are decoded as one batch.
+
+    Args:
+        batch: The batch; its rows have a token each.
+        rows: Its rows, in order.
+        recipe: Their recipe.
+        resources: The resources of the model, which hold the window policies.
+    """
+
+    def __init__(self, batch: RunningBatch, rows: Sequence[Row], recipe: Recipe, resources: DraftResources) -> None:
+        self.batch = batch
+        self.kind = rows[0].kind
+        self.rows = dict(enumerate(rows))  # by index in the batch's request
+        self._recipe = recipe
+        self._resources = resources
+        self._guided = rows[0].prompt.sampling
+        self._load = 0
+        self._set_policy()
+
+    @property
+    def running(self) -> int:
+        """The number of rows that are being decoded."""
+        return int(self.batch.state.is_running.sum())
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache, if the target knows."""
+        return int(getattr(self.batch.target, "cache_bytes", 0))
+
+    def step(self) -> None:
+        """Decodes one window."""
+        self._set_policy()
+        with torch.inference_mode():
+            self.batch.step()
+
+    def can_join(self, other: Group) -> bool:
+        """Whether the rows of another group can join this one."""
+        return self.kind == other.kind and self.kind[-1] is None and self.batch.can_join(other.batch)
+
+    def join(self, other: Group) -> None:
+        """Takes in the running rows of another group."""
+        state, theirs = self.batch.state, other.batch.state
+        with torch.inference_mode():
+            new = [other.rows[row] for row in theirs.ids[theirs.is_running].tolist()]
+            for at, row in zip(self.batch.join(other.batch), new, strict=True):
+                self.rows[int(state.ids[at])] = row
+
+    def collect(self) -> list[Row]:
+        """Reads the new tokens of all rows from the batch; returns the rows that have finished, which leave."""
+        state, meter = self.batch.state, self.batch.meter
+        running = set(state.ids[state.is_running].tolist())
+        truncated, tokens, finished = state.truncated, state.on_host(), list[Row]()
+        for index, row in list(self.rows.items()):
+            row.tokens, row.calls = tokens[index], int(meter.calls[index])
+            if index not in running:
+                row.stats = meter.row(index, bool(truncated[index]))
+                finished.append(row)
+                del self.rows[index]
+        return finished
+
+    def stop(self, rows: Sequence[Row]) -> None:
+        """Stops rows where they are."""
+        state, leaving = self.batch.state, set(map(id, rows))
+        ids = {index for index, row in self.rows.items() if id(row) in leaving}
+        state.stop([at for at, index in enumerate(state.ids.tolist()) if index in ids])
+
+    def _set_policy(self) -> None:
+        """With `window=auto`, the policy for the number of running rows, to the next power of two."""
+        running = self.running
+        load = 1 << max(running - 1, 0).bit_length()
+        if load != self._load and running:
+            self._load = load
+            state = self.batch.state
+            policy = window_policy(self._recipe, [self._guided], load, self._resources, state.layout.length)
+            self.batch.use(policy, STEPS)
+        elif running:
+            self.batch.use()
+
+
+def start_group(rows: Sequence[Row], prepared: PreparedRows) -> Group:
+    """Reads the prompts of rows and samples their first tokens."""
+    recipe = rows[0].progress.recipe
+    target, layout, resources = prepared.target, prepared.layout, prepared.resources
+    samplings: Sequence[SamplingParams] = prepared.samplings
+    seeds = [row.prompt.seed for row in rows]
+    state = BatchState(seeds, layout, recipe.window, target.device, prepared.limits)
+    sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
+    policy = window_policy(recipe, samplings, len(rows), resources, layout.length)
+    meter = Meter(target.device, len(rows))
+    with torch.inference_mode():
+        batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter)
+        batch.start()
+    return Group(batch, rows, recipe, resources)

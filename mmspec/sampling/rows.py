@@ -1,0 +1,48 @@
+"""Puts rows of one batch into another: how rows join a batch that is running."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def put_rows(
+    own: Tensor, new: Tensor, row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1, fill: float = 0
+) -> Tensor:
+    """The tensor `own` with the rows of `new` at indices `row_ids`, which count the conditional rows.
+
+    It is written in place where the new rows fit; otherwise all rows are copied to a larger tensor. An axis along which
+    the two differ takes the larger size; what a row does not have there is `fill`.
+
+    Args:
+        own: [..., cfg_factor * B, ...], its rows along `dim`.
+        new: [..., cfg_factor * len(row_ids), ...].
+        row_ids: An index below B replaces a row, B and more append rows; they leave no gap.
+        dim: The axis of the rows.
+        cfg_factor: 2 if the unconditional rows follow the conditional ones, else 1.
+        fill: The value of new entries.
+    """
+    own, new = own.unflatten(dim, (cfg_factor, -1)), new.unflatten(dim, (cfg_factor, -1)).to(own)
+    rows = dim + 1
+    shape = [max(a, b) for a, b in zip(own.shape, new.shape, strict=True)]
+    shape[rows] = max(own.shape[rows], *(row + 1 for row in row_ids))
+    if shape != list(own.shape):
+        larger = own.new_full(shape, fill)
+        larger[tuple(slice(size) for size in own.shape)] = own
+        own = larger
+    index = torch.tensor(row_ids, device=own.device)
+    if any(a != b for i, (a, b) in enumerate(zip(own.shape, new.shape, strict=True)) if i != rows):
+        own.index_fill_(rows, index, fill)
+    inside = own[tuple(slice(None if i <= rows else size) for i, size in enumerate(new.shape))]
+    inside.index_copy_(rows, index, new)
+    return own.flatten(dim, rows)
+
+
+def put_host_rows(own: NDArray[Any], new: NDArray[Any], row_ids: Sequence[int], dim: int = 0) -> NDArray[Any]:
+    """`put_rows` of NumPy arrays; they are copied."""
+    return put_rows(torch.from_numpy(np.array(own)), torch.from_numpy(np.array(new)), row_ids, dim).numpy()
