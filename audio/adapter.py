@@ -16,6 +16,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.engine import Decoded, run
+from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -123,6 +124,17 @@ class SpeechAdapter(Protocol):
     def codes(self, tokens: Tensor) -> Tensor:
         """The frames int64 [K, F] of a row's tokens so far; more tokens only append frames."""
         ...
+
+
+@runtime_checkable
+class SupportsHeads(SpeechAdapter, Protocol):
+    """An adapter of a model that draft heads can be trained for; its jobs pass them on.
+
+    Attributes:
+        heads: Draft heads by kind.
+    """
+
+    heads: dict[str, Head]
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from mmspec.audio.adapter import (
     PreparedText,
     SpeechAdapter,
     SupportsDuration,
+    SupportsHeads,
     SupportsReferenceAudio,
     SupportsVoiceContinuation,
+    TargetJob,
 )
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.reference_audio import ReferenceAudio
@@ -30,10 +33,13 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, PromptError
+from mmspec.heads.checkpoint import check_fits_model, load_head
 from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+from mmspec.training.objectives import feature_target
+from mmspec.training.prepared import PreparedPrompts
 
 FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
 DEFAULT_BATCH = 8  # parts of texts that are decoded at a time
@@ -113,6 +119,68 @@ class SpeechPipeline:
             "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "guidance_scale": s.guidance_scale,
             "recipe": self.adapter.recipe,
         }  # fmt: skip
+
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        slack: int,
+        temperature: float | None = None,
+        guidance_scale: float | None = None,
+    ) -> PreparedPrompts:
+        """A batch of texts, ready to be decoded; see `mmspec.training.prepared.TrainablePipeline`.
+
+        Of a text that is split, only the first part is used.
+
+        Args:
+            prompts: The texts.
+            slack: Number of tokens by which windows may reach past the end of a sequence.
+            temperature: As in a call.
+            guidance_scale: As in a call.
+
+        Raises:
+            PromptError: For a text that the model cannot speak.
+            ArgumentError: If no drafter can be trained for this model.
+        """
+        adapter = self.adapter
+        if not isinstance(adapter, SupportsHeads):
+            raise ArgumentError(f"no drafter can be trained for this model: {type(adapter).__name__} takes no heads")
+        parts = [self.read(prompt, None).parts[0] for prompt in prompts]
+        samplings = [self._sampling(temperature, None, None, guidance_scale)] * len(parts)
+        recipe = parse("scd").with_knobs(window=max(slack, 2))
+
+        def job() -> TargetJob:
+            found = adapter.job(parts, recipe, samplings)
+            if not isinstance(found, TargetJob):
+                raise ArgumentError(f"no drafter can be trained for this model: it decodes with {type(found).__name__}")
+            return found
+
+        first = job()
+        return PreparedPrompts(lambda: job().target, first.layout, samplings, first.resources)
+
+    def new_small(self) -> Any:
+        """Refused: the command does not train small speech models."""
+        raise ArgumentError("mmspec cannot train a small speech model here; use --kind block, eagle or medusa")
+
+    def add_drafter(self, folder: str | Path) -> None:
+        """Adds a draft head; it replaces one of the same kind.
+
+        Args:
+            folder: Written by `mmspec train-drafter`.
+
+        Raises:
+            ArgumentError: If the model takes no heads.
+            ModelError: If the folder contains no head, or one for another model.
+        """
+        if not isinstance(self.adapter, SupportsHeads):
+            raise ArgumentError(f"drafter={str(folder)!r} was given, but this model does not take drafters")
+        head = load_head(folder)
+        with torch.no_grad():
+            target = feature_target(self.prepare(["one"], 1))
+            target.prefill()
+            width = target.features().shape[-1]
+        check_fits_model(folder, "vocab_size", head.vocab_size, target.vocab_size)
+        check_fits_model(folder, "hidden_size", head.hidden_size, width)
+        self.adapter.heads[head.kind] = head.to(target.device)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         """Prepares a text without decoding it: its parts, and remarks for the caller.

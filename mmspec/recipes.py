@@ -31,7 +31,7 @@ class RecipeInfo:
         knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
             number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
-        runner: The network that drafts are sampled from: "model", "eagle" or "medusa".
+        runner: The network that drafts are sampled from: "model", "eagle", "medusa" or "block".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
             knobs.
@@ -89,8 +89,8 @@ def _branch(default: str) -> Branching:
 _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
-    "above, else the token before; recycle: an n-gram table built while decoding; model, eagle, medusa: the network of "
-    "the recipes draft, eagle, medusa",
+    "above, else the token before; recycle: an n-gram table built while decoding; model, eagle, medusa, block: the "
+    "network of the recipes draft, eagle, medusa, block",
     choices=("auto", "random", "left", "up", "table", "recycle", *RUNNERS),
 )
 
@@ -103,7 +103,7 @@ _REFRESH = {
     "refresh": Knob(
         "none",
         "network that the first reused drafts are coupled to, after the corrected prefix: that of the recipes draft, "
-        "eagle, medusa",
+        "eagle, medusa, block",
         choices=("none", *RUNNERS),
     ),
     "refreshed": Knob(1, "drafts per window to refresh", low=1, high=64),
@@ -168,6 +168,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(5)},
             runner="medusa",
+        ),
+        "block": RecipeInfo(
+            "a block head: one pass over mask tokens drafts the whole window (DFlash, DSpark)",
+            {"tokens": "mmspec.drafters.chain:build"},
+            {"window": _window(8)},
+            runner="block",
         ),
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: the rejected part of the previous window, resampled",
@@ -249,6 +255,13 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"branch": _branch("3/2/1")},
             tree=True,
             runner="medusa",
+        ),
+        "tree-block": RecipeInfo(
+            "a tree from a block head, siblings sampled without replacement",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
+            {"branch": _branch("3/2/1")},
+            tree=True,
+            runner="block",
         ),
         "eagle-2": RecipeInfo(
             "a dynamic tree: the nodes of an EAGLE head with the largest joint probability",

@@ -26,6 +26,7 @@ from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -40,6 +41,9 @@ class SpokenAdapter:
         draft: The small draft model, on the same device.
         codec: The codec, on the same device.
         table: N-gram table of the recipe `table`.
+
+    Attributes:
+        heads: Draft heads by kind; see `mmspec.audio.pipeline.SpeechPipeline.add_drafter`.
     """
 
     guided = False
@@ -54,6 +58,7 @@ class SpokenAdapter:
         self.draft = draft
         self.codec: Codec = codec
         self.table = table
+        self.heads: dict[str, Head] = {}
         self._adaptive_windows: AdaptiveWindows = {}
 
     def read(self, text: str, voice: str | None) -> PreparedText:
@@ -72,6 +77,7 @@ class SpokenAdapter:
             codebook=self.codebook,
             continuation=lambda: TextNGramDrafter(self.table, target, features),
             adaptive_windows=self._adaptive_windows,
+            heads=self.heads,
         )
         return TargetJob(target, Layout(length, eos=frozenset({STOP}), pad=STOP), resources)
 

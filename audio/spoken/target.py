@@ -12,12 +12,13 @@ from torch import Tensor
 from mmspec.audio.spoken.transformer import MAX_PHONE_TOKENS, SpokenTransformer
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree
 
 Index = NDArray[np.int64]
+_PHONES_AHEAD = 3  # of the script that a drafter reads
 
 
 def advance(phone: Index, age: Index, ends: NDArray[np.bool_]) -> tuple[Index, Index]:
@@ -70,6 +71,9 @@ class SpokenTarget:
             self._age[:, :0],
         )  # the same after the entries of a tree
         self._token_bias = _token_bias(net.codes).to(self.device, net.start.dtype)
+        self._features: Tensor | None = None
+        self._collected: tuple[int, ...] = ()
+        self._layer_features: Tensor | None = None
 
     def phone_and_age(self, at: Index) -> tuple[Index, Index]:
         """Phone and age of position `at` [B], int64 [B] each; see `advance`."""
@@ -133,6 +137,34 @@ class SpokenTarget:
         self._script = self._script[index]
         self._last, self._phone, self._age = self._last[row_ids], self._phone[row_ids], self._age[row_ids]
         self._entries = (self._entries[0][row_ids], self._entries[1][row_ids])
+        if self._features is not None:
+            self._features = self._features[index]
+        if self._layer_features is not None:
+            self._layer_features = self._layer_features[index]
+
+    @property
+    def fused_layers(self) -> tuple[int, ...]:
+        """See `mmspec.decoding.target.LayerFeatureTarget`.
+
+        The layers after the last one are the embeddings of the next phones of the script: the transformer reads a phone
+        when its first token is due, and tokens further ahead depend on those that follow.
+        """
+        return (*spread_layers(self.layers), *range(self.layers + 1, self.layers + 1 + _PHONES_AHEAD))
+
+    def collect_layers(self, layers: Sequence[int]) -> None:
+        self._collected = tuple(layers)
+
+    def layer_features(self) -> Tensor:
+        assert self._layer_features is not None, "no call yet"
+        return self._layer_features
+
+    def features(self) -> Tensor:
+        assert self._features is not None, "no call yet"
+        return self._features
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits of features, without the bias that depends on the phone: drafts that it forbids are rejected."""
+        return self._net.head(features)
 
     def can_join(self, other: object) -> bool:
         return isinstance(other, SpokenTarget) and other._net is self._net
@@ -190,7 +222,17 @@ class SpokenTarget:
         early_exit: EarlyExit | None = None,
     ) -> Logits:
         layers = None if early_exit is None else early_exit.layers
-        logits = self._net.run(h, rotary, bias, self._cache, window, layers)
+        states: list[Tensor] | None = [] if self._collected and early_exit is None else None
+        features = self._net.run(h, rotary, bias, self._cache, window, layers, states)
+        if early_exit is None:
+            self._features = features
+        if states is not None:
+            row_ids = torch.arange(len(h), device=self.device)[:, None]
+            for ahead in range(1, 1 + _PHONES_AHEAD):
+                later = np.minimum(phone + ahead, self._last[:, None])
+                states.append(self._script[row_ids, torch.from_numpy(later).to(self.device)])
+            self._layer_features = torch.cat([states[n] for n in self._collected], dim=-1)
+        logits = self._net.head(features)
         case = (phone == self._last[:, None]) + 2 * (age >= MAX_PHONE_TOKENS - 1)
         return Logits(logits + self._token_bias[torch.from_numpy(case).to(self.device)], None)
 

@@ -120,8 +120,9 @@ class SpokenTransformer(nn.Module):
         cache: KVCache | None,
         window: WindowSlots | None,
         layers: int | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Runs the blocks and the head.
+        """Runs the blocks and the final norm.
 
         Args:
             h: Inputs, [B, W, dim].
@@ -130,13 +131,18 @@ class SpokenTransformer(nn.Module):
             cache: KV cache; None for none.
             window: Slots of the cache that the keys and values are written to.
             layers: Number of blocks for an early exit; None for all.
+            states: Gets `h` and the output of every block; None keeps none.
 
         Returns:
-            Logits [B, W, vocab_size].
+            Features, the input of the head, [B, W, dim].
         """
+        if states is not None:
+            states.append(h)
         for i, block in enumerate(list(self.blocks)[:layers]):
             h = block(h, rotary, bias, None if cache is None or window is None else (*cache.layer(i), window))
-        return self.head(self.norm(h))
+            if states is not None:
+                states.append(h)
+        return self.norm(h)
 
     def forward(self, tokens: Tensor, features: Tensor, age: Tensor) -> Tensor:
         """Teacher-forced logits [B, T, vocab_size]; those at t are of `tokens[:, t]` given the tokens before.
@@ -149,4 +155,4 @@ class SpokenTransformer(nn.Module):
         script = self.embed_script(features)
         first = (self.start + script[:, 0] + self.age(age[:, 0]))[:, None]
         h = torch.cat([first, self.embed(tokens[:, :-1], script[:, 1:], age[:, 1:])], dim=1)
-        return self.run(h, self.rotary(tokens.shape[1]), None, None, None)
+        return self.head(self.run(h, self.rotary(tokens.shape[1]), None, None, None))

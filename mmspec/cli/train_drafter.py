@@ -20,8 +20,9 @@ from mmspec.files import check_writable
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "medusa", "small")
-LOSSES = ("kl", "tvd", "smooth-l1+ce")
+KINDS = ("eagle", "medusa", "block", "small")
+LOSSES = ("kl", "tvd", "lk", "smooth-l1+ce")
+DEPTHS = {"block": 15}  # tokens ahead by default; 4 for other kinds
 
 
 def train_drafter(
@@ -37,10 +38,18 @@ def train_drafter(
     ],
     model: Model = "shapes",
     kind: Annotated[
-        str, typer.Option(help="eagle: a layer on the model's features; medusa: heads on them; small: a smaller model.")
+        str,
+        typer.Option(
+            help="eagle: a layer on the model's features; medusa: heads on them; block: a whole block in one pass; "
+            "small: a smaller model."
+        ),
     ] = "eagle",
     loss: Annotated[
-        str, typer.Option(help="kl, tvd (the rejection probability), or smooth-l1+ce (features too).")
+        str,
+        typer.Option(
+            help="kl, tvd (the rejection probability), lk (the expected number of accepted drafts), or smooth-l1+ce "
+            "(features too)."
+        ),
     ] = "kl",
     prompts: Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")] = "builtin",
     held_out: Annotated[int, typer.Option(min=1, help="Prompts, the last ones, that only measure acceptance.")] = 8,
@@ -49,14 +58,24 @@ def train_drafter(
     batch: Annotated[int, typer.Option(min=1, help="Sequences per step, over all processes.")] = 8,
     lr: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Peak learning rate of AdamW.")] = 1e-3,
     depth: Annotated[
-        int, typer.Option(min=1, max=16, help="Tokens ahead: unrolled drafts (eagle) or heads (medusa).")
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Tokens ahead: unrolled drafts (eagle), heads (medusa), or the block; 4, or 15 for a block.",
+        ),
+    ] = None,
     hidden: Annotated[
         int,
-        typer.Option(
-            min=0, max=2**20, help="Width of an EAGLE head's feed-forward layer; 0 is 8/3 of the features' width."
-        ),
+        typer.Option(min=0, max=2**20, help="Width of a head's feed-forward layers; 0 is 8/3 of the features' width."),
     ] = 0,
+    layers: Annotated[int, typer.Option(min=1, max=16, help="Layers of a block head.")] = 2,
+    markov_rank: Annotated[
+        int,
+        typer.Option(
+            min=0, max=4096, help="Rank of a block head's bias by the token before, which joins its drafts; 0: none."
+        ),
+    ] = 64,
     keep_features: Annotated[
         bool,
         typer.Option(help="Cache the model's features on disk; otherwise each step computes them."),
@@ -101,11 +120,13 @@ def train_drafter(
         steps,
         batch,
         lr,
-        depth,
+        depth or DEPTHS.get(kind, 4),
         hidden,
         seed,
         keep_features,
         None if drafter is None else str(drafter),
+        layers,
+        markov_rank,
     )
     with process_group() as processes:
         if batch < processes.count:

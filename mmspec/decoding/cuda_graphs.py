@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.target import EarlyExit, FeatureTarget, SupportsTreeEarlyExit
+from mmspec.decoding.target import EarlyExit, LayerFeatureTarget, SupportsTreeEarlyExit
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
@@ -37,7 +37,7 @@ _MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and
 Read = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
-class Capturable(SupportsTreeEarlyExit, FeatureTarget, Protocol):
+class Capturable(SupportsTreeEarlyExit, LayerFeatureTarget, Protocol):
     """A target with a KV cache by slot and a `read` that can be captured: it never reads tensor values on the host."""
 
     @property
@@ -265,6 +265,18 @@ class CUDAGraphTarget:
 
     def head(self, features: Tensor) -> Tensor:
         return self._target.head(features)
+
+    @property
+    def fused_layers(self) -> tuple[int, ...]:
+        return self._target.fused_layers
+
+    def collect_layers(self, layers: Sequence[int]) -> None:
+        """See `mmspec.decoding.target.LayerFeatureTarget`; all calls then run eagerly."""
+        self._all_rows = False
+        self._target.collect_layers(layers)
+
+    def layer_features(self) -> Tensor:
+        return self._target.layer_features()
 
     def _replay(self, tokens: Tensor, at: NDArray[np.int64]) -> tuple[Tensor, Tensor] | None:
         """Copies of the logits and features of the running rows; None if the call has to run eagerly."""

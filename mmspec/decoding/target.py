@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,6 +88,42 @@ class FeatureTarget(Target, Protocol):
     def head(self, features: Tensor) -> Tensor:
         """Logits [R, W, V] of features [R, W, D]."""
         ...
+
+
+@runtime_checkable
+class LayerFeatureTarget(FeatureTarget, Protocol):
+    """A target that also returns the hidden states of earlier layers, for drafters that fuse several layers.
+
+    Attributes:
+        layers: The number of all layers.
+    """
+
+    layers: int
+
+    @property
+    def fused_layers(self) -> tuple[int, ...]:
+        """The layers that a new drafter fuses; () if it should read the features of the last one alone."""
+        ...
+
+    def collect_layers(self, layers: Sequence[int]) -> None:
+        """Keeps the hidden states of some layers in later calls; called before the prefill.
+
+        Args:
+            layers: n is the output of the first n layers, before any final norm; 0 is the embeddings.
+        """
+        ...
+
+    def layer_features(self) -> Tensor:
+        """The kept hidden states of the last call, in the order of `collect_layers`, concatenated: [R, W, layers * D].
+
+        Rows and entries are those of `features`.
+        """
+        ...
+
+
+def spread_layers(count: int) -> tuple[int, ...]:
+    """An early layer, the middle and the last of `count` layers; () if there are fewer than three."""
+    return () if count < 3 else tuple(sorted({max(count // 4, 1), (count + 1) // 2, count}))
 
 
 @runtime_checkable

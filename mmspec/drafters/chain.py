@@ -1,4 +1,4 @@
-"""A chain of drafts, sampled token by token from a draft model, an EAGLE head or Medusa heads."""
+"""A chain of drafts, sampled token by token from a draft model or a draft head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
 from mmspec.drafters.runners import build_runner
 from mmspec.sampling.rejection import Draft, Verdict, sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
@@ -57,6 +57,9 @@ class ChainDrafter:
         """`count` drafts per row; the first `reused` ones (host int64 [B]) are taken from `draft`."""
         chain, u, first = self._chain(count), draws[DRAFT], int(reused.min())
         tokens, probs = list[Tensor](), list[Tensor]()
+        if isinstance(self._runner, BlockwiseRunner):
+            known = state.last().expand(-1, count) if draft is None else draft.tokens
+            self._runner.reveal(known, reused)
         q = self._runner.root(state)
         if draft is not None and first:
             tokens, probs = [draft.tokens[:, :first]], [draft.q[:, :first]]

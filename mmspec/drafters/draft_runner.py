@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -49,4 +51,19 @@ class DraftRunner(Protocol):
 
     def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """Takes in the rows of another runner; see `mmspec.decoding.loop.JoinableDrafter`."""
+        ...
+
+
+@runtime_checkable
+class BlockwiseRunner(DraftRunner, Protocol):
+    """A runner that predicts a whole window in the call of its root, and is told the window before."""
+
+    def reveal(self, tokens: Tensor, reused: NDArray[np.int64]) -> None:
+        """Sets the window of the next root.
+
+        Args:
+            tokens: int64 [B, count], the tokens after the root; those that are not reused have no meaning.
+            reused: Host int64 [B], the number of drafts of each row that are reused, from the first one. Distributions
+                at their positions are not used; those after them may depend on them.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Builds the draft runner of a recipe: a draft model, an EAGLE head or Medusa heads."""
+"""Builds the draft runner of a recipe: a draft model, an EAGLE head, Medusa heads or a block head."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import FeatureTarget, TreeTarget
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget, TreeTarget
+from mmspec.drafters.block import BlockRunner
 from mmspec.drafters.draft_model import draft_model_of
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.eagle import EagleRunner
 from mmspec.drafters.medusa import MedusaRunner
 from mmspec.drafters.model_runner import ModelRunner
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
@@ -23,7 +25,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
 
     Args:
         context: The recipe and the model's resources.
-        kind: "model", "eagle" or "medusa".
+        kind: "model", "eagle", "medusa" or "block".
         greedy_as_warm: Whether greedy rows draft at temperature 1. A tree that ranks tokens by their probability needs
             it, because the one-hot distribution of a greedy row ranks nothing.
 
@@ -59,6 +61,15 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
         )
     if isinstance(head, EagleHead):
         return EagleRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
+    if isinstance(head, BlockHead):
+        if head.layer_ids and not isinstance(target, LayerFeatureTarget):
+            raise ArgumentError(
+                f"recipe {recipe.name!r} is not possible here: the drafter reads layers {list(head.layer_ids)}, and "
+                f"{type(target).__name__} provides the features of the last one only"
+            )
+        refreshes = recipe.knobs.get("refresh") == kind
+        depth = int(recipe.knobs["refreshed"]) if refreshes else recipe.depth
+        return BlockRunner(head, target, sampler(context.samplings), layout.length, recipe.window, depth)
     if recipe.depth > head.count and not recipe.auto:
         raise ArgumentError(
             f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} Medusa heads"

@@ -13,10 +13,11 @@ from mmspec import checkpoint
 from mmspec.checkpoint import building, check_tensors
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
+from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 
-Head = EagleHead | MedusaHeads
+Head = EagleHead | MedusaHeads | BlockHead
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -36,8 +37,12 @@ def load_head(folder: str | Path) -> Head:
     """
     folder = Path(folder)
     config, tensors = read_object(folder / "config.json"), read_tensors(folder)
-    head_class: type[Head] = MedusaHeads if "medusa_num_heads" in config else EagleHead
-    arguments = config if head_class is MedusaHeads else eagle_arguments(config, tensors)
+    head_class: type[Head] = EagleHead
+    if "medusa_num_heads" in config:
+        head_class = MedusaHeads
+    elif "block_size" in config:
+        head_class = BlockHead
+    arguments = eagle_arguments(config, tensors) if head_class is EagleHead else config
     parameters = inspect.signature(head_class.__init__).parameters
     with building(f"drafter {str(folder)!r}", "a draft head as its config.json describes"):
         head = head_class(**{name: value for name, value in arguments.items() if name in parameters})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import count_layers, first_layers
 from mmspec.hf.slot_cache import SlotCache
@@ -100,6 +100,8 @@ class CausalTarget:
         self._positions = torch.cat([positions_by_slot(p, t, length, slack) for p in prompts], dim=1)
         self._cache = SlotCache(capacity)
         self._features: Tensor | None = None
+        self._collected: tuple[int, ...] = ()
+        self._layer_features: Tensor | None = None
         self.layers = count_layers(backbone.decoder)
         self._early_exits: dict[int, Callable[..., Any]] = {}
 
@@ -141,6 +143,8 @@ class CausalTarget:
         self._positions = self._positions[:, index]
         if self._features is not None:
             self._features = self._features[index.to(self._features.device)]
+        if self._layer_features is not None:
+            self._layer_features = self._layer_features[index.to(self._layer_features.device)]
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
@@ -183,6 +187,18 @@ class CausalTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._backbone.head(features).to(self.device)
 
+    @property
+    def fused_layers(self) -> tuple[int, ...]:
+        return spread_layers(self.layers)
+
+    def collect_layers(self, layers: Sequence[int]) -> None:
+        self._collected = tuple(layers)
+
+    def layer_features(self) -> Tensor:
+        """See `mmspec.decoding.target.LayerFeatureTarget`; transformers returns the last layer after its norm."""
+        assert self._layer_features is not None, "no call yet"
+        return self._layer_features
+
     def _read(self, embeds: Tensor, start: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window that begins at slots `start`, host int64 [B]."""
         width = embeds.shape[1]
@@ -197,13 +213,18 @@ class CausalTarget:
     def _run(self, embeds: Tensor, slots: Tensor, mask: Tensor, early_exit: EarlyExit | None) -> Tensor:
         """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
+        collects = bool(self._collected) and early_exit is None
         out = self._decoder(early_exit)(
             inputs_embeds=embeds,
             attention_mask=mask,
             position_ids=positions[0] if len(positions) == 1 else positions,
             past_key_values=self._cache,
             use_cache=True,
+            **({"output_hidden_states": True} if collects else {}),
         )
+        if collects:
+            device = out.last_hidden_state.device
+            self._layer_features = torch.cat([out.hidden_states[n].to(device) for n in self._collected], dim=-1)
         return out.last_hidden_state
 
     def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.ngram import NGramTable
+from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import Head
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
@@ -241,7 +242,12 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
         medusa = MedusaHeads(vocab_size, FEATURES, 8)
         for p in (*eagle.parameters(), *medusa.parameters()):
             torch.nn.init.normal_(p, std=0.35)
-    return {"eagle": eagle, "medusa": medusa}
+        block = BlockHead(
+            vocab_size, FEATURES, 24, 2, block_size=4, markov_rank=4, markov_head_type="rnn", grid_size=width, prefix=1
+        )
+        for p in block.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+    return {"eagle": eagle, "medusa": medusa, "block": block}
 
 
 def toy_resources(

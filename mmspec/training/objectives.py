@@ -2,20 +2,22 @@
 
 Every drafter is distilled from the target on the target's own sequences. A loss compares distributions `p` (the
 target's) and `q` (the drafter's), float32 [..., V], and features `f` and `g` [..., D] in the same order, which are None
-if the drafter has no features. It returns one value per position, [...].
+if the drafter has no features. It returns one value per position, [...]. `lk` is a loss of whole chains of drafts,
+which `chain_loss` computes from the values of `tvd`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmspec.decoding.target import FeatureTarget
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
@@ -45,7 +47,29 @@ def smooth_l1_ce(p: Tensor, q: Tensor, f: Tensor | None, g: Tensor | None) -> Te
     return F.smooth_l1_loss(g, f, reduction="none").mean(-1) + 0.1 * cross_entropy
 
 
-LOSSES: dict[str, Loss] = {"kl": kl, "tvd": tvd, "smooth-l1+ce": smooth_l1_ce}
+LK = "lk"
+# The loss of each position. Under "lk" that is the rejection rate; see `chain_loss`.
+LOSSES: dict[str, Loss] = {"kl": kl, "tvd": tvd, "smooth-l1+ce": smooth_l1_ce, LK: tvd}
+
+
+def chain_loss(name: str, values: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The loss of chains of drafts.
+
+    "lk" maximizes the expected number of accepted drafts, the sum over positions of the product of the acceptance rates
+    up to there: it is the mean over chains of -log of that number, whose gradient does not vanish while the drafter is
+    still bad, unlike that of the number itself. The other losses are means over positions.
+
+    Args:
+        name: A name in `LOSSES`.
+        values: The loss of each position, [..., K], by depth.
+        mask: bool [..., K], the positions that count; in a chain they follow each other.
+        weights: The weight of each position, [..., K], for losses other than "lk"; None for equal ones.
+    """
+    if name != LK:
+        weights = mask.to(values.dtype) if weights is None else weights * mask
+        return (values * weights).sum() / weights.sum().clamp(min=_TINY)
+    accepted = torch.where(mask, 1 - values, 1).cumprod(-1) * mask
+    return masked_mean(-accepted.sum(-1).clamp(min=_TINY).log(), mask.any(-1))
 
 
 @dataclass(frozen=True)
@@ -59,7 +83,9 @@ class TeacherOutput:
         mask: bool [B, N], False after the end of a row.
         p: float32 [B, N, V], the target distribution that each token was sampled from.
         features: [R, N, D], the features that the tokens were sampled from.
-        sampler: Turns a drafter's logits from a position on into distributions, with the target's settings.
+        context: [R, N, layers * D], the hidden states of earlier layers, if the drafter reads them; else `features`.
+        sampler: Turns a drafter's logits [B, W, V] at positions, host int64 [B, W], into distributions, with the
+            target's settings.
         lm_head: The target's LM head, from features to logits.
     """
 
@@ -67,29 +93,56 @@ class TeacherOutput:
     mask: Tensor
     p: Tensor
     features: Tensor
-    sampler: Callable[[Logits, int], Tensor]
+    context: Tensor
+    sampler: Callable[[Logits, NDArray[np.int64]], Tensor]
     lm_head: Callable[[Tensor], Tensor]
 
     def probs(self, predictions: Tensor, first: int) -> Tensor:
         """Distributions float32 [B, W, V] of predicted features [R, W, D], for positions `first` and following."""
-        return self.sampler(split_cfg(self.lm_head(predictions), len(predictions) > len(self.tokens)), first)
+        logits = split_cfg(self.lm_head(predictions), len(predictions) > len(self.tokens))
+        return self.sampler(logits, spread(len(self.tokens), first, logits.cond.shape[1]))
 
 
-def teacher_features(target: FeatureTarget, tokens: Tensor) -> Tensor:
-    """The features [R, N, D] that tokens int64 [B, N] were sampled from.
+def spread(rows: int, first: int, width: int) -> NDArray[np.int64]:
+    """The positions `first` and following of every row, host int64 [rows, width]."""
+    return np.broadcast_to(first + np.arange(width), (rows, width))
+
+
+def teacher_features(target: FeatureTarget, tokens: Tensor, layers: Sequence[int] = ()) -> Tensor:
+    """The features [R, N, D] that tokens int64 [B, N] were sampled from, then the hidden states of `layers`, if any.
 
     Args:
         target: The target, before its prefill.
         tokens: Sequences of the target.
+        layers: See `mmspec.decoding.target.LayerFeatureTarget.collect_layers`.
+
+    Returns:
+        [R, N, (1 + layers) * D].
+
+    Raises:
+        ArgumentError: If there are layers and the target provides those of the last one only.
     """
+
+    def read() -> Tensor:
+        if not layers:
+            return target.features()
+        assert isinstance(target, LayerFeatureTarget)
+        return torch.cat([target.features(), target.layer_features()], dim=-1)
+
     with torch.no_grad():
+        if layers:
+            if not isinstance(target, LayerFeatureTarget):
+                raise ArgumentError(f"{type(target).__name__} does not provide the features of earlier layers")
+            target.collect_layers(layers)
         target.prefill()
-        first = target.features()[:, -1:]
+        first = read()[:, -1:]
         target.forward(tokens[:, :-1], np.zeros(len(tokens), dtype=np.int64))
-        return torch.cat([first, target.features()], dim=1)
+        return torch.cat([first, read()], dim=1)
 
 
-def run_teacher(prepared: PreparedPrompts, tokens: Tensor, features: Tensor | None = None) -> TeacherOutput:
+def run_teacher(
+    prepared: PreparedPrompts, tokens: Tensor, features: Tensor | None = None, layers: Sequence[int] = ()
+) -> TeacherOutput:
     """Runs the target on sequences int64 [B, N] that it has generated.
 
     The distributions are those that the target samples from, but without top-k and top-p, since tokens that are cut off
@@ -98,24 +151,24 @@ def run_teacher(prepared: PreparedPrompts, tokens: Tensor, features: Tensor | No
     Args:
         prepared: The prompts of the sequences.
         tokens: The sequences.
-        features: From `teacher_features`, [R, N, D]; None computes them.
+        features: From `teacher_features`, with the same layers; None computes them.
+        layers: The layers that the drafter reads.
     """
     layout = prepared.layout
     settings = [replace(s, temperature=s.temperature or 1.0, top_k=0, top_p=1.0) for s in prepared.samplings]
     target = feature_target(prepared)
     token_sampler = TokenSampler(settings, layout.constraint, target.device)
 
-    def sampler(logits: Logits, first: int) -> Tensor:
-        batch, width = logits.cond.shape[:2]
-        return token_sampler(logits, np.broadcast_to(first + np.arange(width), (batch, width)))
-
     tokens = tokens.to(target.device)
-    features = teacher_features(target, tokens) if features is None else features.to(target.device)
+    features = teacher_features(target, tokens, layers) if features is None else features.to(target.device)
+    width = features.shape[-1] // (1 + len(layers))
+    features, context = features[..., :width], features[..., width:] if layers else features
     with torch.no_grad():
-        p = sampler(split_cfg(target.head(features), len(features) > len(tokens)), 0)
+        logits = split_cfg(target.head(features), len(features) > len(tokens))
+        p = token_sampler(logits, spread(len(tokens), 0, tokens.shape[1]))
     ends = torch.isin(tokens, torch.tensor(sorted(layout.eos), dtype=tokens.dtype, device=tokens.device))
     mask = ends.long().cumsum(1) - ends.long() == 0
-    return TeacherOutput(tokens, mask, p, features, sampler, target.head)
+    return TeacherOutput(tokens, mask, p, features, context, token_sampler, target.head)
 
 
 def feature_target(prepared: PreparedPrompts) -> FeatureTarget:
@@ -135,29 +188,44 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def eagle_loss(head: EagleHead, teacher: TeacherOutput, loss: Loss, depth: int) -> Tensor:
-    """The mean loss over draft depths, for drafts that begin at every position.
+def eagle_loss(head: EagleHead, teacher: TeacherOutput, loss: str, depth: int) -> Tensor:
+    """The loss of drafts that begin at every position.
 
     At depth d (from 0) slot j reads token j and a prediction, d steps deep, of the feature that token j was sampled
     from; it predicts feature j + 1 and with it the distribution of token j + 1.
     """
     features = teacher.features[:, :-1].to(head.dtype)
     tokens = teacher.tokens[:, :-1].repeat(len(features) // len(teacher.tokens), 1)
-    losses = []
-    for d, predictions in enumerate(head.unroll(tokens, features, depth)):
-        losses.append(prediction_loss(loss, teacher, predictions[:, d:].to(teacher.features), 1 + d))
-    return torch.stack(losses).mean()
+    unrolled = head.unroll(tokens, features, depth)
+    return ahead_loss(loss, teacher, [x[:, d:].to(teacher.features) for d, x in enumerate(unrolled)])
 
 
-def medusa_loss(heads: MedusaHeads, teacher: TeacherOutput, loss: Loss) -> Tensor:
-    """The mean loss over heads: from the feature that token j was sampled from, head i predicts token j + 1 + i."""
+def medusa_loss(heads: MedusaHeads, teacher: TeacherOutput, loss: str) -> Tensor:
+    """The loss over heads: from the feature that token j was sampled from, head i predicts token j + 1 + i."""
     predicted = heads(teacher.features).to(teacher.features)
-    losses = [prediction_loss(loss, teacher, predicted[:, : -1 - i, i], 1 + i) for i in range(heads.count)]
-    return torch.stack(losses).mean()
+    return ahead_loss(loss, teacher, [predicted[:, : -1 - i, i] for i in range(heads.count)])
 
 
-def prediction_loss(loss: Loss, teacher: TeacherOutput, predictions: Tensor, first: int) -> Tensor:
-    """The mean loss of predicted features [R, W, D] for positions `first` and following.
+def ahead_loss(loss: str, teacher: TeacherOutput, predictions: Sequence[Tensor]) -> Tensor:
+    """The loss of features predicted ahead.
+
+    Args:
+        loss: A name in `LOSSES`.
+        teacher: The target on its sequences.
+        predictions: By depth d, [R, N - 1 - d, D]; index j predicts the feature of token j + 1 + d.
+    """
+    values = [position_losses(LOSSES[loss], teacher, x, 1 + d) for d, x in enumerate(predictions)]
+    masks = [teacher.mask[:, 1 + d :] for d in range(len(predictions))]
+    if loss != LK:
+        return torch.stack([masked_mean(v, m) for v, m in zip(values, masks, strict=True)]).mean()
+    count = values[-1].shape[1]  # chains that do not reach past the end
+    return chain_loss(
+        loss, torch.stack([v[:, :count] for v in values], -1), torch.stack([m[:, :count] for m in masks], -1)
+    )
+
+
+def position_losses(loss: Loss, teacher: TeacherOutput, predictions: Tensor, first: int) -> Tensor:
+    """The loss [B, W] of predicted features [R, W, D] for positions `first` and following.
 
     With guidance, losses of features are averaged over conditional and unconditional rows.
     """
@@ -165,12 +233,12 @@ def prediction_loss(loss: Loss, teacher: TeacherOutput, predictions: Tensor, fir
     cfg_factor = len(predictions) // len(q)
     pairs = zip(features.chunk(cfg_factor), predictions.chunk(cfg_factor), strict=True)
     losses = [loss(teacher.p[:, first:], q, f, g) for f, g in pairs]
-    return masked_mean(torch.stack(losses).mean(0), teacher.mask[:, first:])
+    return torch.stack(losses).mean(0)
 
 
 def draft_model_loss(model: nn.Module, prepared: PreparedPrompts, teacher: TeacherOutput, loss: Loss) -> Tensor:
     """The mean loss of a small draft model, which runs without guidance."""
     assert prepared.small is not None
     logits = prepared.small(model, teacher.tokens)
-    q = teacher.sampler(Logits(logits, None), 0)
+    q = teacher.sampler(Logits(logits, None), spread(len(logits), 0, logits.shape[1]))
     return masked_mean(loss(teacher.p, q, None, None), teacher.mask)

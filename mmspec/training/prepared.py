@@ -42,12 +42,20 @@ class PreparedPrompts:
 class TrainablePipeline(Protocol):
     """A pipeline that drafters can be trained for."""
 
-    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
-        """Prepares prompts for decoding with the pipeline's default settings.
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        slack: int,
+        temperature: float | None = None,
+        guidance_scale: float | None = None,
+    ) -> PreparedPrompts:
+        """Prepares prompts for decoding.
 
         Args:
             prompts: The prompts.
             slack: Number of tokens by which windows may reach past the end of a sequence.
+            temperature: The temperature of the target; None for the pipeline's default.
+            guidance_scale: The guidance of the target; None for the pipeline's default.
 
         Raises:
             PromptError: If the model cannot read a prompt.

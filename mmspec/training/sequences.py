@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,8 +28,9 @@ class TrainingSequences:
 
     Attributes:
         tokens: int64 [n, N].
-        features: The features that the tokens were sampled from, float16 [n, S, N, D], with S = 2 (conditional and
-            unconditional) under guidance, else 1; None if they are to be computed when needed.
+        features: The features that the tokens were sampled from and the hidden states of earlier layers, float16
+            [n, S, N, (1 + layers) * D], with S = 2 (conditional and unconditional) under guidance, else 1; None if they
+            are to be computed when needed.
     """
 
     tokens: Tensor
@@ -46,6 +48,7 @@ def write_sequences(
     seed: int,
     folder: Path,
     features: bool = True,
+    layers: Sequence[int] = (),
     rank: int = 0,
     world_size: int = 1,
     on_chunk: Callable[[int], None] | None = None,
@@ -62,6 +65,7 @@ def write_sequences(
         folder: Folder of the chunks; each is written atomically.
         features: Whether to store the target's features too. They are large, but spare a forward pass of the target in
             every training step.
+        layers: The target's layers whose hidden states are stored as well.
         rank: Index of this process.
         world_size: Number of processes.
         on_chunk: Called after each chunk with its number of sequences.
@@ -76,7 +80,8 @@ def write_sequences(
             chunk = {}
         if features and chunk:
             target = feature_target(pipe.prepare(chunk_prompts, 1))
-            by_row = teacher_features(target, chunk["tokens"].long()).unflatten(0, (-1, len(rows))).transpose(0, 1)
+            by_row = teacher_features(target, chunk["tokens"].long(), layers)
+            by_row = by_row.unflatten(0, (-1, len(rows))).transpose(0, 1)
             chunk["features"] = by_row.half().cpu().contiguous()
         if chunk:
             with replacing(file) as partial:
@@ -94,10 +99,19 @@ def generate(pipe: TrainablePipeline, prompts: Sequence[str], seeds: Sequence[in
 
 
 def read_sequences(folder: Path, count: int, features: bool = True) -> TrainingSequences:
-    """Loads all `count` sequences, with their features if `features`."""
+    """Loads all `count` sequences, with their features if `features`.
+
+    Shorter ones repeat their last token, which is their end or the padding after it.
+    """
     chunks = [load_file(chunk_file(folder, first)) for first in range(0, count, CHUNK_SIZE)]
-    tokens = torch.cat([chunk["tokens"] for chunk in chunks])[:count].long()
-    return TrainingSequences(tokens, torch.cat([chunk["features"] for chunk in chunks])[:count] if features else None)
+    longest = max(chunk["tokens"].shape[1] for chunk in chunks)
+    tokens, stored = list[Tensor](), list[Tensor]()
+    for chunk in chunks:
+        missing = longest - chunk["tokens"].shape[1]
+        tokens.append(torch.cat([chunk["tokens"], chunk["tokens"][:, -1:].expand(-1, missing)], dim=1))
+        if features:
+            stored.append(F.pad(chunk["features"], (0, 0, 0, missing)))
+    return TrainingSequences(torch.cat(tokens)[:count].long(), torch.cat(stored)[:count] if features else None)
 
 
 def chunk_file(folder: Path, first: int) -> Path:

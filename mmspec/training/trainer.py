@@ -16,13 +16,17 @@ import torch.distributed
 from torch import Tensor, nn
 
 from mmspec.checkpoint import check_tensors, describe, read_weights
+from mmspec.decoding.target import LayerFeatureTarget
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing, replacing_folder
+from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
+from mmspec.training.block_objective import block_loss
 from mmspec.training.objectives import (
+    LK,
     LOSSES,
     TeacherOutput,
     draft_model_loss,
@@ -34,7 +38,12 @@ from mmspec.training.objectives import (
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.sequences import TrainingSequences, read_sequences, write_sequences
 
-DRAFT_RECIPES = {"eagle": "eagle", "medusa": "medusa", "small": "draft"}  # kind of drafter -> its recipe
+DRAFT_RECIPES = {
+    "eagle": "eagle",
+    "medusa": "medusa",
+    "block": "block",
+    "small": "draft",
+}  # kind of drafter -> its recipe
 SCHEMA_VERSION = 1
 OUTPUT = "-o/--output"  # the argument that names the folder, in errors
 _WARMUP = 0.03  # share of the steps
@@ -50,7 +59,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "medusa" or "small".
+        kind: "eagle", "medusa", "block" or "small".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -58,11 +67,13 @@ class TrainingSettings:
         steps: Number of AdamW updates.
         batch: Sequences per update, over all processes.
         lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
-        depth: Number of draft depths that are trained (eagle), or number of heads (medusa).
-        hidden: Width of an EAGLE head's MLP; 0 for 8/3 of the feature width.
+        depth: Number of draft depths that are trained (eagle), of heads (medusa), or of tokens in a block (block).
+        hidden: Width of the MLP of an EAGLE or block head; 0 for 8/3 of the feature width.
         seed: Seed of the sequences, the weights and the order of the sequences.
         keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
         init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
+        layers: Number of layers of a block head.
+        markov_rank: Rank of the sequential head of a block head; 0 for none.
     """
 
     kind: str
@@ -78,12 +89,15 @@ class TrainingSettings:
     seed: int
     keep_features: bool = True
     init: str | None = None
+    layers: int = 2
+    markov_rank: int = 64
 
     def __post_init__(self) -> None:
-        if self.loss == "smooth-l1+ce" and self.kind == "small":
-            raise ArgumentError(
-                "--loss: 'smooth-l1+ce' compares features, which differ in a small model; use kl or tvd"
-            )
+        if self.loss == "smooth-l1+ce" and self.kind in ("small", "block"):
+            drafter = "small model" if self.kind == "small" else "block head"
+            raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
+        if self.loss == LK and self.kind == "small":
+            raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,16 @@ class Trainer:
         s, folder = self.settings, self.folder / "work" / "sequences"
         folder.mkdir(parents=True, exist_ok=True)
         write_sequences(
-            self.pipe, s.prompts, s.sequences, s.seed, folder, s.keep_features, self.rank, self.world_size, on_chunk
+            self.pipe,
+            s.prompts,
+            s.sequences,
+            s.seed,
+            folder,
+            s.keep_features,
+            self._layer_ids,
+            self.rank,
+            self.world_size,
+            on_chunk,
         )
         if self.world_size > 1:
             torch.distributed.barrier()
@@ -221,10 +244,21 @@ class Trainer:
         s = self.settings
         own = indices[self.rank :: self.world_size]
         prepared = self.pipe.prepare([s.prompts[i % len(s.prompts)] for i in own], 1)
-        teacher = run_teacher(prepared, sequences.tokens[own], sequences.features_of(own))
+        # Sequences of other prompts may be longer than these can become.
+        length = prepared.layout.length
+        features = sequences.features_of(own)
+        teacher = run_teacher(
+            prepared,
+            sequences.tokens[own, :length],
+            None if features is None else features[:, :length],
+            self._layer_ids,
+        )
+        generator = torch.Generator().manual_seed(
+            (s.seed * 1_000_003 + self.step * self.world_size + self.rank) % 2**63
+        )
         # bfloat16 matrix products are twice as fast; distributions and losses stay in float32.
         with torch.autocast(teacher.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
-            loss = drafter_loss(self.model, prepared, teacher, s)
+            loss = drafter_loss(self.model, prepared, teacher, s, generator)
         self._optimizer.zero_grad()
         loss.backward()
         value = self._average_gradients(loss.item())
@@ -235,6 +269,11 @@ class Trainer:
             group["lr"] = s.lr * lr_factor(self.step, s.steps)
         self._optimizer.step()
         return value
+
+    @property
+    def _layer_ids(self) -> tuple[int, ...]:
+        """The target's layers that the drafter reads."""
+        return self.model.layer_ids if isinstance(self.model, BlockHead) else ()
 
     def _average_gradients(self, loss: float) -> float:
         """Averages the gradients over processes, in place, and returns the mean loss."""
@@ -334,31 +373,57 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
     heads = next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0)
     grid = isqrt(layout.length)
     square = layout.width == grid and grid * grid == layout.length
+    hidden = settings.hidden or -(-8 * dim // 3 // 32) * 32
+    theta, side = (100.0, grid) if square else (10000.0, None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed % 2**63)
-        head = EagleHead(
-            target.vocab_size,
-            dim,
-            settings.hidden or -(-8 * dim // 3 // 32) * 32,
-            heads,
-            rope_theta=100.0 if square else 10000.0,
-            grid_size=grid if square else None,
-            max_position_embeddings=layout.length,
-        )
+        head: EagleHead | BlockHead
+        if settings.kind == "block":
+            head = BlockHead(
+                target.vocab_size,
+                dim,
+                hidden,
+                heads,
+                settings.layers,
+                layer_ids=target.fused_layers if isinstance(target, LayerFeatureTarget) else (),
+                block_size=settings.depth,
+                sample_from_anchor=True,
+                markov_rank=settings.markov_rank,
+                rope_theta=theta,
+                grid_size=side,
+                max_position_embeddings=layout.length + 1,
+            )
+        else:
+            head = EagleHead(
+                target.vocab_size,
+                dim,
+                hidden,
+                heads,
+                rope_theta=theta,
+                grid_size=side,
+                max_position_embeddings=layout.length,
+            )
         head.init_weights()
         if prepared.embedding is not None:
-            head.embed_tokens.weight.data.copy_(prepared.embedding)
+            head.embed_tokens.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
     return head.to(target.device)
 
 
-def drafter_loss(model: Any, prepared: PreparedPrompts, teacher: TeacherOutput, settings: TrainingSettings) -> Tensor:
-    """The loss of one batch."""
-    loss = LOSSES[settings.loss]
+def drafter_loss(
+    model: Any,
+    prepared: PreparedPrompts,
+    teacher: TeacherOutput,
+    settings: TrainingSettings,
+    generator: torch.Generator,
+) -> Tensor:
+    """The loss of one batch; `generator` chooses the parts of the sequences that a block head is trained on."""
     if isinstance(model, EagleHead):
-        return eagle_loss(model, teacher, loss, settings.depth)
+        return eagle_loss(model, teacher, settings.loss, settings.depth)
     if isinstance(model, MedusaHeads):
-        return medusa_loss(model, teacher, loss)
-    return draft_model_loss(model, prepared, teacher, loss)
+        return medusa_loss(model, teacher, settings.loss)
+    if isinstance(model, BlockHead):
+        return block_loss(model, teacher, settings.loss, generator)
+    return draft_model_loss(model, prepared, teacher, LOSSES[settings.loss])
 
 
 def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:

@@ -36,8 +36,11 @@ CHAINS = [
     "recycle:window=3",
     "eagle:window=3",
     "medusa:window=3",
+    "block:window=3",
+    "block:window=6",
 ]
-STARTS = ["left", "up", "random", "table", "recycle", "model", "model,layers=1", "model,guidance=2", "eagle", "medusa"]
+STARTS = ["left", "up", "random", "table", "recycle", "model", "model,layers=1", "model,guidance=2"]
+STARTS += ["eagle", "medusa", "block"]
 JACOBI = [
     *(f"sjd:window=4,start={start}" for start in STARTS),
     *(f"scd:window=3,start={start}" for start in STARTS),
@@ -48,6 +51,7 @@ JACOBI = [
     "scd:window=4,refresh=eagle,refreshed=2",
     "scd:window=4,refresh=medusa,refreshed=3,weight=0.5,start=left",
     "scd:window=4,refresh=model,layers=1,weight=1,start=random",
+    "scd:window=4,refresh=block,refreshed=2",
     "scd:window=3,refresh=model,refreshed=2,coupling=gumbel",
     "sjd:window=4,refresh=model,refreshed=2,guidance=2",
 ]
@@ -68,6 +72,7 @@ TREES = [
     "tree-sampled:window=5,layers=1",
     "tree-eagle:branch=2/2",
     "tree-medusa:branch=2/2",
+    "tree-block:branch=2/2",
     "eagle-2:window=6,depth=3,top=2",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES]

@@ -77,7 +77,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "small"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "block", "small"])
 def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     pipe, chosen = tiny_pipe(), settings(kind)
 

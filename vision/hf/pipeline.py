@@ -251,19 +251,32 @@ class TransformersPipeline(DiffusionPipeline):
             pixels = np.where(visible(codes >= 0, grid, pixels.shape[1:3]).cpu().numpy()[..., None], pixels, GREY)
         return convert_images(pixels, output_type)
 
-    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        slack: int,
+        temperature: float | None = None,
+        guidance_scale: float | None = None,
+    ) -> PreparedPrompts:
         """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
 
         Args:
             prompts: One per row.
             slack: Tokens that a window may extend past the end of the image.
+            temperature: As in a call.
+            guidance_scale: As in a call.
 
         Raises:
             PromptError: If the model does not accept a prompt, or it is too long.
             ArgumentError: If the model does not support the pipeline's defaults.
         """
         c = self.config
-        sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        sampling = SamplingParams(
+            c.temperature if temperature is None else temperature,
+            c.top_k,
+            c.top_p,
+            c.guidance_scale if guidance_scale is None else guidance_scale,
+        )
         adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, c.layout))
         image_job = adapter.job(
             ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)

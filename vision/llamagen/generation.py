@@ -275,18 +275,31 @@ class LlamaGenGenerator:
         ready = self._ready(condition, [row.sampling for row in rows], recipe.window)
         return PreparedRows(ready.make(), ready.layout, ready.samplings, ready.resources)
 
-    def prepare(self, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        slack: int,
+        temperature: float | None = None,
+        guidance_scale: float | None = None,
+    ) -> PreparedPrompts:
         """A batch of prompts, ready to be decoded with the defaults; see `mmspec.training.prepared.TrainablePipeline`.
 
         Args:
             prompts: Prompts, or class labels as text.
             slack: Tokens that a window may extend past the end of the image.
+            temperature: As in a call.
+            guidance_scale: As in a call.
 
         Raises:
             PromptError: If the model does not accept a prompt.
         """
         c = self.config
-        sampling = SamplingParams(c.temperature, c.top_k, c.top_p, c.guidance_scale)
+        sampling = SamplingParams(
+            c.temperature if temperature is None else temperature,
+            c.top_k,
+            c.top_p,
+            c.guidance_scale if guidance_scale is None else guidance_scale,
+        )
         if self.transformer.config.model_type == "t2i":
             condition = self._condition(list(prompts), None, None, None)
             return self._ready(condition, [sampling] * len(prompts), slack)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
@@ -59,6 +61,8 @@ class LlamaGenTarget:
         heads, head_dim = c.n_head, c.dim // c.n_head
         self._cache = KVCache(c.n_layer, len(self._condition), heads, capacity, head_dim, self._dtype, self.device)
         self._features: Tensor | None = None
+        self._collected: tuple[int, ...] = ()
+        self._layer_features: Tensor | None = None
         # Tables by slot. Slots past the end repeat the last one; their logits are not used.
         past = torch.arange(capacity, device=self.device).clamp(max=self._slots + length - 1)
         cos, sin = gpt.rope(self.device)
@@ -156,6 +160,8 @@ class LlamaGenTarget:
         self._cache.select_rows(index)
         if self._features is not None:
             self._features = self._features[index]
+        if self._layer_features is not None:
+            self._layer_features = self._layer_features[index]
         if self._padding is not None:
             self._padding = self._padding[index]
 
@@ -189,11 +195,25 @@ class LlamaGenTarget:
     def head(self, features: Tensor) -> Tensor:
         return self._gpt.output(features)
 
+    @property
+    def fused_layers(self) -> tuple[int, ...]:
+        return spread_layers(self.layers)
+
+    def collect_layers(self, layers: Sequence[int]) -> None:
+        self._collected = tuple(layers)
+
+    def layer_features(self) -> Tensor:
+        assert self._layer_features is not None, "no call yet"
+        return self._layer_features
+
     def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
-        features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.layers)
+        states: list[Tensor] | None = [] if self._collected and early_exit is None else None
+        features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.layers, states)
         if early_exit is None:
             self._features = features
+        if states is not None:
+            self._layer_features = torch.cat([states[n] for n in self._collected], dim=-1)
         return split_cfg(self._gpt.output(features[:, -last:]), self._cfg_factor(early_exit) == 2)
 
     def _cfg_factor(self, early_exit: EarlyExit | None) -> int:

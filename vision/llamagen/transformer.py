@@ -233,7 +233,14 @@ class LlamaGenTransformer(Component):
         g = self.config.grid_size
         return h + self.row_embedding(predicted // g) + self.column_embedding(predicted % g)
 
-    def features(self, h: Tensor, span: Span, cache: KVCache | None, layers: int | None = None) -> Tensor:
+    def features(
+        self,
+        h: Tensor,
+        span: Span,
+        cache: KVCache | None,
+        layers: int | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
         """Runs the blocks and the final norm.
 
         Args:
@@ -241,12 +248,17 @@ class LlamaGenTransformer(Component):
             span: Positions, mask and cache slots.
             cache: The KV cache; None reads the window alone.
             layers: Runs the first `layers` blocks only; None runs all.
+            states: Gets `h` and the output of every block; None keeps none.
 
         Returns:
             The input of the head, [B, W, dim].
         """
+        if states is not None:
+            states.append(h)
         for i, block in enumerate(islice(self.layers, layers)):
             h = block(h, span, None if cache is None else cache.layer(i))
+            if states is not None:
+                states.append(h)
         return self.norm(h)
 
     def forward(self, tokens: Tensor, condition: Tensor, condition_mask: Tensor | None = None) -> Tensor:

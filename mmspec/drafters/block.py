@@ -1,0 +1,220 @@
+"""The draft runner of a block head (DFlash, arXiv 2602.06036): one pass predicts all tokens of a window."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.heads.block import BlockHead
+from mmspec.sampling.logits import cfg_rows, split_cfg
+from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree_rejection import Outcome
+
+
+class BlockRunner:
+    """Runs a block head once per window; the sequential head then corrects each distribution by the token before.
+
+    The keys and values of the target's features are cached by slot; those of a block are not kept. R is B, or 2 B with
+    guidance: the head then runs on the features of conditional and unconditional rows.
+
+    Args:
+        head: The head.
+        target: Provides the features, and the LM head; a `LayerFeatureTarget`, before its prefill, if the head fuses
+            several layers.
+        sampler: Makes the draft distributions.
+        length: Positions per row.
+        window: Entries in one target call.
+        depth: Tokens ahead that a pass predicts, unless `reveal` sets another number for it.
+    """
+
+    def __init__(
+        self, head: BlockHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int, depth: int
+    ) -> None:
+        self.calls = 0
+        self._head = head
+        self._target = target
+        self._sampler = sampler
+        self._depth = depth
+        self._capacity = head.prefix + 1 + length + window
+        self._started = self._guided = False
+        self._empty = np.zeros(0, dtype=np.int64)  # by row, slots of the prompt that are missing, from the first one
+        self._unread = 0  # slots before the anchor whose keys and values some row has not computed yet
+        self._features = torch.empty(0)  # by slot, [R, capacity, layers * D]
+        self._cache = KVCache(1, 0, head.kv_heads, 0, head.head_dim, head.dtype, head.device)
+        self._revealed: tuple[Tensor, NDArray[np.int64]] | None = None
+        # Of the last pass: hidden states [R, depth, D], logits [R, depth, V], and the states of the sequential head
+        # after the entries read so far, [R, entries, r].
+        self._hidden = self._logits = self._states = torch.empty(0)
+        if head.layer_ids:
+            assert isinstance(target, LayerFeatureTarget)
+            target.collect_layers(head.layer_ids)
+
+    def observe(self, verdict: Outcome, state: BatchState) -> None:
+        if not self._started:
+            self._start()
+            return
+        entries = np.pad(verdict.path, ((0, 0), (1, 0)))
+        features = self._read_features()
+        row = torch.arange(len(features), device=features.device)[:, None]
+        slots = self._head.prefix + state.length[:, None] + np.arange(entries.shape[1])
+        new = features[row, self._with_uncond(entries)].to(self._features)
+        self._features.scatter_(1, self._feature_index(slots), new)
+        self._unread += int(verdict.accepted.max()) + 1
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        if self._started:
+            index = cfg_rows(row_ids, len(self._sampler.temperature), self._guided, self._features.device)
+            self._features = self._features[index]
+            self._cache.select_rows(index)
+            self._empty = self._empty[row_ids]
+        self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
+
+    def join(self, other: BlockRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        if not self._started:
+            self._start()
+        if not other._started:
+            other._start()
+        other._read_context(other_state)  # the running rows read only what is new since their last pass
+        factor = 1 + self._guided
+        self._features = put_rows(self._features, other._features, row_ids, cfg_factor=factor)
+        self._cache.join(other._cache, row_ids, factor)
+        self._empty = put_host_rows(self._empty, other._empty, row_ids)
+        self._sampler.join(other._sampler, row_ids)
+        self.calls += other.calls
+
+    def reveal(self, tokens: Tensor, reused: NDArray[np.int64]) -> None:
+        """Sets the window of the next pass; see `mmspec.drafters.draft_runner.BlockwiseRunner`."""
+        self._revealed = tokens, reused
+
+    def root(self, state: BatchState) -> Tensor:
+        if not self._started:
+            self._start()
+        self._read_context(state)
+        self._run(state)
+        self._states = self._hidden.new_zeros(len(self._hidden), 0, self._rank)
+        depth = np.zeros((len(state.ids), 1), dtype=np.int64)
+        return self._probs(state, state.last(), depth, depth - 1)
+
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        entries = np.arange(first, first + tokens.shape[1])
+        depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
+        parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
+        if not self._recurrent:
+            return self._probs(state, tokens, depth, parents)
+        columns = [slice(i, i + 1) for i in range(tokens.shape[1])]  # an entry needs the state after its parent
+        return torch.cat([self._probs(state, tokens[:, i], depth[:, i], parents[:, i]) for i in columns], dim=1)
+
+    @property
+    def _recurrent(self) -> bool:
+        return self._head.markov_head is not None and self._head.markov_head.head_type == "rnn"
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._head.markov_head is None else self._head.markov_head.rank
+
+    def _read_features(self) -> Tensor:
+        """The features of the target's last call that the head reads, [R, W, layers * D]."""
+        if not self._head.layer_ids:
+            return self._target.features()
+        assert isinstance(self._target, LayerFeatureTarget)
+        return self._target.layer_features()
+
+    def _start(self) -> None:
+        """Allocates the cache and takes the prompt's features from the target."""
+        features, head = self._read_features(), self._head
+        self._started, self._guided = True, len(features) > len(self._sampler.temperature)
+        self._unread = head.prefix + 1
+        layers = len(head.block_layers)
+        shape = (layers, len(features), head.kv_heads, self._capacity, head.head_dim)
+        self._cache = KVCache(*shape, head.dtype, head.device)
+        prompt = features[:, -self._unread :].to(head.device, head.dtype)
+        empty = self._unread - prompt.shape[1]
+        self._empty = np.full(len(self._sampler.temperature), empty)
+        self._features = F.pad(prompt, (0, 0, empty, self._capacity - self._unread))
+
+    def _read_context(self, state: BatchState) -> None:
+        """Computes keys and values of the features that are new since the last pass."""
+        # All rows read the same number of slots. Rows that accepted less read some slots twice, which does no harm.
+        last = self._head.prefix + state.length - 1
+        start = np.maximum(last + 1 - self._unread, 0)
+        slots = start[:, None] + np.arange(self._unread)
+        self._unread = 0
+        if not slots.size:
+            return
+        index = self._with_uncond(slots)
+        features = self._features.gather(1, self._feature_index(slots))
+        window = WindowSlots(int(slots[0, 0]), int(slots.max()) + 1)
+        if (slots != slots[0]).any():
+            window.slots = index
+        for layer, (k, v) in enumerate(self._head.context(features, index)):
+            keys, values = self._cache.layer(layer)
+            window.write(keys, k)
+            window.write(values, v)
+
+    def _run(self, state: BatchState) -> None:
+        """The pass over a block: sets the hidden states and logits of all of its predictions."""
+        self.calls += 1
+        head, depth = self._head, self._depth
+        anchor = state.last()
+        known = np.zeros(len(anchor), dtype=np.int64)
+        if self._revealed is not None:
+            tokens, known = self._revealed
+            depth = tokens.shape[1]
+            anchor = torch.cat([anchor, tokens], dim=1)
+            self._revealed = None
+        # A block is at least as long as in training.
+        width = max(depth, head.count) + (not head.sample_from_anchor)
+        block = F.pad(anchor, (0, max(width - anchor.shape[1], 0)))[:, :width]
+        masked = torch.from_numpy(np.arange(width) > known[:, None]).to(block.device)
+        block = block.masked_fill(masked, head.mask_token_id).to(head.device)
+        slots = self._with_uncond(head.prefix + state.length[:, None] + np.arange(width))
+        end = head.prefix + int(state.length.max())
+        keys, values = self._cache.keys[:, :, :, :end], self._cache.values[:, :, :, :end]
+        at = np.arange(end)
+        visible = self._with_uncond((at < head.prefix + state.length[:, None]) & (at >= self._empty[:, None]))
+        context = list(zip(keys.unbind(0), values.unbind(0), strict=True))
+        both = block.repeat(1 + self._guided, 1)
+        hidden = head(both[:, None], slots[:, None], context, visible[:, None])[:, 0]
+        hidden = hidden[:, int(not head.sample_from_anchor) :][:, :depth]
+        self._hidden = hidden
+        self._logits = self._target.head(hidden.to(self._target.features()))
+
+    def _probs(self, state: BatchState, tokens: Tensor, depth: NDArray[np.int64], parents: NDArray[np.int64]) -> Tensor:
+        """The draft distributions float32 [B, W, V] after entries of the tree.
+
+        Args:
+            state: The batch.
+            tokens: Tokens of the entries, int64 [B, W].
+            depth: Their depths, host int64 [B, W].
+            parents: The entries before them, host int64 [B, W]; -1 for the root.
+        """
+        at = self._with_uncond(depth)[..., None]
+        logits = self._logits.gather(1, at.to(self._logits.device).expand(-1, -1, self._logits.shape[-1])).float()
+        if self._head.markov_head is not None:
+            both = tokens.to(self._head.device).repeat(1 + self._guided, 1)
+            hidden = self._hidden.gather(1, at.expand(-1, -1, self._hidden.shape[-1]))
+            before = self._hidden.new_zeros(*both.shape, self._rank)
+            if self._recurrent and parents.min() >= 0:
+                index = self._with_uncond(parents)[..., None]
+                before = self._states.gather(1, index.expand(-1, -1, self._rank))
+            bias, after = self._head.markov_head(both, hidden, before)
+            self._states = torch.cat([self._states, after], dim=1)
+            logits = logits + bias.to(logits)
+        return self._sampler(split_cfg(logits, self._guided), state.length[:, None] + depth)
+
+    def _with_uncond(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
+        """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
+        return torch.from_numpy(np.concatenate([values] * (1 + self._guided))).to(self._head.device)
+
+    def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
+        """Slots int64 [B, W] as an index for `gather` on features, [R, W, layers * D]."""
+        return self._with_uncond(slots)[..., None].expand(-1, -1, self._features.shape[-1])

@@ -1,0 +1,256 @@
+"""The block head: one pass of a small transformer over the last token and mask tokens drafts a whole block.
+
+DFlash (Chen et al. 2026, arXiv 2602.06036): a block is the last token, the anchor, followed by mask tokens. Its slots
+attend to each other in both directions and to the target's features of all tokens before the anchor. The features of
+several layers are fused into one vector per token, and every layer projects it to keys and values ("KV injection").
+The target's own LM head turns the output of a slot into logits. DSpark adds a sequential head (`mmspec.heads.markov`),
+which lets a token depend on the one before it although all of them were predicted in the same pass.
+
+Parameter names and shapes are those of the DFlash and DSpark classes of the package `speculators`. Two arguments are
+not: `grid_size` replaces the rotary embedding by a 2-D one, and known tokens may follow the anchor, so that the head
+continues drafts that exist already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from mmspec.errors import ArgumentError
+from mmspec.heads.eagle import MAX_GRID, MAX_POSITIONS, MLP
+from mmspec.heads.eagle import norm as normed
+from mmspec.heads.markov import MarkovHead
+from mmspec.heads.rotary import grid_table, rotate, rotate_halves, row_table
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class BlockAttention(nn.Module):
+    """Queries of the block; keys and values of the block and of the fused features, with the same projections."""
+
+    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias)
+        self.q_norm = nn.RMSNorm(head_dim, eps=eps)
+        self.k_norm = nn.RMSNorm(head_dim, eps=eps)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Queries [R, heads, W, head_dim] of [R, W, D], before the rotary embedding."""
+        return normed(self.q_norm, self.q_proj(x).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+
+    def keys_values(self, x: Tensor) -> KeysValues:
+        """Keys, before the rotary embedding, and values of [R, W, D], each [R, kv_heads, W, head_dim]."""
+        k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.k_proj, self.v_proj))
+        return normed(self.k_norm, k).transpose(1, 2), v.transpose(1, 2)
+
+
+class BlockLayer(nn.Module):
+    def __init__(self, dim: int, hidden: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.self_attn = BlockAttention(dim, heads, kv_heads, head_dim, eps, bias)
+        self.mlp = MLP(dim, hidden)
+        self.input_layernorm = nn.RMSNorm(dim, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
+
+
+class BlockHead(nn.Module, PyTorchModelHubMixin):
+    """A block head.
+
+    The feature that token i was sampled from has slot `prefix + i`, token i itself slot `prefix + i + 1`.
+
+    Args:
+        vocab_size: Size V of the target's vocabulary.
+        hidden_size: Width D of the target's last features and of the layers.
+        intermediate_size: Width of the MLPs.
+        num_attention_heads: Number of attention heads.
+        num_hidden_layers: Number of layers.
+        num_key_value_heads: Number of heads of keys and values; None for `num_attention_heads`.
+        head_dim: Width of a head; None for D divided by the number of heads.
+        layer_ids: The target's layers whose hidden states are fused: n is the output of its first n layers, 0 the
+            embeddings. Empty fuses the target's last features, after the final norm.
+        block_size: Slots of a block in training, the anchor included.
+        sample_from_anchor: Whether a slot predicts the token after its own, so that the anchor predicts too (DSpark);
+            else a slot predicts its own token (DFlash).
+        mask_token_id: Id of the mask token; None for V, an embedding of its own.
+        markov_rank: Rank of the sequential head; 0 for none.
+        markov_head_type: "vanilla", "gated" or "rnn".
+        rms_norm_eps: Epsilon of the RMS norms.
+        rope_theta: Base of the rotary embedding.
+        attention_bias: Whether the projections of the attention have biases.
+        grid_size: Tokens per image side, for a 2-D rotary embedding; None for a 1-D one.
+        prefix: Number of prompt slots that the head reads before the one that token 0 was sampled from.
+        max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
+
+    Raises:
+        ArgumentError: If a size is not allowed.
+    """
+
+    kind = "block"
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_attention_heads: int,
+        num_hidden_layers: int = 2,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        layer_ids: Sequence[int] = (),
+        block_size: int = 16,
+        sample_from_anchor: bool = False,
+        mask_token_id: int | None = None,
+        markov_rank: int = 0,
+        markov_head_type: str = "vanilla",
+        rms_norm_eps: float = 1e-6,
+        rope_theta: float = 10000.0,
+        attention_bias: bool = False,
+        grid_size: int | None = None,
+        prefix: int = 0,
+        max_position_embeddings: int = 2048,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        for name, value, least, most in (
+            ("num_attention_heads", num_attention_heads, 1, 4096),
+            ("num_key_value_heads", kv_heads, 1, 4096),
+            ("num_hidden_layers", num_hidden_layers, 1, 256),
+            ("block_size", block_size, 2, 1024),
+            ("markov_rank", markov_rank, 0, 2**16),
+            ("grid_size", grid_size, 1, MAX_GRID),
+            ("prefix", prefix, 0, MAX_POSITIONS),
+            ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+        ):
+            if not (name == "grid_size" and value is None) and not (isinstance(value, int) and least <= value <= most):
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
+        if num_attention_heads % kv_heads:
+            raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
+        if head_dim is None and hidden_size % num_attention_heads:
+            raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
+        head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        mask = vocab_size if mask_token_id is None else mask_token_id
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.layer_ids = tuple(layer_ids)
+        self.block_size = block_size
+        self.sample_from_anchor = sample_from_anchor
+        self.mask_token_id = mask
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.prefix = prefix
+        self.embed_tokens = nn.Embedding(max(vocab_size, mask + 1), hidden_size)
+        self.fc = nn.Linear(max(len(self.layer_ids), 1) * hidden_size, hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(hidden_size, eps=rms_norm_eps)
+        self.layers = nn.ModuleList(
+            BlockLayer(
+                hidden_size,
+                intermediate_size,
+                num_attention_heads,
+                kv_heads,
+                head_dim,
+                rms_norm_eps,
+                attention_bias,
+            )
+            for _ in range(num_hidden_layers)
+        )
+        self.norm = nn.RMSNorm(hidden_size, eps=rms_norm_eps)
+        self.markov_head: MarkovHead | None = None
+        if markov_rank:
+            self.markov_head = MarkovHead(vocab_size, markov_rank, hidden_size, markov_head_type)
+        self._grid_size, self._slots, self._theta = grid_size, max_position_embeddings, rope_theta
+        self._rotate = rotate_halves if grid_size is None else rotate
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    @property
+    def count(self) -> int:
+        """Tokens that a block of the trained size drafts."""
+        return self.block_size - (not self.sample_from_anchor)
+
+    @property
+    def block_layers(self) -> list[BlockLayer]:
+        """The layers."""
+        return [layer for layer in self.layers if isinstance(layer, BlockLayer)]
+
+    def init_weights(self, std: float = 0.02) -> None:
+        """Initializes weights for training; residual branches and the sequential head start at zero."""
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "markov_w2.weight", "bias")):
+                nn.init.zeros_(p)
+            elif p.ndim == 2:
+                nn.init.normal_(p, std=std)
+
+    def rotary(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
+        if self._table is None or self._table[0].device != self.device:
+            # The table is reused by later calls with gradients, so it must not be an inference tensor.
+            with torch.inference_mode(False):
+                if self._grid_size is None:
+                    table = row_table(self._slots, self.head_dim, self._theta)
+                else:
+                    table = grid_table(self._grid_size, self.prefix + 1, self.head_dim, self._theta, "identity")
+                self._table = table[0].to(self.device), table[1].to(self.device)
+        cos, sin = self._table
+        slots = slots.clamp(max=len(cos) - 1)
+        return cos[slots][:, None], sin[slots][:, None]
+
+    def context(self, features: Tensor, slots: Tensor) -> list[KeysValues]:
+        """Keys and values of the target's features in every layer, each [R, kv_heads, W, head_dim].
+
+        Args:
+            features: Hidden states of the layers `layer_ids`, concatenated, [R, W, layers * D].
+            slots: Slots of the features, int64 [R, W].
+        """
+        fused = normed(self.hidden_norm, self.fc(features.to(self.dtype)))
+        cos, sin = self.rotary(slots)
+        found = [layer.self_attn.keys_values(fused) for layer in self.block_layers]
+        return [(self._rotate(k, cos, sin).to(v.dtype), v) for k, v in found]
+
+    def forward(self, tokens: Tensor, slots: Tensor, context: Sequence[KeysValues], visible: Tensor) -> Tensor:
+        """Runs blocks; returns the last hidden states [R, A, T, D].
+
+        Args:
+            tokens: int64 [R, A, T], A blocks in each row: the anchor, known tokens, then mask tokens.
+            slots: Slots of the tokens, int64 [R, A, T].
+            context: From `context`, of each layer, over S slots.
+            visible: bool [R, A, S], the slots of the context that a block attends to.
+        """
+        blocks = tokens.shape[:3]
+        x = self.embed_tokens(tokens.flatten(1))
+        cos, sin = self.rotary(slots.flatten(1))
+        # Scores of the context are computed for all blocks of a row at once, those of a block for each block alone.
+        hidden = torch.zeros(visible.shape, dtype=torch.float32, device=x.device).masked_fill_(~visible, -torch.inf)
+        hidden = hidden.repeat_interleave(blocks[2], dim=1)[:, None]
+        for layer, (keys, values) in zip(self.block_layers, context, strict=True):
+            y = normed(layer.input_layernorm, x)
+            q, (k, v) = layer.self_attn.queries(y), layer.self_attn.keys_values(y)
+            q, k = self._rotate(q, cos, sin).to(v.dtype), self._rotate(k, cos, sin).to(v.dtype)
+            k, v, keys, values = (self._for_all_heads(t, q.shape[1]) for t in (k, v, keys, values))
+            q = q / self.head_dim**0.5
+            far = (q @ keys.transpose(-1, -2)).float() + hidden
+            q, k, v = (t.unflatten(2, blocks[1:]) for t in (q, k, v))
+            near = (q @ k.transpose(-1, -2)).float().flatten(2, 3)
+            weights = torch.cat([far, near], dim=-1).softmax(-1)
+            far, near = weights.to(v.dtype).split([keys.shape[2], blocks[2]], dim=-1)
+            out = far @ values + (near.unflatten(2, blocks[1:]) @ v).flatten(2, 3)
+            x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
+            x = x + layer.mlp(normed(layer.post_attention_layernorm, x))
+        return normed(self.norm, x).unflatten(1, blocks[1:])
+
+    def _for_all_heads(self, x: Tensor, heads: int) -> Tensor:
+        """Keys or values [R, kv_heads, W, head_dim] repeated for all heads of the queries."""
+        return x if heads == self.kv_heads else x.repeat_interleave(heads // self.kv_heads, dim=1)
