@@ -4,7 +4,7 @@
 others use torch. On a CPU the kernels run in Triton's interpreter, which must be enabled by `TRITON_INTERPRET=1` before
 Python starts; it serves to test them, not for speed.
 
-This module does not import Triton.
+Importing this module does not import Triton.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.setup_work import record_setup
 
 VARIABLE = "MMSPEC_KERNELS"
 CHOICES = ("triton", "torch")
@@ -54,12 +56,27 @@ def choose(device: str) -> str:
 
 def launchable(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which Triton launches on the tensor's device."""
+    _note_compilations()
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def warps(block: int) -> int:
     """The number of warps of a program that holds `block` numbers: about 16 numbers in the registers of each thread."""
     return max(1, min(32, block // 512))
+
+
+@cache
+def _note_compilations() -> None:
+    """Makes Triton tell `mmspec.setup_work` of every kernel that it compiles or loads, as well as an earlier hook."""
+    from triton import knobs
+
+    earlier = getattr(knobs.runtime, "jit_post_compile_hook", None)
+
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        record_setup()
+        return None if earlier is None else earlier(*args, **kwargs)
+
+    knobs.runtime.jit_post_compile_hook = hook
 
 
 @cache

@@ -8,13 +8,16 @@ pay, decoding becomes plain.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from statistics import fmean, median
 from weakref import WeakKeyDictionary
 
 from mmspec.knobs import LARGEST
+from mmspec.setup_work import setups
 
 _FIRST_WIDTH = 4  # the first width that is measured
-_MIN_CALLS = 2  # measured calls before two widths are compared
+_MIN_CALLS = 3  # measured calls before two widths are compared; fewer are forgotten at the end of a run
+_MIN_STEPS = 2  # the same for sequences of single steps
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
 _EXPLORATION_SHARE = 0.02  # share of a run's time that exploration may lose
 _LATE_SHARE = 0.95  # of a run's tokens
@@ -45,10 +48,18 @@ class AdaptiveWindow:
         self._gained: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=32))
         self._last_call: dict[int, int] = {}  # by width, the number of the latest call
         self._calls = 0
+        self._setups = setups()
         self.begin(1)
 
     def begin(self, length: int, rows: int = 1) -> None:
-        """Starts a run of `length` tokens in each of `rows` rows, with a new exploration budget."""
+        """Starts a run of `length` tokens in each of `rows` rows, with a new exploration budget.
+
+        Widths with few measurements are forgotten: if these were unlucky, the width would never be tried again.
+        """
+        for width in self.widths:
+            if self._samples(width) < (_MIN_STEPS if width == 1 else _MIN_CALLS):
+                self._seconds[width].clear()
+                self._gained[width].clear()
         self._length = length
         self._rows = rows
         self._decoded = 0.0  # tokens of the slowest rows in this run
@@ -58,7 +69,7 @@ class AdaptiveWindow:
     def rate(self, width: int) -> float:
         """Measured tokens per row and second at a width; 0 if it was never measured."""
         seconds = self._seconds[width]
-        return fmean(self._gained[width]) / median(seconds) if seconds else 0.0
+        return fmean(self._gained[width]) / _typical(seconds) if seconds else 0.0
 
     @property
     def best(self) -> int:
@@ -69,9 +80,10 @@ class AdaptiveWindow:
 
     def choose(self) -> int:
         """The next width."""
+        self._setups = setups()
         if self._samples(_FIRST_WIDTH) < _MIN_CALLS:
             return min(_FIRST_WIDTH, self.widths[-1])
-        if not self._samples(1):
+        if self._samples(1) < _MIN_STEPS:
             return 1
         best = self.best
         # After one window with drafts the rows of a batch stand at different positions, which makes all later steps
@@ -89,17 +101,19 @@ class AdaptiveWindow:
 
     def settled(self) -> int:
         """The next width without exploration."""
-        return self.best if self._samples(1) else self.choose()
+        return self.best if self._samples(1) >= _MIN_STEPS else self.choose()
 
     def steps(self) -> int:
         """Consecutive single steps at width 1; few until their cost has been measured."""
-        return _STEPS if self._samples(1) else 3
+        return _STEPS if self._samples(1) >= _MIN_STEPS else 3
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
-        """Records `calls` calls of `seconds` each; see `mmspec.decoding.loop.WindowPolicy`. The first call of a run is
-        not measured."""
-        if self._first:
-            # The beginning is like no other part: images begin with empty background, and kernels with compilation.
+        """Records `calls` calls of `seconds` each; see `mmspec.decoding.loop.WindowPolicy`.
+
+        The first call of a run is not measured, nor is one in which a kernel was compiled or a CUDA graph captured.
+        """
+        if self._first or setups() != self._setups:
+            # The beginning is like no other part: images begin with empty background.
             self._first = False
             self._decoded += gained * calls
             return
@@ -129,7 +143,12 @@ class AdaptiveWindow:
         """Seconds that one more call at a width is expected to lose; 0 if it was never measured."""
         if not self._samples(width):
             return 0.0
-        return max(0.0, median(self._seconds[width]) - fmean(self._gained[width]) / self.rate(self.best))
+        return max(0.0, _typical(self._seconds[width]) - fmean(self._gained[width]) / self.rate(self.best))
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    """The median; of fewer than three measurements the smallest, since one of them may have met a slow start."""
+    return median(seconds) if len(seconds) > 2 else min(seconds)
 
 
 # By recipe, batch size and whether guidance is on.

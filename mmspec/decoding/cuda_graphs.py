@@ -28,6 +28,7 @@ from mmspec.decoding.target import EarlyExit, LayerFeatureTarget, SupportsTreeEa
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
+from mmspec.setup_work import record_setup
 
 VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
@@ -123,6 +124,7 @@ class GraphCache:
                     self.works = False
                     return None
             self._calls[width, end] = found
+            record_setup()
         return found
 
 

@@ -75,10 +75,12 @@ class SlotCache(Cache):
         capacity: Slots per row.
 
     Attributes:
+        capacity: Slots per row.
         window: The slots of the running window.
     """
 
     def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.window = WindowSlots()
         super().__init__(layer_class_to_replicate=partial(SlotLayer, self.window, capacity))
 

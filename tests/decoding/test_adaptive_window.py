@@ -19,6 +19,7 @@ from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.setup_work import record_setup, setups
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import ToyTarget, toy_resources
 
@@ -94,6 +95,58 @@ def test_never_much_slower_than_plain_and_close_to_the_best_width(drafter: str, 
     assert max(runs) < 1.05 * tokens
     best = max([1.0] + [(1 - chance**w) / (1 - chance) / cost(w) for w in adaptive_window.widths[1:]])
     assert sum(runs[1:]) / 3 < 1.2 * tokens / best
+
+
+def first_runs(window: int, jit: float, capture: float, noticed: bool) -> list[float]:
+    """Seconds of six runs of 576 tokens on a simulated device; start-up is measured, but left out of the sums.
+
+    A step takes 2.4 ms, a window 2.8 to 3.2 ms. The first window, the first step (a third as much) and each new graph,
+    one per width and 128 slots, take longer.
+
+    Args:
+        window: A fixed window; 0 for the policy's.
+        jit: Seconds of the first window.
+        capture: Seconds of each graph.
+        noticed: Whether the policy learns that something was compiled or captured.
+    """
+    gains = {1: 1.0, 2: 1.7, 4: 2.3}
+    policy, met, runs = AdaptiveWindow(32), set[object](), []
+    for _ in range(6):
+        policy.begin(576)
+        length, seconds = 1.0, 0.0
+        while length < 576:
+            width = window or policy.choose()
+            calls = min(policy.steps(), int(576 - length)) or 1 if width == 1 else 1
+            costs = {(width == 1): jit / 3 if width == 1 else jit, (width, (length + width) // 128): capture}
+            startup = sum(cost for key, cost in costs.items() if key not in met)
+            met.update(costs)
+            if startup and noticed:
+                record_setup()
+            call = 0.0024 if width == 1 else 0.0028 + 0.0004 * (width - 2) / 30
+            seconds, length = seconds + call * calls, length + gains.get(width, 2.8) * calls
+            policy.record(width, call + startup / calls, gains.get(width, 2.8), calls)
+        runs.append(seconds)
+    return runs
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize(("jit", "capture"), [(0.0, 0.0), (0.0, 0.03), (0.1, 0.03), (0.5, 0.03), (5.0, 0.03)])
+def test_compilation_and_capture_spoil_no_later_run(jit: float, capture: float, noticed: bool) -> None:
+    """From the second run on within 3 % of the best fixed window; unnoticed, a wrong first impression heals."""
+    best = min(first_runs(window, 0.0, 0.0, True)[0] for window in AdaptiveWindow(32).widths)
+    runs = first_runs(0, jit, capture, noticed)
+    assert max(runs[1 if noticed else 3 :]) < (1.03 if noticed else 1.06) * best, (runs, best)
+
+
+def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
+    window, before = AdaptiveWindow(4), setups()
+    window.begin(100)
+    for seconds in (1.0, 9.0, 1.0):
+        assert window.choose() == 4
+        if seconds == 9.0:
+            record_setup()
+        window.record(4, seconds, 2.0)
+    assert setups() != before and window.rate(4) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,10 @@ class MusicgenLayers(DecoderLayers):
         self._cross_attention = cross_attention
 
     def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
-        table, needed, rows = self._positions, int(positions.max()) + 1, len(embeds)
-        if needed > len(table.weights):
-            table.make_weights(needed, table.embedding_dim)
+        table, rows = self._positions, len(embeds)
+        # By capacity, since reading the largest position would wait for the device.
+        if cache.capacity > len(table.weights):
+            table.make_weights(cache.capacity, table.embedding_dim)
         text = {}
         if self._cross_attention is not None:
             cache, bias = self._cross_attention.with_self_attention(cache, rows), self._cross_attention.bias[:rows]

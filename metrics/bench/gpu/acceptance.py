@@ -1,0 +1,69 @@
+"""The acceptance rate of a window's slots, from numbers or from a JSON record of `mmspec bench` or `mmspec eval`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmspec.errors import ArgumentError
+from mmspec.metrics.bench.gpu.prediction import tokens_per_window
+from mmspec.recipes import parse
+
+_STEPS = 40  # of the bisection
+
+
+def read_acceptance(text: str, recipe: str | None) -> list[float]:
+    """The acceptance rate of each slot; later slots have that of the last one.
+
+    Args:
+        text: Rates from 0 to 1, separated by commas, or the path of a record.
+        recipe: The row of a record; None for the first one with drafts.
+
+    Raises:
+        ArgumentError: If it is neither, or the record has no such row.
+    """
+    try:
+        rates = [float(piece) for piece in text.split(",")]
+    except ValueError:
+        return _of_record(Path(text), recipe)
+    if not all(0 <= rate <= 1 for rate in rates):
+        raise ArgumentError(f"--acceptance: {text!r} must be rates from 0 to 1, or a JSON record")
+    return rates
+
+
+def _of_record(path: Path, recipe: str | None) -> list[float]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        found = [row for row in rows if (row["recipe"] == recipe if recipe else row["recipe"] != "plain")]
+        if not found:
+            known = ", ".join(dict.fromkeys(str(row["recipe"]) for row in rows))
+            raise ArgumentError(f"--recipe: {str(path)!r} has no row {recipe or 'with drafts'!r}; it has {known[:200]}")
+        row = found[0]
+        if "speed" in row:  # of an evaluation
+            rates = [float(rate) for rate in row["speed"]["acceptance"] if rate is not None]
+            if not rates:
+                raise ArgumentError(f"--acceptance: the row {row['recipe']!r} of {str(path)!r} has no drafts")
+            return rates
+        return [_rate(float(row["tokens_per_call"]), parse(row["recipe"]).window)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(
+            f"--acceptance: {str(path)!r} is neither rates from 0 to 1 nor a record of mmspec bench or mmspec eval"
+        ) from error
+
+
+def _rate(tokens: float, window: int) -> float:
+    """The rate at which windows give so many tokens on average, if it is the same in all slots."""
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_per_window([middle], window) < tokens else (low, middle)
+    return low
+
+
+def as_text(rates: Sequence[float]) -> str:
+    """The rates of the first slots, for tables."""
+    shown = ", ".join(f"{rate:.2f}" for rate in rates[:4])
+    return f"{shown}, ..." if len(rates) > 4 else shown

@@ -1,0 +1,317 @@
+"""The published models whose calls are counted, predicted and timed, with random weights.
+
+Sizes are those of the models' configurations on the Hub; `PUBLISHED` names the repository of each. A model has its real
+layers and heads in the order in which mmspec calls them, without the parts that a step does not run (text encoders,
+image tokenizers, codecs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from mmspec.decoding.cuda_graphs import Capturable
+from mmspec.errors import unknown_name
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.hf.decoder_layers import DecoderLayers, RunLayer
+from mmspec.hf.plan import position_ids_of
+from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """A model on some device, whose steps can be read.
+
+    Attributes:
+        target: Makes a target of so many rows, whose windows reach at most so far past the end.
+        codebooks: Codes per token of the backbone.
+        depth: The depth decoder, which decodes the codes of a frame after the first one; None if there is none.
+    """
+
+    target: Callable[[int, int], Capturable]
+    codebooks: int = 1
+    depth: StepModel | None = None
+
+    def step(self, rows: int, width: int, end: int) -> Callable[[], object]:
+        """A call that reads `width` tokens of each row after the prompt; its cache is read up to slot `end`."""
+        target = self.target(rows, width)
+        rows *= target.cfg_factor
+        tokens = torch.zeros(rows, width * self.codebooks, dtype=torch.int64, device=target.device)
+        end = min(end, target.capacity)
+        slots = torch.arange(end - width, end, device=target.device).repeat(rows, 1)
+        return lambda: target.read(tokens, slots, end)
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A published size.
+
+    Attributes:
+        repository: Where its configuration stands.
+        build: Makes the model with so many layers.
+        arguments: Of the configuration; passed to `build`.
+        layers: Layers of the published model.
+        length: Tokens (columns, frames) of a usual output.
+        prompt: Tokens of a usual prompt.
+        guided: Whether steps read unconditional rows too.
+        depth_steps: Codes of a frame that a depth decoder decodes.
+    """
+
+    repository: str
+    build: Callable[[PublishedModel, int, torch.device, torch.dtype], StepModel]
+    layers: int
+    length: int
+    prompt: int
+    guided: bool
+    arguments: Arguments = field(default_factory=dict)
+    depth_steps: int = 0
+
+    def on(self, device: torch.device, dtype: torch.dtype, layers: int | None = None) -> StepModel:
+        """The model with random weights on a device, with all of its layers or with the first ones."""
+        return self.build(self, self.layers if layers is None else layers, device, dtype)
+
+
+def published(name: str) -> PublishedModel:
+    """The published model of a name.
+
+    Raises:
+        UnknownNameError: If there is none.
+    """
+    if name not in PUBLISHED:
+        raise unknown_name("model", name, PUBLISHED)
+    return PUBLISHED[name]
+
+
+@contextmanager
+def _random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """A context in which modules get small random weights on a device, without the models' own initialization."""
+    with unset_fake_temporarily():
+        from transformers import PreTrainedModel
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        # The initialization of a model of transformers takes minutes for a large one.
+        with torch.device(device), patch.object(PreTrainedModel, "init_weights", lambda self: None):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> LlamaGenTransformer:
+    """A LlamaGen of a published size with random weights."""
+    with _random_weights(device, dtype):
+        return LlamaGenTransformer(n_layer=layers, **model.arguments).eval()
+
+
+def _llamagen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
+    gpt = llamagen(model, layers, device, dtype)
+
+    def target(rows: int, slack: int) -> Capturable:
+        condition = torch.zeros(rows, dtype=torch.int64, device=device)
+        return LlamaGenTarget(gpt, condition, gpt.unconditional(rows) if model.guided else None, None, slack)
+
+    return StepModel(target)
+
+
+def _causal(
+    model: PublishedModel, decoder: Any, embed: Callable[[Tensor], Tensor], head: Callable[[Tensor], Tensor],
+    vocab_size: int, width: int, device: torch.device, dtype: torch.dtype,
+) -> Callable[[int, int], Capturable]:  # fmt: skip
+    """Targets of a decoder of transformers; its prompts are zeros."""
+    if isinstance(decoder, nn.Module):
+        decoder.eval()
+    backbone = Backbone(decoder, embed, head, vocab_size, device)
+
+    def target(rows: int, slack: int) -> Capturable:
+        mask = torch.ones(rows, model.prompt, dtype=torch.bool, device=device)
+        embeds = torch.zeros(rows, model.prompt, width, dtype=dtype, device=device)
+        prompt = Prompt(embeds, mask, position_ids_of(mask))
+        return CausalTarget(backbone, prompt, prompt if model.guided else None, model.length, slack)
+
+    return target
+
+
+def _flat(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
+    """A decoder of transformers with an embedding and a head of its own over `codes` ids."""
+    arguments = dict(model.arguments)
+    family, name, codes = arguments.pop("family"), arguments.pop("decoder"), arguments.pop("codes")
+    config = _class(family, "configuration", arguments.pop("config"))(num_hidden_layers=layers, **arguments)
+    kind = _class(family, "modeling", name)
+    with _random_weights(device, dtype):
+        decoder = kind._from_config(config, attn_implementation="sdpa", dtype=dtype)
+        embed = nn.Embedding(codes, config.hidden_size)
+        head = nn.Linear(config.hidden_size, codes, bias=False)
+    target = _causal(model, decoder, embed, head, codes, config.hidden_size, device, dtype)
+    return StepModel(target)
+
+
+def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
+    from mmspec.audio.models.musicgen.decoding import MusicgenLayers
+    from mmspec.audio.multi_codebook.cross_attention import CrossAttention
+
+    config = _class("musicgen", "configuration", "MusicgenDecoderConfig")(num_hidden_layers=layers, **model.arguments)
+    kind = _class("musicgen", "modeling", "MusicgenDecoder")
+    books, width = config.num_codebooks, config.hidden_size
+    with _random_weights(device, dtype):
+        decoder = kind._from_config(config, attn_implementation="sdpa", dtype=dtype).eval()
+        heads = nn.ModuleList(nn.Linear(width, config.vocab_size, bias=False) for _ in range(books))
+
+    def embed(ids: Tensor) -> Tensor:
+        ids = ids.unflatten(1, (-1, books))
+        return sum(table(ids[..., k]) for k, table in enumerate(decoder.embed_tokens))
+
+    def head(hidden: Tensor) -> Tensor:
+        return torch.stack([one(hidden) for one in heads], dim=2)
+
+    def target(rows: int, slack: int) -> Capturable:
+        text = torch.zeros((1 + model.guided) * rows, model.prompt, width, dtype=dtype, device=device)
+        crossed = CrossAttention(text, torch.ones(text.shape[:2], dtype=torch.bool, device=device))
+        prompt = Prompt(text[:rows, :1], torch.ones(rows, 1, dtype=torch.bool, device=device), _first(rows, device))
+        backbone = Backbone(MusicgenLayers(decoder, crossed), embed, head, config.vocab_size, device)
+        return CausalTarget(backbone, prompt, prompt if model.guided else None, model.length, slack)
+
+    return StepModel(target, books)
+
+
+def _first(rows: int, device: torch.device) -> Tensor:
+    return torch.zeros(1, rows, 1, dtype=torch.int64, device=device)
+
+
+class _DepthLayers(DecoderLayers):
+    """The depth decoder of CSM, called as `mmspec.audio.models.csm.decoding.CsmDepth` calls it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model.layers, model.norm)
+        self._model = model
+
+    def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
+        hidden = self._model.inputs_embeds_projector(embeds)
+        rotary = self._model.rotary_emb(hidden, position_ids=positions)
+
+        def run(layer: Any, hidden: Tensor) -> Tensor:
+            return layer(
+                hidden, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+                position_embeddings=rotary,
+            )  # fmt: skip
+
+        return hidden, run
+
+
+def _csm(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
+    config = _class("csm", "configuration", "CsmConfig")(num_hidden_layers=layers)
+    deep = config.depth_decoder_config
+    backbones, depths = (_class("csm", "modeling", name) for name in ("CsmBackboneModel", "CsmDepthDecoderModel"))
+    with _random_weights(device, dtype):
+        backbone = backbones._from_config(config, attn_implementation="sdpa", dtype=dtype)
+        head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        depth = depths._from_config(deep, attn_implementation="sdpa", dtype=dtype).eval()
+        depth_head = nn.Linear(deep.hidden_size, config.vocab_size, bias=False)
+
+    def embed(ids: Tensor) -> Tensor:
+        return backbone.embed_tokens(ids.unflatten(1, (-1, config.num_codebooks)))
+
+    size = config.vocab_size
+    target = _causal(model, backbone, embed, head, size, config.hidden_size, device, dtype)
+    frame = replace(model, prompt=2, length=model.depth_steps)
+    within = _causal(
+        frame, _DepthLayers(depth), depth.embed_tokens, depth_head, size, deep.backbone_hidden_size, device, dtype
+    )
+    return StepModel(target, config.num_codebooks, StepModel(within))
+
+
+def _class(family: str, part: str, name: str) -> Any:
+    """A class of transformers, imported without the fake tensors that may be on: modules make tensors on import."""
+    with unset_fake_temporarily():
+        return getattr(import_module(f"transformers.models.{family}.{part}_{family}"), name)
+
+
+# Every vocabulary is that of the tokens that are generated; embeddings of text are not read by a step.
+_LLAMA = {"family": "llama", "config": "LlamaConfig", "decoder": "LlamaModel", "vocab_size": 16}
+_JANUS = _LLAMA | {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "codes": 16384,
+}
+_LLASA = _LLAMA | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "codes": 65539,
+}
+_EMU3 = {
+    "family": "emu3",
+    "config": "Emu3TextConfig",
+    "decoder": "Emu3TextModel",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "codes": 32768,
+}
+_LUMINA = {
+    "family": "chameleon",
+    "config": "ChameleonConfig",
+    "decoder": "ChameleonModel",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "vocab_size": 16,
+    "pad_token_id": 0,
+    "vocabulary_map": {"<image>": 3},
+    "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 32},
+    "codes": 8192,
+}
+_COSYVOICE2 = {
+    "family": "qwen2",
+    "config": "Qwen2Config",
+    "decoder": "Qwen2Model",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 16,
+    "codes": 6564,
+}
+_MUSICGEN_LARGE = {"hidden_size": 2048, "ffn_dim": 8192, "num_attention_heads": 32}
+# Width, layers, heads and tokens per side.
+_LLAMAGEN = {
+    "llamagen-b": (768, 12, 12, 16),
+    "llamagen-l": (1024, 24, 16, 16),
+    "llamagen-xl": (1280, 36, 20, 24),
+    "llamagen-xxl": (1536, 48, 24, 24),
+}
+PUBLISHED: dict[str, PublishedModel] = {
+    name: PublishedModel(
+        "FoundationVision/LlamaGen, class-conditional", _llamagen, layers, side * side, 1, True,
+        {"dim": dim, "n_head": heads, "grid_size": side},
+    )
+    for name, (dim, layers, heads, side) in _LLAMAGEN.items()
+}  # fmt: skip
+PUBLISHED |= {
+    "janus-7b": PublishedModel("deepseek-community/Janus-Pro-7B", _flat, 30, 576, 32, True, _JANUS),
+    "emu3": PublishedModel("BAAI/Emu3-Gen-hf", _flat, 32, 8190, 64, True, _EMU3),
+    "lumina-7b": PublishedModel("Alpha-VLLM/Lumina-mGPT-7B-768", _flat, 32, 2357, 64, True, _LUMINA),
+    "cosyvoice2": PublishedModel("FunAudioLLM/CosyVoice2-0.5B", _flat, 24, 250, 96, False, _COSYVOICE2),
+    "llasa-1b": PublishedModel("HKUSTAudio/Llasa-1B", _flat, 16, 500, 64, False, _LLASA),
+    "musicgen-large": PublishedModel("facebook/musicgen-large", _musicgen, 48, 503, 24, True, _MUSICGEN_LARGE),
+    "csm": PublishedModel("sesame/csm-1b", _csm, 16, 125, 96, False, depth_steps=31),
+}

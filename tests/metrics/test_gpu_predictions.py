@@ -1,0 +1,141 @@
+"""Counted launches, and the predictions made from them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmspec.cli.app import main
+from mmspec.errors import ArgumentError
+from mmspec.metrics.bench.gpu.acceptance import read_acceptance
+from mmspec.metrics.bench.gpu.counting import Launch, Trace, fake_device, trace
+from mmspec.metrics.bench.gpu.devices import DEVICES
+from mmspec.metrics.bench.gpu.plan import tiny
+from mmspec.metrics.bench.gpu.prediction import between, predict, seconds_of, tokens_per_window
+from mmspec.metrics.bench.gpu.published import PUBLISHED
+
+H100 = DEVICES["h100"]
+
+
+def test_launches_bytes_and_operations_are_counted() -> None:
+    with fake_device() as device, torch.inference_mode():
+        x = torch.zeros(3, 8, dtype=torch.bfloat16, device=device)
+        weight, table = torch.zeros(4, 8, dtype=torch.bfloat16, device=device), torch.zeros(100, 8, device=device)
+        ids = torch.zeros(2, dtype=torch.int64, device=device)
+        q = torch.zeros(1, 4, 2, 8, dtype=torch.bfloat16, device=device)
+        k = torch.zeros(1, 2, 6, 8, dtype=torch.bfloat16, device=device)
+        product = trace(lambda: F.linear(x, weight))
+        views = trace(lambda: x.view(8, 3).t().unsqueeze(0).expand(4, -1, -1).flatten(1, 2).shape)
+        lookup = trace(lambda: F.embedding(ids, table))
+        attention = trace(lambda: F.scaled_dot_product_attention(q, k, k, enable_gqa=True))
+        norm = trace(lambda: F.rms_norm(x, (8,), x[0]))
+    assert product == Trace(Counter({Launch("mm", 2 * (3 * 8 + 4 * 8 + 3 * 4), 2 * 3 * 4 * 8): 1}))
+    assert [launch.name for launch in views.launches] == ["clone"]  # that of flatten, the only one that is no view
+    assert lookup.bytes == 2 * 2 * 8 * 4 + 2 * 8 and lookup.count == 1
+    assert attention.count == norm.count == 1 and attention.flops == 4 * 4 * 2 * 6 * 8
+
+
+def test_waits_are_found() -> None:
+    with fake_device() as device, torch.inference_mode():
+        x = torch.zeros(3, device=device)
+        assert trace(lambda: torch.zeros(3).to(device)).waits == ("_to_copy between host and device",)
+        assert trace(lambda: x.cpu()).waits == ("_to_copy between host and device",)
+        assert trace(lambda: x + 1).waits == trace(lambda: x.to(torch.float64)).waits == ()
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            trace(lambda: int(x.max()))
+
+
+def test_a_call_takes_the_longer_of_its_bytes_and_operations_and_the_time_of_each_kernel() -> None:
+    device = replace(H100, bandwidth=100.0, flops=10.0, kernel=1.0)
+    traced = Trace(Counter({Launch("a", 200, 0): 2, Launch("b", 100, 50): 1}))
+    assert seconds_of(traced, device) == 2 * (1 + 2) + (1 + 5)
+    assert traced.followed_by(traced).without(traced) == traced and traced.count == 3 and traced.bytes == 500
+
+
+def test_tokens_per_window() -> None:
+    assert tokens_per_window([0.5], 1) == 1 and tokens_per_window([0.5], 3) == 1.75
+    assert tokens_per_window([1.0, 0.5], 4) == 1 + 1 + 0.5 + 0.25
+
+
+def test_predictions_of_a_tiny_model() -> None:
+    model = replace(tiny().models["llamagen-b"], layers=3)
+    found = predict(model, H100, [1], [4], [0.9])
+    assert [(step.rows, step.width) for step in found.steps] == [(1, 1), (1, 4)]
+    with fake_device() as device, torch.inference_mode():  # of all three layers, not of two and one more of the same
+        three = trace(model.on(device, torch.bfloat16).step(1, 4, model.prompt + model.length // 2))
+    assert found.steps[1].seconds == pytest.approx(seconds_of(three, H100))
+    plain, window = (found.steps[n].seconds + between(H100, width) for n, width in ((0, 1), (1, 4)))
+    gains = {(gain.rows, gain.width): gain for gain in found.gains}
+    assert gains[1, 4].speedup == pytest.approx(plain / window * tokens_per_window([0.9], 4))
+    assert gains[1, 1].speedup == 1 and found.best(1).width == 4 and found.ends_at() is None
+    assert replace(found, gains=[replace(g, speedup=1.0) for g in found.gains]).ends_at() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_size_is_counted(name: str) -> None:
+    """Weights are read once in a step, and a step needs no host: bytes are those of the published parameters."""
+    billions = {
+        "llamagen-b": 0.1, "llamagen-l": 0.33, "llamagen-xl": 0.75, "llamagen-xxl": 1.38, "janus-7b": 6.1, "emu3": 7.1,
+        "lumina-7b": 6.5, "cosyvoice2": 0.36, "llasa-1b": 1.1, "musicgen-large": 2.85, "csm": 0.97,
+    }  # fmt: skip
+    found = predict(PUBLISHED[name], H100, [1], [16], [0.7])
+    assert found.steps[0].flops / 2 / (1 + PUBLISHED[name].guided) == pytest.approx(1e9 * billions[name], rel=0.06)
+    assert found.steps[0].bytes > 2e9 * billions[name] * 0.95
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("0.5,0.25", [0.5, 0.25]),
+        ({"rows": [{"recipe": "plain"}, {"recipe": "scd:window=3", "tokens_per_call": 1.75}]}, [0.5]),
+        ({"rows": [{"recipe": "scd", "speed": {"acceptance": [0.9, None, 0.8]}}]}, [0.9, 0.8]),
+    ],
+)
+def test_acceptance_is_read(text: object, rates: list[float], tmp_path: Path) -> None:
+    if isinstance(text, dict):
+        (tmp_path / "bench.json").write_text(json.dumps(text))
+        text = str(tmp_path / "bench.json")
+    assert read_acceptance(str(text), None) == pytest.approx(rates, abs=1e-6)
+
+
+def test_what_is_no_acceptance(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text('{"rows": [{"recipe": "plain", "tokens_per_call": 1}]}')
+    for text, message in (
+        ("1.5", "must be rates from 0 to 1"),
+        ("no.json", "is neither rates from 0 to 1 nor a record"),
+        (str(tmp_path / "bench.json"), "has no row"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            read_acceptance(text, None)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(PUBLISHED, "llamagen-b", tiny().models["llamagen-b"])
+    page = tmp_path / "predicted.html"
+    words = f"bench predict --device l4 -m llamagen-b --batch 1 --window 4 --acceptance 0.9 -o {page} --json"
+    assert main(words.split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["predicted"] is True and record["models"]["llamagen-b"]["gains"][1]["speedup"] > 1
+    assert "NVIDIA L4" in page.read_text() and "Predicted, not measured" in page.read_text()
+    ElementTree.fromstring(page.read_text().removeprefix("<!DOCTYPE html>"))
+
+
+def test_predicted_against_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = {"model": "csm", "part": "depth", "rows": 1, "width": 4}
+    measured = [step | {"device": 0.003, "wall": 0.01}, {"model": "csm", "rows": 1, "width": 1, "error": "no memory"}]
+    parts = {"steps": {"records": measured}, "predicted": {"records": [step | {"seconds": 0.002}]}}
+    record = tmp_path / "gpu.json"
+    record.write_text(json.dumps({"environment": {"device": "H100"}, "parts": parts}))
+    assert main(["bench", "predict", "--measured", str(record)]) == 0
+    assert "csm, depth decoder" in (out := capsys.readouterr().out) and "1.50" in out
+    record.write_text("[]")
+    assert main(["bench", "predict", "--measured", str(record)]) == 2
+    assert "is not a record of mmspec bench gpu" in capsys.readouterr().err
