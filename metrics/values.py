@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number of at least 0."""
@@ -23,11 +23,3 @@ Gain = Annotated[int, Field(ge=0, le=100_000)]
 
 Width = Annotated[int, Field(ge=1, lt=2**31)]
 """Tokens per row of an image."""
-
-
-def first_error(error: ValidationError) -> str:
-    """The first of the errors, such as `rows.0.speed.nfe: Input should be a valid number (and 2 more)`."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{where + ': ' if where else ''}{first['msg']}{more}"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec import limits
 from mmspec.errors import ArgumentError, ModelError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def read_json(path: Path, argument: str) -> Any:
@@ -112,6 +115,14 @@ def read_yaml(path: Path, argument: str) -> Any:
 def one_line(error: object) -> str:
     """A message of another library on one line."""
     return " ".join(str(error).split())
+
+
+def first_error(error: ValidationError) -> str:
+    """The first of the errors, such as `rows.0.speed.nfe: Input should be a valid number (and 2 more)`."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where + ': ' if where else ''}{first['msg']}{more}"
 
 
 def _read(path: Path, argument: str) -> bytes:

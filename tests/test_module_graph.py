@@ -35,6 +35,7 @@ LAYERS = (
         "mmspec.arguments",
         "mmspec.output",
         "mmspec.keywords",
+        "mmspec.distributed",
     ),
     ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),
@@ -51,6 +52,7 @@ LAYERS = (
     # What pipelines of latents call; it hands their sampler to the engine.
     ("mmspec.continuous.run",),
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),
+    ("mmspec.bulk",),
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
     ("mmspec.loading", "mmspec.cli", "mmspec.__main__"),
 )
@@ -66,7 +68,7 @@ ALLOWED = (
     ("mmspec.metrics.bench.gpu", "mmspec.vision.llamagen"),
     ("mmspec.metrics.bench.gpu", "mmspec.audio"),
     # Generated images are saved with their prompt and seed, as `mmspec image` saves them.
-    ("mmspec.metrics", "mmspec.vision.png"),
+    ("mmspec.bulk.media", "mmspec.vision.png"),
     # Scripts, imported by nothing, that train and measure the embedded recognizer and voice.
     ("mmspec.audio.spoken.train_recognizer", "mmspec.metrics"),
     ("mmspec.audio.spoken.evaluate", "mmspec.metrics"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
@@ -13,19 +14,32 @@ from mmspec import __version__
 from mmspec.files import replacing
 
 
+def encode_png(image: Image.Image, notes: Mapping[str, str]) -> bytes:
+    """The bytes of a PNG file.
+
+    Args:
+        image: The image.
+        notes: Text chunks of the file, in any language; a chunk `versions` is added.
+    """
+    chunks = PngInfo()
+    for key, text in {**notes, "versions": f"mmspec {__version__}, torch {version('torch')}"}.items():
+        chunks.add_text(key, text)
+    buffer = BytesIO()
+    image.save(buffer, format="PNG", pnginfo=chunks)
+    return buffer.getvalue()
+
+
 def write_png(image: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
     """Writes `image` to `path` atomically.
 
     Args:
         image: The image.
         path: The file.
-        notes: Text chunks of the file, in any language; a chunk `versions` is added.
+        notes: As in `encode_png`.
 
     Raises:
         ArgumentError: If the file cannot be written.
     """
-    chunks = PngInfo()
-    for key, text in {**notes, "versions": f"mmspec {__version__}, torch {version('torch')}"}.items():
-        chunks.add_text(key, text)
+    encoded = encode_png(image, notes)
     with replacing(path) as partial:
-        image.save(partial, format="PNG", pnginfo=chunks)
+        partial.write_bytes(encoded)

@@ -58,7 +58,7 @@ class EvalConfig:
         batch: Samples per call.
         device: Where the model and the extractors run.
         strict: Refuse files that cannot be read, instead of leaving them out.
-        fingerprint: Of the model's weights, once loaded; see `mmspec.metrics.evaluation.fingerprint`.
+        fingerprint: Of the model's weights, once loaded; see `mmspec.bulk.fingerprint`.
     """
 
     model: str

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from mmspec import limits
+from mmspec.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of
 from mmspec.metrics.evaluation.config import EvalConfig
-from mmspec.metrics.evaluation.distributed import ProcessGroup
 from mmspec.metrics.evaluation.features import Columns, FeaturePipeline
 from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord

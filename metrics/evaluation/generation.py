@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -10,17 +9,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, suffix_of, write_durably
+from mmspec.bulk.rows import row_stats
 from mmspec.decoding.batch import Step
-from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.stats import Stats
+from mmspec.distributed import ProcessGroup
 from mmspec.metrics.bench.pipe import Pipe
 from mmspec.metrics.evaluation.config import EvalConfig
-from mmspec.metrics.evaluation.distributed import ProcessGroup
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord, sample_path
-from mmspec.metrics.evaluation.media import AudioClip, Medium, media_of, suffix_of, write_medium
 from mmspec.metrics.evaluation.quality import check_kind, check_statistics
 from mmspec.metrics.evaluation.sweep import LAST_SEED
 from mmspec.metrics.metric import Metric
 from mmspec.recipes import parse
+from mmspec.sampling.seeds import pipeline_seed
 
 REFERENCE_SEEDS = LAST_SEED  # added to the seeds of the plain samples that serve as reference
 Unit = tuple[str, int]  # prompt, seed
@@ -29,15 +30,6 @@ Unit = tuple[str, int]  # prompt, seed
 def units(config: EvalConfig) -> list[Unit]:
     """Every prompt with every seed, in a fixed order."""
     return list(product(config.prompts, config.seeds))
-
-
-def pipeline_seed(prompt: str, seed: int) -> int:
-    """The seed of 48 bits that a sample is generated with: prompts under one seed must not share their random numbers.
-
-    If they did, a thousand prompts would be a single realization of the noise seen a thousand times, and recipes, which
-    use the noise differently, would seem to differ by more than chance.
-    """
-    return int(hashlib.sha256(f"{seed} {prompt}".encode()).hexdigest()[:12], 16)
 
 
 def keys(config: EvalConfig, needs_reference: bool) -> list[list[list[Key]]]:
@@ -158,15 +150,14 @@ def _first_chunk(stream: Generator[Any, None, None]) -> float:
 def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
     """Writes the files, which must be on the disk before the journal lists them, and returns their records."""
     stats, count = call.stats, len(group)
-    # A pipeline that adds up several runs may not report rows separately; all rows then get equal shares.
-    share = stats.tokens // count
-    even = RowStats(share, round(share / stats.tokens_per_call), stats.tv_bound, stats.entropy, stats.nll)
-    rows = stats.rows if len(stats.rows) == count else [even] * count
     samples = []
-    for (recipe, prompt, seed), medium, row, gains in zip(group, call.media, rows, call.gains, strict=True):
+    for (recipe, prompt, seed), medium, row, gains in zip(
+        group, call.media, row_stats(stats, count), call.gains, strict=True
+    ):
         path = sample_path(recipe, prompt, seed, suffix_of(medium))
         drawn = pipeline_seed(prompt, seed)
-        write_medium(medium, folder / path, {"prompt": prompt, "seed": str(drawn), "recipe": recipe})
+        notes = {"prompt": prompt, "seed": str(drawn), "recipe": recipe}
+        write_durably(encode_medium(medium, notes), folder / path)
         sample = SampleRecord(
             recipe=recipe,
             prompt=prompt,

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
+from mmspec.bulk.journal import JournalFile
 from mmspec.errors import ArgumentError
-from mmspec.metrics.values import Count, Gain, Quantity, Real, Share, Width, first_error
+from mmspec.metrics.values import Count, Gain, Quantity, Real, Share, Width
 
 Key = tuple[str, str, int]  # recipe, prompt, seed
 
@@ -25,7 +21,7 @@ class SampleRecord:
         recipe: Its name with its knobs.
         prompt: The text.
         seed: As the user named it.
-        drawn: The seed given to the pipeline, which depends on the prompt too; see `generation.pipeline_seed`.
+        drawn: The seed given to the pipeline, which depends on the prompt too: `mmspec.sampling.seeds.pipeline_seed`.
         file: Its path inside the results folder.
         seconds: Its share of the wall-clock time of its call, from the prompt to the content of the file.
         latency: Seconds of the whole call.
@@ -101,7 +97,7 @@ class Journal:
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder = folder
-        self.path = folder / f"samples-{rank}.jsonl"
+        self.own = JournalFile(folder / f"samples-{rank}.jsonl", SampleRecord)
 
     def read(self) -> dict[Key, SampleRecord]:
         """The finished samples of all processes and earlier runs whose files exist; a line that was cut off is ignored.
@@ -110,9 +106,13 @@ class Journal:
             ArgumentError: If a complete line does not hold a sample, or names a file that is not the sample's.
         """
         found: dict[Key, SampleRecord] = {}
-        for path in filter(Path.is_file, sorted(self.folder.glob("samples-*.jsonl"))):
-            for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-                sample = _read_sample(line, f"'{path}' line {number}")
+        for path in sorted(self.folder.glob("samples-*.jsonl")):
+            for sample, place in JournalFile(path, SampleRecord).read():
+                own = [sample_path(*sample.key, suffix).as_posix() for suffix in SUFFIXES]
+                if sample.file not in own:
+                    raise ArgumentError(
+                        f"{place} is not a sample record: its file {sample.file!r} must be {own[0]!r}; delete the line"
+                    )
                 if find_sample(self.folder, *sample.key) is not None:
                     found[sample.key] = sample
         return found
@@ -123,48 +123,4 @@ class Journal:
         Raises:
             ArgumentError: If the file cannot be written.
         """
-        lines = b"".join(json.dumps(asdict(sample)).encode() + b"\n" for sample in samples)
-        try:
-            with self.path.open("ab+") as file:
-                file.truncate(self._whole(file.tell()))
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ArgumentError(f"cannot write '{self.path}': {error.strerror or error}") from error
-
-    def _whole(self, size: int) -> int:
-        """Bytes up to the end of the last whole line; a killed process may have left part of a line after it."""
-        with self.path.open("rb") as file:
-            end = size
-            while end > 0:
-                start = max(0, end - 65536)
-                file.seek(start)
-                cut = file.read(end - start).rfind(b"\n")
-                if cut >= 0:
-                    return start + cut + 1
-                end = start
-        return 0
-
-
-@cache
-def _sample() -> TypeAdapter[SampleRecord]:
-    return TypeAdapter(SampleRecord)
-
-
-def _read_sample(line: bytes, name: str) -> SampleRecord:
-    """The sample in a line, which must have the types of `SampleRecord` and name that sample's own file.
-
-    Raises:
-        ArgumentError: If it does not.
-    """
-    try:
-        sample = _sample().validate_json(line, strict=True)
-    except ValidationError as error:
-        raise ArgumentError(f"{name} is not a sample record: {first_error(error)}; delete the line") from None
-    own = [sample_path(*sample.key, suffix).as_posix() for suffix in SUFFIXES]
-    if sample.file not in own:
-        raise ArgumentError(
-            f"{name} is not a sample record: its file {sample.file!r} must be {own[0]!r}; delete the line"
-        )
-    return sample
+        self.own.append(samples)

@@ -1,96 +1,25 @@
-"""Images as PNG files and recordings as WAV files: from a pipeline's output to files, and back."""
+"""Reading images and recordings for metrics."""
 
 from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from mmspec import limits
 from mmspec.documents import one_line
 from mmspec.errors import ArgumentError
-from mmspec.files import replacing
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.image import Images
-from mmspec.vision.png import write_png
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-
-
-@dataclass(frozen=True)
-class AudioClip:
-    """Audio as a pipeline returns it; metrics read a `Waveform`, mixed down to one channel.
-
-    Attributes:
-        wave: float32 [channels, samples] in -1..1.
-        rate: Samples per second.
-    """
-
-    wave: NDArray[np.float32]
-    rate: int
-
-    @property
-    def seconds(self) -> float:
-        return self.wave.shape[1] / self.rate
-
-
-Medium = Image.Image | AudioClip
-
-
-def media_of(output: Any, count: int) -> list[Medium]:
-    """The images or recordings in the output of a call with `count` prompts.
-
-    Images are the output's `images`. A recording is a mapping with `audio`, float [channels, samples] or [samples],
-    and `sampling_rate`; the output is a list of those or, for a single prompt, one of them.
-
-    Raises:
-        ArgumentError: If the output is neither, such as the tokens of a model without a tokenizer.
-    """
-    found: Any = getattr(output, "images", output)
-    if isinstance(found, Mapping):
-        found = [found]
-    if not isinstance(found, (list, tuple)) or len(found) != count:
-        raise ArgumentError(f"the model returned {type(found).__name__} for {count} prompts, not images or recordings")
-    return [_medium(one) for one in found]
-
-
-def _medium(one: Any) -> Medium:
-    if isinstance(one, Image.Image):
-        return one.convert("RGB")
-    if isinstance(one, Mapping) and {"audio", "sampling_rate"} <= set(one):
-        wave = np.asarray(one["audio"], dtype=np.float32)
-        return AudioClip(wave[None] if wave.ndim == 1 else wave, int(one["sampling_rate"]))
-    raise ArgumentError(f"the model returned {type(one).__name__}, neither image nor recording; it has no tokenizer")
-
-
-def suffix_of(medium: Medium) -> str:
-    return ".wav" if isinstance(medium, AudioClip) else ".png"
-
-
-def write_medium(medium: Medium, path: Path, notes: Mapping[str, str]) -> None:
-    """Writes a file atomically; a PNG contains the notes.
-
-    Raises:
-        ArgumentError: If the file cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(medium, AudioClip):
-        import soundfile
-
-        with replacing(path) as partial:
-            soundfile.write(partial, medium.wave.T.clip(-1, 1), medium.rate, format="WAV", subtype="PCM_16")
-    else:
-        write_png(medium, path, notes)
 
 
 @contextmanager

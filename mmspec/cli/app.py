@@ -18,6 +18,7 @@ from mmspec.cli.check import check
 from mmspec.cli.convert import convert
 from mmspec.cli.env import env
 from mmspec.cli.eval import evaluate
+from mmspec.cli.generate import generate
 from mmspec.cli.image import image
 from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
@@ -40,6 +41,7 @@ app.add_typer(bench, name="bench")
 app.command("image")(image)
 app.command("speak")(speak)
 app.command("music")(music)
+app.command("generate")(generate)
 app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("report")(report)

@@ -145,7 +145,10 @@ def generate_files(pipe: Any, model: str, request: AudioRequest) -> None:
     if request.as_json:
         print(json.dumps(record | {"seconds": seconds, "seconds_of_sound": lengths}))
     elif sys.stderr.isatty():
-        print(f"{length:.1f} s of audio in {seconds:.1f} s, {length / seconds:.1f}x real time", file=sys.stderr)
+        print(
+            f"{length:.1f} s of audio at {rate} Hz in {seconds:.1f} s, {length / seconds:.1f}x real time",
+            file=sys.stderr,
+        )
 
 
 def _print_notes(notes: Sequence[str]) -> None:

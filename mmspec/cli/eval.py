@@ -116,12 +116,12 @@ def evaluate(
     given |= {key: value for key, value in flags.items() if value is not None}
     resolved = resolve({**DEFAULTS, **given})
 
+    from mmspec.bulk.fingerprint import fingerprint
+    from mmspec.distributed import local_device, process_group
     from mmspec.loading import check_device
     from mmspec.metrics.environment import environment
-    from mmspec.metrics.evaluation.distributed import local_device, process_group
     from mmspec.metrics.evaluation.evaluate import check, prepare
     from mmspec.metrics.evaluation.evaluate import evaluate as run
-    from mmspec.metrics.evaluation.fingerprint import fingerprint
     from mmspec.metrics.evaluation.results import record_of, table, write_results
     from mmspec.metrics.report.page import write_report
 

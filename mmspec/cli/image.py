@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mmspec.cli.model_options import DType, Tokenizer, Weights
 from mmspec.cli.options import (
     Device,
     Drafter,
     GuidanceScale,
+    Height,
     Json,
     Model,
+    NegativePrompt,
     Seed,
     Temperature,
     TopK,
     TopP,
+    Width,
     Window,
     read_recipe,
 )
@@ -50,8 +54,13 @@ def image(
     top_k: TopK = None,
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
+    height: Height = None,
+    width: Width = None,
+    negative_prompt: NegativePrompt = None,
     window: Window = None,
     drafter: Drafter = None,
+    tokenizer: Tokenizer = None,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -63,8 +72,13 @@ def image(
 
     from mmspec.vision.png import write_png
 
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale}
-    pipe = load_image_generator(model, device, drafter)
+    sampling: dict[str, Any] = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
+    }  # fmt: skip
+    # Only some models have these; the others refuse the name.
+    of_some = {"height": height, "width": width, "negative_prompt": negative_prompt}
+    sampling |= {name: value for name, value in of_some.items() if value is not None}
+    pipe = load_image_generator(model, device, drafter, tokenizer, dtype)
     with token_bar(quiet=as_json) as on_step:
         out = pipe(
             prompts,

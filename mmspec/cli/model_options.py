@@ -1,4 +1,4 @@
-"""Options of `mmspec speak` that say how a model is loaded."""
+"""Options of commands that say how a model is loaded."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ Codec = Annotated[
     str | None,
     typer.Option(show_default=False, help="The codec of a model that comes without one: a folder or a Hub id."),
 ]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(show_default=False, help="The image tokenizer of a model that comes without one: a file or a Hub id."),
+]
 Config = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", show_default=False, help="An option of the model, as in `mmspec.load`."),
@@ -30,14 +34,15 @@ DraftModel = Annotated[
 
 
 class DType(StrEnum):
-    """Names of dtypes of weights."""
+    """Names of dtypes of weights; `auto` is that of the model's files."""
 
+    auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
 
 
-Weights = Annotated[DType, typer.Option("--dtype", help="The dtype of the weights.")]
+Weights = Annotated[DType, typer.Option("--dtype", help="The dtype of the weights; auto is that of the files.")]
 
 
 def read_config(pairs: Sequence[str] | None, **named: str | None) -> dict[str, Any] | None:

@@ -25,6 +25,15 @@ TopP = Annotated[
 GuidanceScale = Annotated[
     float | None, typer.Option(show_default="the model's", help="Classifier-free guidance; 1 is none.")
 ]
+Height = Annotated[
+    int | None, typer.Option(min=1, show_default="the model's", help="Height in pixels, for models of several sizes.")
+]
+Width = Annotated[
+    int | None, typer.Option(min=1, show_default="the model's", help="Width in pixels, for models of several sizes.")
+]
+NegativePrompt = Annotated[
+    str | None, typer.Option(show_default="the model's", help="What guidance leads away from, for models that take it.")
+]
 Window = Annotated[
     int | None,
     typer.Option(show_default="the recipe's", help="Tokens per target call: the recipe's knob `window`."),

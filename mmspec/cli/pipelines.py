@@ -6,29 +6,76 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmspec.cli.model_options import DType
 from mmspec.errors import ArgumentError
 
 if TYPE_CHECKING:
     from mmspec.audio.pipeline import SpeechPipeline
 
 
-def load_image_generator(model: str, device: str, drafter: str | None = None) -> Any:
-    """Loads an image model for generation only; loading and calls show no progress bars.
+def load_generator(
+    model: str,
+    device: str,
+    drafter: str | None = None,
+    tokenizer: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    dtype: DType = DType.auto,
+) -> Any:
+    """Loads an image or audio model for generation only; loading and calls show no progress bars.
 
     The model `shapes` is loaded without diffusers, whose import takes longer than an image, as a
-    `mmspec.vision.llamagen.generation.LlamaGenGenerator`; the others are loaded by `load_image_pipeline`.
+    `mmspec.vision.llamagen.generation.LlamaGenGenerator`.
+
+    Args:
+        model: A name, a folder or a Hub id.
+        device: Where the model runs.
+        drafter: A trained drafter.
+        tokenizer: The image tokenizer or codec, see `mmspec.load`.
+        config: Options of the model, see `mmspec.load`.
+        dtype: Of the weights.
+
+    Raises:
+        ArgumentError: When an option is not one of the model's, or the device or the drafter does not exist.
+        UnknownNameError: When the model does not exist.
+    """
+    chosen = dtype_of(model, dtype)
+    if model == "shapes" and tokenizer is None and config is None:
+        from mmspec.loading import check_device
+        from mmspec.vision.shapes.generator import load
+
+        check_device(device)
+        return without_bars(load(device=device, dtype=chosen), drafter)
+    import mmspec
+
+    show_no_loading_bars(model)
+    return without_bars(mmspec.load(model, device=device, tokenizer=tokenizer, config=config, dtype=chosen), drafter)
+
+
+def dtype_of(model: str, dtype: DType) -> Any:
+    """The argument `dtype` of `mmspec.load`; `auto` is float32 for models by name, whose weights are small."""
+    import torch
+
+    from mmspec.loading import models
+
+    if dtype == DType.auto:
+        return torch.float32 if model in models() else "auto"
+    return getattr(torch, dtype.value)
+
+
+def load_image_generator(
+    model: str,
+    device: str,
+    drafter: str | None = None,
+    tokenizer: str | None = None,
+    dtype: DType = DType.float32,
+) -> Any:
+    """Loads an image model as `load_generator` does.
 
     Raises:
         ArgumentError: When the model generates audio, or the device or the drafter does not exist.
         UnknownNameError: When the model does not exist.
     """
-    if model != "shapes":
-        return load_image_pipeline(model, device, drafter)
-    from mmspec.loading import check_device
-    from mmspec.vision.shapes.generator import load
-
-    check_device(device)
-    return without_bars(load(device=device), drafter)
+    return _image_pipeline(model, load_generator(model, device, drafter, tokenizer, None, dtype))
 
 
 def load_image_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
@@ -38,7 +85,10 @@ def load_image_pipeline(model: str, device: str, drafter: str | None = None) -> 
         ArgumentError: When the model generates audio, or the device or the drafter does not exist.
         UnknownNameError: When the model does not exist.
     """
-    pipe = load_pipeline(model, device, drafter)
+    return _image_pipeline(model, load_pipeline(model, device, drafter))
+
+
+def _image_pipeline(model: str, pipe: Any) -> Any:
     if not hasattr(pipe, "set_progress_bar_config"):
         raise ArgumentError(f"model {model!r} does not generate images; see `mmspec speak`")
     return pipe
@@ -79,7 +129,7 @@ def load_audio_pipeline(
     transcript: str | None = None,
     config: Mapping[str, Any] | None = None,
     codec: str | None = None,
-    dtype: str = "float32",
+    dtype: DType = DType.float32,
 ) -> SpeechPipeline:
     """Loads a speech or music model as `mmspec.load` does; loading shows no progress bars.
 
@@ -90,22 +140,20 @@ def load_audio_pipeline(
         transcript: The words spoken in the reference audio.
         config: Options of the model, see `mmspec.load`.
         codec: A folder or Hub id of the codec, for models without one.
-        dtype: The name of the dtype of the weights.
+        dtype: Of the weights.
 
     Raises:
         ArgumentError: When the model generates no audio or does not accept reference audio, the file has none, or the
             device does not exist.
         UnknownNameError: When the model does not exist.
     """
-    import torch
-
     import mmspec
     from mmspec.audio.pipeline import SpeechPipeline
     from mmspec.audio.wave import read_audio
 
     reference = None if reference_audio is None else read_audio(reference_audio)
     show_no_loading_bars(model)
-    pipe = mmspec.load(model, device=device, tokenizer=codec, config=config, dtype=getattr(torch, dtype))
+    pipe = mmspec.load(model, device=device, tokenizer=codec, config=config, dtype=dtype_of(model, dtype))
     if not isinstance(pipe, SpeechPipeline):
         raise ArgumentError(f"model {model!r} does not generate audio; see `mmspec image`")
     return pipe if reference is None else pipe.with_reference_audio(*reference, transcript)

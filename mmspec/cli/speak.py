@@ -62,7 +62,7 @@ def speak(
     codec: Codec = None,
     config: Config = None,
     draft_model: DraftModel = None,
-    dtype: Weights = DType.float32,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ def speak(
         "voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
         "pause": pause, "sampling_rate": sampling_rate,
     }  # fmt: skip
-    pipe = load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype.value)
+    pipe = load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype)
     generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))
 
 

@@ -105,8 +105,8 @@ def train_drafter(
 
     import torch
 
+    from mmspec.distributed import local_device, process_group
     from mmspec.locks import locked
-    from mmspec.metrics.evaluation.distributed import local_device, process_group
     from mmspec.metrics.prompts import read_prompts
     from mmspec.training.trainer import Trainer, TrainingSettings, split_prompts
 

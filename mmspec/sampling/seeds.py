@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,15 @@ from mmspec.errors import ArgumentError
 def random_seed(generator: torch.Generator | None) -> int:
     """A seed from a generator, or from torch's global one."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else None))
+
+
+def pipeline_seed(prompt: str, seed: int) -> int:
+    """The seed of 48 bits that a sample is generated with: prompts under one seed must not share their random numbers.
+
+    If they did, a thousand prompts would be a single realization of the noise seen a thousand times, and recipes, which
+    use the noise differently, would seem to differ by more than chance.
+    """
+    return int(hashlib.sha256(f"{seed} {prompt}".encode()).hexdigest()[:12], 16)
 
 
 def check_generator(generator: Any) -> None:

@@ -21,6 +21,7 @@ RIGHT: dict[str, list[str]] = {
     "music": ["x"],
     "check": ["plain", "--samples", "1000"],
     "eval": ["-o", "out", "--limit", "2", "--metrics", "attributes"],
+    "generate": ["--prompts", "prompts.txt", "-o", "out", "--limit", "1"],
     "report": ["results"],
     "measure": ["images", "--metrics", "attributes", "--prompts", "prompts.txt"],
     "train-drafter": ["-o", "drafter", "--sequences", "4"],

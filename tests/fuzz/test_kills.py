@@ -39,6 +39,7 @@ COMMANDS: dict[str, list[str]] = {
     "speak": ["speak", "hello", "good morning", "-o", "out"],
     "bench": ["bench", "kernels", "--batch", "1", "--window", "2", "--vocab", "8", "--repeats", "1", "-o", "x.json"],
     "eval": ["eval", "-o", "out", "--limit", "2", "--seeds", "0..1", "--metrics", "attributes"],
+    "generate": ["generate", "--prompts", "prompts.txt", "-o", "out", "--batch", "1"],
     "measure": ["measure", "images", "--metrics", "fd@shapes", "--save-reference", "x.npz"],
     "report": ["report", "results", "-o", "x.html"],
     "train-drafter": ["train-drafter", "-o", "out", *TRAINING, "--validate-every", "1"],
@@ -106,6 +107,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     for i in range(6):
         pixels = np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
+    (folder / "prompts.txt").write_text("a red circle\na green star\na blue cross\n")
     mmspec.load("shapes").save_pretrained(folder / "model")
     assert run(["eval", "-o", "results", "--limit", "2", "--metrics", "attributes"], folder, root) == 0
     return folder

@@ -22,11 +22,11 @@ from fake_pipe import SECONDS, Pipe, classifier, gate
 from PIL import Image
 
 import mmspec
+from mmspec.bulk.fingerprint import fingerprint
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.loading import load
 from mmspec.metrics import metric
-from mmspec.metrics.evaluation.fingerprint import fingerprint
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds

@@ -1,0 +1,1 @@
+"""Bulk generation: many samples, on one machine or many, that survives being killed at any time."""

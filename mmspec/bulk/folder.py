@@ -1,0 +1,224 @@
+"""The folder of a bulk run, which processes share without talking to each other.
+
+Each process writes into a folder of its own, `shards/00000-of-00004/`:
+
+- `run.json`: what all samples of the output have in common,
+- `samples.jsonl`: the journal, a line per finished sample,
+- `failed.jsonl`: the samples that the model refused in the last run,
+- `packs.jsonl` and `staged/`: see `mmspec.bulk.packed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mmspec.bulk.journal import JournalFile
+from mmspec.bulk.media import write_durably
+from mmspec.distributed import Shard
+from mmspec.documents import read_json
+from mmspec.errors import ArgumentError, MMSpecError
+from mmspec.locks import FILE, locked
+
+OPTION = "-o/--output"
+SHARDS = "shards"
+RUN = "run.json"
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What all samples of an output have in common.
+
+    Attributes:
+        model: A name, a folder or a Hub id.
+        fingerprint: Of the weights; see `mmspec.bulk.fingerprint`.
+        format: "files", "webdataset" or "parquet".
+    """
+
+    model: str
+    fingerprint: str
+    format: str
+
+
+@dataclass(frozen=True)
+class SampleEntry:
+    """A line of the journal of a bulk run: a sample, and what it cost.
+
+    Attributes:
+        name: See `mmspec.bulk.requests.SampleRequest.name`.
+        prompt: The text.
+        seed: The seed that the pipeline was called with.
+        id: The caller's name of the sample.
+        settings: The other arguments of the call.
+        recipe: Its name with its knobs.
+        file: Its name: a path in the output, or inside the archive that contains the sample.
+        tokens: Emitted tokens.
+        calls: Target calls it took part in.
+        seconds: Its share of the wall-clock time of its call.
+        length: Seconds of audio; None for an image.
+    """
+
+    name: str
+    prompt: str
+    seed: int
+    id: str | None
+    settings: dict[str, Any]
+    recipe: str
+    file: str
+    tokens: int
+    calls: float
+    seconds: float
+    length: float | None
+
+
+@dataclass(frozen=True)
+class FailedSample:
+    """A sample that the model refused.
+
+    Attributes:
+        name: As in `SampleEntry`.
+        prompt: As in `SampleEntry`.
+        id: As in `SampleEntry`.
+        error: Why.
+    """
+
+    name: str
+    prompt: str
+    id: str | None
+    error: str
+
+
+class ShardFolder:
+    """What one process keeps in an output.
+
+    Args:
+        output: The folder of the whole output.
+        shard: The part of the samples that the process generates.
+    """
+
+    def __init__(self, output: Path, shard: Shard) -> None:
+        self.output = output
+        self.shard = shard
+        self.label = f"{shard.index:05}-of-{shard.count:05}"
+        self.path = output / SHARDS / self.label
+        self.journal = JournalFile(self.path / "samples.jsonl", SampleEntry)
+        self.failures = JournalFile(self.path / "failed.jsonl", FailedSample)
+
+    @property
+    def staged(self) -> Path:
+        """Files of samples that are not in an archive yet."""
+        return self.path / "staged"
+
+    def everyone(self) -> list[ShardFolder]:
+        """The folders of all processes of this and earlier runs, this one's last."""
+        found = []
+        for path in sorted((self.output / SHARDS).glob("*-of-*")):
+            index, _, count = path.name.partition("-of-")
+            if path.is_dir() and index.isdigit() and count.isdigit() and path.name != self.label:
+                found.append(ShardFolder(self.output, Shard(int(index), int(count))))
+        return [*found, self]
+
+
+def check_output(output: Path) -> None:
+    """Checks that an output can be made, or holds one of a bulk run; writes nothing.
+
+    Raises:
+        ArgumentError: If it cannot.
+    """
+    try:
+        inside = {path.name for path in output.iterdir()} if output.exists() else set()
+    except OSError as error:
+        raise ArgumentError(f"{OPTION}: cannot write '{output}': {error.strerror or error}") from error
+    if inside and SHARDS not in inside:
+        raise ArgumentError(f"{OPTION}: '{output}' is not empty and holds no folder {SHARDS}/; name another folder")
+
+
+@contextmanager
+def open_shard(output: Path, shard: Shard, identity: RunIdentity) -> Iterator[ShardFolder]:
+    """Yields the folder of this process, which it alone uses during the block.
+
+    Raises:
+        ArgumentError: If another process uses it, a running process divides the samples in another way, the output
+            holds samples of other weights or in another format, or the folder cannot be written.
+    """
+    check_output(output)
+    folder = ShardFolder(output, shard)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"{OPTION}: cannot write '{output}': {error.strerror or error}") from error
+    with locked(folder.path, OPTION):
+        new = not (folder.path / RUN).exists()
+        try:
+            _join(folder, identity)
+            folder.failures.path.unlink(missing_ok=True)
+            yield folder
+        except MMSpecError:
+            if new and not folder.journal.path.exists():
+                _remove(folder)
+            raise
+
+
+def _join(folder: ShardFolder, identity: RunIdentity) -> None:
+    """Writes what the samples of this process have in common, and compares it with the others'.
+
+    It is written first: of two processes that start at once with other weights, at least one sees the other's.
+    """
+    _refuse_other(folder, identity)
+    write_durably(json.dumps(asdict(identity)).encode() + b"\n", folder.path / RUN)
+    for other in folder.everyone()[:-1]:
+        _refuse_other(other, identity)
+        if other.shard.count != folder.shard.count and _is_locked(other.path):
+            raise ArgumentError(
+                f"{OPTION}: '{folder.output}' is in use by a run of {other.shard.count} shards, this is one of "
+                f"{folder.shard.count}; wait until it ends, or name another folder"
+            )
+
+
+def _remove(folder: ShardFolder) -> None:
+    """Removes the folder of a process that has refused its input, and those around it that are empty then."""
+    shutil.rmtree(folder.path)
+    with suppress(OSError):  # other processes' folders are there
+        folder.path.parent.rmdir()
+        folder.output.rmdir()
+
+
+def _refuse_other(folder: ShardFolder, identity: RunIdentity) -> None:
+    """Checks that the samples of a folder have weights and format in common with this run."""
+    path = folder.path / RUN
+    if not path.exists():
+        return
+    found = read_json(path, OPTION)
+    try:
+        before = RunIdentity(**found)
+    except TypeError as error:
+        raise ArgumentError(f"{OPTION}: '{path}' is not that of a bulk run: {error}") from None
+    if before.format != identity.format:
+        raise ArgumentError(
+            f"{OPTION}: '{folder.output}' holds samples in the format {before.format}, not {identity.format}; name "
+            "another folder"
+        )
+    if before.fingerprint != identity.fingerprint or (not identity.fingerprint and before.model != identity.model):
+        raise ArgumentError(
+            f"{OPTION}: '{folder.output}' holds samples of other weights ({before.model!r}, fingerprint "
+            f"{before.fingerprint}, now {identity.fingerprint}); name another folder"
+        )
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a process uses a shard's folder."""
+    from filelock import FileLock, Timeout
+
+    if not os.path.exists(folder / FILE):
+        return False
+    try:
+        with FileLock(folder / FILE, timeout=0):
+            return False
+    except Timeout:
+        return True

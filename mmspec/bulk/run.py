@@ -1,0 +1,115 @@
+"""The loop of bulk generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmspec.bulk.calls import GeneratedSample, batches, generate_batch
+from mmspec.bulk.folder import FailedSample, SampleEntry, ShardFolder
+from mmspec.bulk.requests import SampleRequest
+from mmspec.bulk.stores import Store
+from mmspec.errors import PromptError
+
+
+@dataclass(frozen=True)
+class BulkResult:
+    """What a run has done.
+
+    Attributes:
+        finished: Samples that were finished before.
+        generated: Samples that it has generated.
+        failed: Samples that the model refused.
+    """
+
+    finished: int
+    generated: int
+    failed: int
+
+
+def generate_missing(
+    pipe: Any,
+    requests: Sequence[SampleRequest],
+    folder: ShardFolder,
+    store: Store,
+    *,
+    batch_size: int,
+    fingerprint: str,
+    on_samples: Callable[[int], None] | None = None,
+) -> BulkResult:
+    """Generates the samples that no process has finished.
+
+    A sample is finished when its file is on the disk and the journal has its line, in this order: a process that is
+    killed leaves at most a file that the next run writes again, under the same name.
+
+    Args:
+        pipe: A pipeline of `mmspec.load`.
+        requests: The samples of this process.
+        folder: Of this process, inside `mmspec.bulk.folder.open_shard`.
+        store: Where the files are kept.
+        batch_size: Samples per call.
+        fingerprint: Of the weights.
+        on_samples: Called with the number of samples that were finished before, generated, or refused.
+
+    Raises:
+        ArgumentError: If the pipeline does not accept a setting, or the output cannot be written.
+    """
+    done = set[str]()
+    for each in folder.everyone():
+        done.update(entry.name for entry, _ in each.journal.read() if store.has(each, entry))
+    pending = [request for request in requests if request.name not in done]
+    report = on_samples or (lambda count: None)
+    report(len(requests) - len(pending))
+    generated = failed = 0
+    for batch in batches(pending, batch_size):
+        samples, refused = _generate(pipe, batch)
+        entries = []
+        for sample in samples:
+            file = store.path(sample.request.name, sample.suffix)
+            store.write(file, sample.encode(fingerprint))
+            entries.append(_entry(sample, file))
+        if refused:
+            folder.failures.append(refused)
+        if entries:
+            folder.journal.append(entries)
+            store.settle(entries, last=False)
+        generated += len(entries)
+        failed += len(refused)
+        report(len(batch))
+    store.settle([], last=True)
+    return BulkResult(len(requests) - len(pending), generated, failed)
+
+
+def _generate(pipe: Any, batch: Sequence[SampleRequest]) -> tuple[list[GeneratedSample], list[FailedSample]]:
+    """The samples of a batch, and those that the model refuses, which do not stop the others."""
+    try:
+        return generate_batch(pipe, batch), []
+    except PromptError as error:
+        if len(batch) == 1:
+            request = batch[0]
+            return [], [FailedSample(request.name, request.prompt, request.id, str(error))]
+    samples, refused = list[GeneratedSample](), list[FailedSample]()
+    for request in batch:
+        some, none = _generate(pipe, [request])
+        samples += some
+        refused += none
+    return samples, refused
+
+
+def _entry(sample: GeneratedSample, file: str) -> SampleEntry:
+    request = sample.request
+    settings = {key: value for key, value in request.settings.to_dict().items() if key != "recipe"}
+    return SampleEntry(
+        name=request.name,
+        prompt=request.prompt,
+        seed=request.seed,
+        id=request.id,
+        settings=settings,
+        recipe=sample.recipe,
+        file=file,
+        tokens=sample.stats.tokens,
+        calls=sample.stats.calls,
+        seconds=sample.seconds,
+        length=sample.length,
+    )
