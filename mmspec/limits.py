@@ -72,7 +72,17 @@ LOGITS = Limit("MMSPEC_MAX_LOGITS", 2**27, "logits (rows x slots x vocabulary)")
 FILE_BYTES = Limit("MMSPEC_MAX_FILE_BYTES", 2**28, "bytes of one JSON or YAML file")
 DEPTH = Limit("MMSPEC_MAX_DEPTH", 64, "nested levels of JSON or YAML")
 
+# Of `mmspec serve`.
+CONNECTIONS = Limit("MMSPEC_MAX_CONNECTIONS", 256, "connections of the server")
+BODY_BYTES = Limit("MMSPEC_MAX_BODY_BYTES", 2**22, "bytes of one request")
+INPUT = Limit("MMSPEC_MAX_INPUT", 4_096, "characters of one prompt of a request")
+IMAGES = Limit("MMSPEC_MAX_IMAGES", 10, "images of one request")
+STORED_BYTES = Limit("MMSPEC_MAX_STORED_BYTES", 2**26, "bytes of images that the server keeps for their addresses")
+RECEIVE_SECONDS = Limit("MMSPEC_MAX_RECEIVE_SECONDS", 30, "seconds until a request has arrived")
+STALL_SECONDS = Limit("MMSPEC_MAX_STALL_SECONDS", 60, "seconds in which a client reads nothing of a response")
+
 LIMITS = (
     OUTPUTS, RECIPES, SEEDS, SAMPLES, TEXT, PIXELS, VOICE_SECONDS, AUDIO_SECONDS, THREADS, LOGITS, FILE_BYTES, DEPTH,
+    CONNECTIONS, BODY_BYTES, INPUT, IMAGES, STORED_BYTES, RECEIVE_SECONDS, STALL_SECONDS,
 )  # fmt: skip
 """All limits, for the documentation and its test."""

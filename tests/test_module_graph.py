@@ -54,6 +54,7 @@ LAYERS = (
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),
     ("mmspec.bulk",),
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),
+    ("mmspec.serving",),
     ("mmspec.loading", "mmspec.cli", "mmspec.__main__"),
 )
 # Arrows between rooms of one layer, or up, and why they may be.

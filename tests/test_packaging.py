@@ -23,7 +23,7 @@ ROOTS = {
     "kernels": "mmspec.kernels",
     "metrics": "mmspec.metrics",
 }
-DATA = {".json", ".safetensors", ".typed"}
+DATA = {".json", ".safetensors", ".typed", ".html", ".css", ".js"}
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from mmspec.cli.ls import ls
 from mmspec.cli.measure import measure
 from mmspec.cli.music import music
 from mmspec.cli.report import report
+from mmspec.cli.serve import demo, serve
 from mmspec.cli.speak import speak
 from mmspec.cli.train_drafter import train_drafter
 from mmspec.errors import MMSpecError, OutputError, shorten
@@ -48,6 +49,8 @@ app.command("report")(report)
 app.command("measure")(measure)
 app.command("train-drafter")(train_drafter)
 app.command("convert")(convert)
+app.command("serve")(serve)
+app.command("demo")(demo)
 app.command("ls")(ls)
 app.command("env")(env)
 bench.command("image")(bench_image)

@@ -1,0 +1,147 @@
+"""`mmspec serve` and `mmspec demo`: models with OpenAI's endpoints, and the page to try them with."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.options import Device, read_recipe
+from mmspec.cli.pipelines import load_image_generator, load_pipeline
+from mmspec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mmspec.serving.models import ServedModel
+    from mmspec.serving.settings import ServerSettings
+
+EXTRA = "pip install 'mmspec[serve]'"
+Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of the machine's.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")]
+RecipeName = Annotated[
+    str | None,
+    typer.Option("--recipe", show_default="the model's", help="A name from `mmspec ls recipes`, with knobs."),
+]
+MaxRows = Annotated[int, typer.Option(min=1, max=4096, help="Requests that are decoded at the same time, per model.")]
+MaxWaiting = Annotated[int, typer.Option(min=1, help="Requests that may wait; others get status 429.")]
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", show_default=False, help="Names, folders or Hub ids."),
+    ],
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    recipe: RecipeName = None,
+    max_rows: MaxRows = 16,
+    max_waiting: MaxWaiting = 1024,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="A file with API keys, one per line; also MMSPEC_API_KEYS=KEY,KEY."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="A web origin whose pages may call the server, or *.")
+    ] = None,
+    allow_reference_audio: Annotated[
+        bool, typer.Option("--allow-reference-audio", help="Requests may bring a recording whose voice to follow.")
+    ] = False,
+    allowed_local_media_path: Annotated[
+        Path | None, typer.Option(show_default=False, help="A folder whose files ref_audio may name by file: URLs.")
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, max=3600, help="After SIGTERM, running requests have this long to finish.")
+    ] = 30.0,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Whether / is a page to try the models with.")] = True,
+    device: Device = "cpu",
+) -> None:
+    """Serve models over HTTP with OpenAI's endpoints, until SIGTERM or Ctrl-C.
+
+    Requests join the running batch of their model. Models are separated by spaces: `mmspec serve shapes spoken`.
+    """
+    chosen = None if recipe is None else read_recipe(recipe, None)
+    _require_extra()
+    from mmspec.serving.settings import ServerSettings, read_api_keys
+
+    settings = ServerSettings(
+        host, port, read_api_keys(api_key_file), tuple(cors_origin or ()), allow_reference_audio,
+        allowed_local_media_path, drain_seconds, page,
+    )  # fmt: skip
+    _run(models, chosen, settings, max_rows, max_waiting, device, open_page=False)
+
+
+def demo(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL...]", show_default="shapes spoken", help="What to serve.")
+    ] = None,
+    port: Port = 8000,
+    recipe: RecipeName = None,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open a browser.")] = True,
+    device: Device = "cpu",
+) -> None:
+    """Open a page on which images appear row by row and speech sounds while it is made.
+
+    It is the page of `mmspec serve`, for this machine only.
+    """
+    chosen = None if recipe is None else read_recipe(recipe, None)
+    _require_extra()
+    from mmspec.serving.settings import ServerSettings
+
+    _run(models or ["shapes", "spoken"], chosen, ServerSettings(port=port), 16, 64, device, open_page=browser)
+
+
+def _run(
+    names: list[str],
+    recipe: Any,
+    settings: ServerSettings,
+    max_rows: int,
+    max_waiting: int,
+    device: str,
+    open_page: bool,
+) -> None:
+    from mmspec.serving.app import Application
+    from mmspec.serving.server import address_of, bind
+    from mmspec.serving.server import serve as run
+
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"MODEL is named twice: {', '.join(names)}")
+    listener = bind(settings.host, settings.port)  # before the models are loaded, which takes longer
+    try:
+        models = [_load(name, recipe, max_rows, max_waiting, device) for name in names]
+        application = Application(models, settings)
+        address = address_of(listener)
+        for model in models:
+            print(f"mmspec: {model.name} ({model.kind}, {model.recipe})", file=sys.stderr)
+        print(f"mmspec: listening on {address}", file=sys.stderr, flush=True)
+        if open_page:
+            webbrowser.open(address)
+        run(application, listener)
+    finally:
+        listener.close()
+
+
+def _load(name: str, recipe: Any, max_rows: int, max_waiting: int, device: str) -> ServedModel:
+    """Loads a model."""
+    from mmspec.serving.engines import new_engine
+    from mmspec.serving.models import ServedModel, recipe_of
+    from mmspec.serving.raster import refuse_latents
+
+    pipe = load_image_generator(name, device) if name == "shapes" else load_pipeline(name, device)
+    if not hasattr(pipe, "stream"):
+        refuse_latents(pipe, name)
+    chosen = recipe_of(pipe, recipe)
+    return ServedModel(name, pipe, chosen, new_engine(pipe, chosen, max_rows, max_waiting))
+
+
+def _require_extra() -> None:
+    """Checks that what the server needs is installed.
+
+    Raises:
+        ArgumentError: If it is not.
+    """
+    for name in ("fastapi", "prometheus_client", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ArgumentError(f"the server needs {name}, which is not installed: {EXTRA}")

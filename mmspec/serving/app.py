@@ -1,0 +1,233 @@
+"""The application: OpenAI's endpoints for images and speech, models, health, metrics and the page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmspec import __version__
+from mmspec.documents import parse_json
+from mmspec.errors import MMSpecError
+from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
+from mmspec.serving.audio_encoder import MEDIA_TYPES as AUDIO_TYPES
+from mmspec.serving.errors import ApiError, from_validation, json_response
+from mmspec.serving.generation import Generation
+from mmspec.serving.guards import Guards
+from mmspec.serving.images import ImageJob
+from mmspec.serving.metrics import ServerMetrics
+from mmspec.serving.models import Models, ServedModel
+from mmspec.serving.page import add_page
+from mmspec.serving.raster import MEDIA_TYPES as IMAGE_TYPES
+from mmspec.serving.schemas import GenerationRequest, ImageRequest, SpeechRequest
+from mmspec.serving.settings import ServerSettings
+from mmspec.serving.speech import SpeechJob
+from mmspec.serving.sse import HEADERS, MEDIA_TYPE
+from mmspec.serving.stored_images import StoredImages
+
+R = TypeVar("R", bound=GenerationRequest)
+
+
+class Application:
+    """A server's routes and its state.
+
+    Args:
+        models: The models, at least one.
+        settings: What the server allows.
+
+    Attributes:
+        asgi: The ASGI application, for uvicorn or any other server.
+        busy: Requests that are being worked on.
+    """
+
+    asgi: ASGIApp
+
+    def __init__(self, models: list[ServedModel], settings: ServerSettings | None = None) -> None:
+        self.settings = settings or ServerSettings()
+        self.models = Models(models)
+        self.metrics = ServerMetrics()
+        self.busy = 0
+        self._draining = False
+        self._stored = StoredImages()
+        for model in models:
+            self.metrics.watch(model)
+        app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.add_exception_handler(ApiError, _api_error)
+        app.add_exception_handler(HTTPException, _http_error)
+        app.add_exception_handler(ClientLeft, _client_left)
+        app.add_exception_handler(Exception, _unexpected)
+        app.post("/v1/images/generations", openapi_extra=_body(ImageRequest))(self.generate_images)
+        app.post("/v1/audio/speech", openapi_extra=_body(SpeechRequest))(self.generate_speech)
+        app.get("/v1/models")(self.list_models)
+        app.get("/v1/models/{name:path}")(self.show_model)
+        app.get("/v1/files/{name}")(self.fetch_file)
+        app.get("/health")(self.health)
+        app.get("/metrics")(self.show_metrics)
+        if self.settings.page:
+            add_page(app)
+        guarded: ASGIApp = Guards(app, self.settings, lambda: self._draining, self.metrics.count_response)
+        if self.settings.cors_origins:
+            guarded = CORSMiddleware(
+                guarded, allow_origins=list(self.settings.cors_origins), allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"], expose_headers=["*"],
+            )  # fmt: skip
+        self.asgi = guarded
+
+    def drain(self) -> None:
+        """Refuses new requests from now on."""
+        self._draining = True
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        yield
+        for model in self.models.all.values():
+            await model.aclose()
+
+    def _active(self, model: ServedModel, kind: str, schema: type[GenerationRequest]) -> ActiveRequest:
+        self.busy += 1
+
+        def ended() -> None:
+            self.busy -= 1
+
+        return ActiveRequest(self.metrics, model.name, kind, schema.model_fields, ended)
+
+    async def generate_images(self, request: Request) -> Response:
+        """Generates images."""
+        body = await read_body(request, ImageRequest)
+        model = self.models.find(body.model, "image")
+        active = self._active(model, "image", ImageRequest)
+        try:
+            job = ImageJob(model, body, active.accounting, partial(self._address, request))
+            if body.stream:
+                return await _stream(active, job, MEDIA_TYPE, HEADERS)
+            answer = await unless_disconnected(request, job.respond())
+        except BaseException as error:
+            raise _ended(active, error) from error
+        active.end(None)
+        return json_response(answer)
+
+    async def generate_speech(self, request: Request) -> Response:
+        """Generates speech."""
+        body = await read_body(request, SpeechRequest)
+        model = self.models.find(body.model, "speech")
+        active = self._active(model, "audio", SpeechRequest)
+        try:
+            job = SpeechJob(model, body, active.accounting, self.settings)
+            if body.stream_format == "sse":
+                return await _stream(active, job, MEDIA_TYPE, job.headers() | HEADERS)
+            if job.streams:
+                return await _stream(active, job, AUDIO_TYPES[job.format], job.headers())
+            data, headers = await unless_disconnected(request, job.respond())
+        except BaseException as error:
+            raise _ended(active, error) from error
+        active.end(None)
+        return Response(data, headers=headers, media_type=AUDIO_TYPES[job.format])
+
+    async def list_models(self) -> Response:
+        """The models."""
+        return json_response({"object": "list", "data": [model.describe() for model in self.models.all.values()]})
+
+    async def show_model(self, name: str) -> Response:
+        """One model."""
+        if name not in self.models.all:
+            raise ApiError(404, f"model {name!r} is not served here; see /v1/models", "model_not_found", "model")
+        return json_response(self.models.all[name].describe())
+
+    async def fetch_file(self, name: str) -> Response:
+        """An image of a response with `response_format="url"`."""
+        content = self._stored.get(name)
+        if content is None:
+            raise ApiError(404, "there is no such file, or it has been dropped to make room", "not_found")
+        return Response(content, media_type=IMAGE_TYPES[name.rpartition(".")[2]])
+
+    async def health(self) -> Response:
+        """Whether the server takes requests."""
+        state = "draining" if self._draining else "ok"
+        return json_response({"status": state}, 503 if self._draining else 200)
+
+    async def show_metrics(self) -> Response:
+        """Metrics for Prometheus."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    def _address(self, request: Request, content: bytes, suffix: str) -> str:
+        return str(request.url_for("fetch_file", name=self._stored.add(content, suffix)))
+
+
+async def read_body(request: Request, schema: type[R]) -> R:
+    """The body of a request.
+
+    Raises:
+        ApiError: If it is no JSON, or does not fit the schema.
+    """
+    try:
+        found = parse_json(await request.body(), "the request")
+    except ClientDisconnect:
+        raise ClientLeft from None
+    except MMSpecError as error:
+        raise ApiError(400, str(error), "invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the request must be a JSON object, not {type(found).__name__}", "invalid_json")
+    try:
+        return schema.model_validate(found)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False), schema.model_fields) from None
+
+
+class _Job(Protocol):
+    """A request whose response is streamed."""
+
+    def start(self) -> Generation: ...
+
+    def parts(self, generation: Generation) -> AsyncIterator[bytes]: ...
+
+
+async def _stream(active: ActiveRequest, job: _Job, media_type: str, headers: Mapping[str, str]) -> Response:
+    """A response that is sent while it is generated. What is refused at once still gets its own status."""
+    generation = job.start()
+    try:
+        await generation.started_well()
+    except BaseException:
+        await generation.close()
+        raise
+    return GeneratedResponse(active, generation, job.parts(generation), media_type, headers)
+
+
+def _ended(active: ActiveRequest, error: BaseException) -> BaseException:
+    found = active.translate(error)
+    active.end(found)
+    return found
+
+
+def _body(schema: type[GenerationRequest]) -> dict[str, Any]:
+    """The description of a request's body in /openapi.json."""
+    content = {"application/json": {"schema": schema.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return ApiError(error.status_code, str(error.detail), code, headers=error.headers).response()
+
+
+async def _client_left(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _unexpected(_: Request, __: Exception) -> Response:
+    return ApiError(500, "the server failed", "internal_error").response()

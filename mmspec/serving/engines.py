@@ -1,0 +1,69 @@
+"""The engine of a model: the running batch where it takes the model, one request after the other otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from mmspec.batching.async_engine import AsyncEngine
+from mmspec.batching.engine import QueueFullError as BatchQueueFullError
+from mmspec.serving.generation import CallOutput, DecodingRequest, Engine, QueueFullError
+from mmspec.serving.one_by_one import OneByOneEngine
+
+
+def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Engine:
+    """The engine of a pipeline.
+
+    Args:
+        pipe: The pipeline.
+        recipe: The recipe of most requests.
+        max_rows: Rows that are decoded at the same time.
+        max_waiting: Requests that may wait.
+    """
+    if not hasattr(pipe, "read_request"):
+        return OneByOneEngine(pipe, max_waiting)
+    engine = AsyncEngine(pipe, recipe=recipe, max_rows=max_rows, max_waiting=max_waiting)
+    return RunningBatch(engine, speech=hasattr(pipe, "stream"))
+
+
+class RunningBatch:
+    """An `mmspec.batching.async_engine.AsyncEngine`, as the server uses it; see `mmspec.serving.generation.Engine`.
+
+    Args:
+        engine: The engine.
+        speech: Whether it generates speech.
+    """
+
+    def __init__(self, engine: AsyncEngine, speech: bool) -> None:
+        self._engine, self._speech = engine, speech
+
+    async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+        options: dict[str, Any] = dict(request.settings)
+        if self._speech:
+            options["voice"] = request.voice
+        else:
+            options |= {
+                "negative_prompt": request.negative_prompt,
+                "output_type": "latent",
+            }  # pixels are made elsewhere
+            if request.size is not None:
+                options["height"], options["width"] = request.size
+        given = {name: value for name, value in options.items() if value is not None}
+        outputs = self._engine.generate(prompt, seed=request.seed, recipe=request.recipe, user=request.user, **given)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.error is not None:
+                        raise output.error
+                    yield CallOutput(output.tokens, output.calls, output.part)
+        except BatchQueueFullError as error:
+            raise QueueFullError(str(error)) from error
+
+    def stats(self) -> dict[str, float]:
+        found = self._engine.stats().to_dict()
+        parts = {f"seconds_{part}": seconds for part, seconds in found.pop("seconds_by_part").items()}
+        return {name: float(value) for name, value in (found | parts).items() if value is not None}
+
+    async def aclose(self) -> None:
+        await self._engine.aclose(drain=False)

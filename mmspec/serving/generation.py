@@ -1,0 +1,189 @@
+"""A request in the running batch: what the server needs of an engine, and what it reads from it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mmspec.errors import MMSpecError
+
+
+@dataclass(frozen=True)
+class CallOutput:
+    """What one target call gave to a request.
+
+    Attributes:
+        tokens: The tokens that were committed: codes of an image in raster order, int64 [n], or tokens of a speech
+            model, int64 [n, *cell].
+        calls: Target calls of the request so far.
+        part: The index of the part of the text that they belong to; parts come in order.
+    """
+
+    tokens: Tensor
+    calls: int
+    part: int = 0
+
+
+class Engine(Protocol):
+    """Decodes requests."""
+
+    def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+        """Yields what each target call gave to the request; leaving the iteration cancels it.
+
+        Raises:
+            MMSpecError: From the first iteration, if the request is refused.
+            QueueFullError: If too many requests wait.
+        """
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Numbers for `/metrics`, by name."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancels all requests, and ends the work."""
+        ...
+
+
+class QueueFullError(MMSpecError, RuntimeError):
+    """Too many requests wait."""
+
+
+@dataclass(frozen=True)
+class DecodingRequest:
+    """The settings of a request.
+
+    Attributes:
+        seed: Of the request.
+        recipe: How to decode.
+        user: Requests of one user share one place in the queue.
+        settings: Sampling parameters that are set.
+        negative_prompt: Of images; None is the model's.
+        size: Height and width of images in pixels; None is the model's.
+        voice: Of speech; None is the model's.
+    """
+
+    seed: int
+    recipe: str
+    user: str | None = None
+    settings: Mapping[str, float | int] = field(default_factory=dict)
+    negative_prompt: str | None = None
+    size: tuple[int, int] | None = None
+    voice: str | None = None
+
+
+@dataclass(frozen=True)
+class CallStep:
+    """What one target call committed.
+
+    Attributes:
+        tokens: Their number.
+        calls: Target calls so far.
+        seconds: Since the request arrived.
+    """
+
+    tokens: int
+    calls: int
+    seconds: float
+
+    def event(self) -> dict[str, Any]:
+        """As a server-sent event."""
+        return {
+            "type": "generation.step",
+            "tokens": self.tokens,
+            "calls": self.calls,
+            "seconds": round(self.seconds, 4),
+        }
+
+
+class Generation:
+    """Reads the outputs of a request as they come, however slowly its client reads.
+
+    Args:
+        outputs: What the engine yields.
+
+    Attributes:
+        outputs: What has come so far.
+        steps: What each call committed.
+        done: Whether all outputs have come.
+        started: When the request arrived, of `time.perf_counter`.
+    """
+
+    def __init__(self, outputs: AsyncGenerator[CallOutput, None]) -> None:
+        self.outputs: list[CallOutput] = []
+        self.steps: list[CallStep] = []
+        self.done = False
+        self.started = time.perf_counter()
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._read(outputs))
+
+    @property
+    def calls(self) -> int:
+        """Target calls so far."""
+        return self.steps[-1].calls if self.steps else 0
+
+    @property
+    def count(self) -> int:
+        """Committed tokens so far."""
+        return sum(step.tokens for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """From the arrival of the request to its latest token."""
+        return self.steps[-1].seconds if self.steps else time.perf_counter() - self.started
+
+    async def _read(self, outputs: AsyncGenerator[CallOutput, None]) -> None:
+        try:
+            async for output in outputs:
+                self.outputs.append(output)
+                self.steps.append(CallStep(len(output.tokens), output.calls, time.perf_counter() - self.started))
+                self._news.set()
+        except BaseException as error:
+            self._error = error
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            await outputs.aclose()
+            self.done = True
+            self._news.set()
+
+    async def news(self) -> None:
+        """Waits until there are new tokens, or the last.
+
+        Raises:
+            Exception: What the engine raised.
+        """
+        await self._news.wait()
+        if not self.done:
+            self._news.clear()
+        if self._error is not None:
+            raise self._error
+
+    async def started_well(self) -> None:
+        """Waits for the first tokens.
+
+        Raises:
+            Exception: What the engine raised, such as a refusal of the request.
+        """
+        while not self.outputs and not self.done:
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def finish(self) -> None:
+        """Waits for all tokens."""
+        while not self.done:
+            await self.news()
+        await self.news()
+
+    async def close(self) -> None:
+        """Cancels the request if it is still running."""
+        if not self._task.done():
+            self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,165 @@
+"""What every request passes before any work: its host, key and media type, its size and the time it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmspec import limits
+from mmspec.serving.errors import ApiError
+from mmspec.serving.settings import LOOPBACK, ServerSettings
+
+PROTECTED = ("/v1/", "/metrics")
+UNPROTECTED = ("/v1/files/",)  # addresses that cannot be guessed
+RETRY = {"Retry-After": "1"}
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class ApiKeys:
+    """Compares keys in a time that does not depend on them.
+
+    Args:
+        keys: The keys; empty allows every request.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, authorization: bytes | None) -> None:
+        """Checks the header Authorization.
+
+        Raises:
+            ApiError: With status 401, if it has no key, or an unknown one.
+        """
+        if not self._digests:
+            return
+        kind, _, key = (authorization or b"").partition(b" ")
+        if kind.lower() != b"bearer" or not key.strip():
+            raise ApiError(
+                401, "this server needs an API key: Authorization: Bearer KEY", "missing_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+        given = _digest(key.strip())
+        if not sum(hmac.compare_digest(given, known) for known in self._digests):  # all of them, always
+            raise ApiError(401, "the API key is not known", "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class Guards:
+    """An ASGI application around the routes.
+
+    A request body larger than `limits.BODY_BYTES` is refused when its header announces it, or else when it exceeds
+    it, or does not arrive within `limits.RECEIVE_SECONDS`.
+
+    Args:
+        app: The routes.
+        settings: What the server allows.
+        draining: Whether the server is about to stop.
+        count: Called with the path and the HTTP status of each response.
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, draining: Callable[[], bool], count: Callable[[str, int], None]
+    ) -> None:
+        self._app, self._settings, self._draining, self._count = app, settings, draining, count
+        self._keys = ApiKeys(settings.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                self._count(scope["path"], message["status"])
+            await send(message)
+
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error.response()(scope, receive, guarded_send)
+            return
+        await self._app(scope, _BoundedBody(receive), guarded_send)
+
+    def _check(self, scope: Scope) -> None:
+        """Checks the header of a request.
+
+        Raises:
+            ApiError: If the request is refused.
+        """
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        path, settings = scope["path"], self._settings
+        if settings.local and not settings.api_keys and _host(headers.get(b"host", b"")) not in LOOPBACK:
+            # A page elsewhere whose name resolves to this machine must not reach a server without keys.
+            raise ApiError(421, "the header Host does not name this server; use 127.0.0.1 or localhost", "wrong_host")
+        if path.startswith(PROTECTED) and not path.startswith(UNPROTECTED) and scope["method"] != "OPTIONS":
+            self._keys.check(headers.get(b"authorization"))
+        if scope["method"] != "POST":
+            return
+        if self._draining():
+            raise ApiError(503, "the server is about to stop; try another one", "draining", headers=RETRY)
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            # A form of a page elsewhere cannot send this type unasked.
+            raise ApiError(
+                415, f"Content-Type {kind[:100].decode('latin-1')!r} is not allowed; send application/json",
+                "unsupported_media_type",
+            )  # fmt: skip
+        announced = headers.get(b"content-length", b"")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limits.BODY_BYTES.value):
+            raise too_large()
+
+
+class _BoundedBody:
+    """`receive` of a request whose body is bounded in size and time."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._size = 0
+        self._arrived = False
+        self._deadline = asyncio.get_running_loop().time() + limits.RECEIVE_SECONDS.value
+
+    async def __call__(self) -> Message:
+        if self._arrived:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                part = await self._receive()
+        except TimeoutError:
+            seconds = limits.RECEIVE_SECONDS.value
+            message = f"the request did not arrive within {seconds} seconds"
+            raise ApiError(408, message, "timeout", headers=_CLOSE) from None
+        self._size += len(part.get("body", b""))
+        if self._size > limits.BODY_BYTES.value:
+            raise too_large()
+        self._arrived = not part.get("more_body", False)
+        return part
+
+
+_CLOSE = {"Connection": "close"}
+
+
+def too_large() -> ApiError:
+    """The error of a body that exceeds the limit; the connection is closed, since the rest is not read."""
+    limit = limits.BODY_BYTES
+    return ApiError(413, f"the request has more than {limit.value:,} bytes", "request_too_large", headers=_CLOSE)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _host(header: bytes) -> str:
+    """The name in a header Host, without the port."""
+    text = header.decode("latin-1").lower()
+    match = re.fullmatch(r"\[([0-9a-f:.]+)\](?::\d*)?|([^:]*)(?::\d*)?", text)
+    return "" if match is None else match[1] or match[2] or ""

@@ -1,0 +1,132 @@
+"""The models of a server, and the engines that decode their requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from mmspec.errors import did_you_mean
+from mmspec.recipes import Recipe, parse
+from mmspec.serving.errors import ApiError
+from mmspec.serving.generation import Engine
+from mmspec.serving.one_by_one import OneByOneEngine
+from mmspec.serving.raster import Raster, raster_of
+
+Kind = Literal["image", "speech"]
+PLAIN = "plain"
+
+
+@dataclass
+class ServedModel:
+    """A model with its engine.
+
+    Attributes:
+        name: Its name in requests.
+        pipe: The pipeline.
+        recipe: The recipe of requests that name none.
+        engine: Decodes requests.
+        created: When the model was loaded, in seconds of the epoch.
+        worker: Decodes tokens to pixels or audio, one request at a time.
+    """
+
+    name: str
+    pipe: Any
+    recipe: str
+    engine: Engine
+    created: int = field(default_factory=lambda: int(time.time()))
+    worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
+
+    @property
+    def kind(self) -> Kind:
+        """What it generates."""
+        return "speech" if hasattr(self.pipe, "stream") else "image"
+
+    @cached_property
+    def raster(self) -> Raster:
+        """The grid of an image model's default images."""
+        return raster_of(self.pipe)
+
+    @property
+    def takes_size(self) -> bool:
+        """Whether an image model has images of several sizes."""
+        return not hasattr(self.pipe, "transformer")
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """Its voices, the default first; may be empty."""
+        return tuple(self.pipe.adapter.voices) if self.kind == "speech" else ()
+
+    def check_recipe(self, recipe: str | None) -> str:
+        """The recipe of a request, which is the model's if it names none.
+
+        Raises:
+            ApiError: If it is neither "plain" nor the model's recipe.
+        """
+        chosen = self.recipe if recipe is None else recipe
+        if chosen not in (PLAIN, self.recipe):
+            raise ApiError(
+                400, f"recipe={chosen!r} is not allowed; this server runs {self.recipe!r} and {PLAIN!r}",
+                "invalid_value", "recipe",
+            )  # fmt: skip
+        return chosen
+
+    @cached_property
+    def one_by_one(self) -> OneByOneEngine:
+        """Decodes requests that need a pipeline of their own, such as one that follows reference audio."""
+        return OneByOneEngine(self.pipe)
+
+    def describe(self) -> dict[str, Any]:
+        """The model in `GET /v1/models`."""
+        entry: dict[str, Any] = {"id": self.name, "object": "model", "created": self.created, "owned_by": "mmspec"}
+        entry |= {"kind": self.kind, "recipe": self.recipe, "exact": parse(self.recipe).exact}
+        if self.kind == "speech":
+            return entry | {"voices": list(self.voices), "sampling_rate": self.pipe.sampling_rate}
+        return entry | {"size": self.raster.size, "rows": self.raster.rows, "columns": self.raster.columns}
+
+    async def aclose(self) -> None:
+        """Ends the engine."""
+        await self.engine.aclose()
+        self.worker.shutdown(wait=False, cancel_futures=True)
+
+
+class Models:
+    """The models of a server, by name.
+
+    Args:
+        models: At least one.
+    """
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.all = {model.name: model for model in models}
+
+    def find(self, name: str | None, kind: Kind) -> ServedModel:
+        """The model of a request.
+
+        Args:
+            name: Its name; None is the first of the kind.
+            kind: What it must generate.
+
+        Raises:
+            ApiError: With status 404, if there is none.
+        """
+        able = [model for model in self.all.values() if model.kind == kind]
+        if name is None and able:
+            return able[0]
+        if name is None:
+            raise ApiError(404, f"this server has no model for {kind}", "model_not_found", "model")
+        if name not in self.all:
+            hint = did_you_mean(name, [model.name for model in able])
+            raise ApiError(404, f"model {name!r} is not served here{hint}; see /v1/models", "model_not_found", "model")
+        found = self.all[name]
+        if found.kind != kind:
+            raise ApiError(404, f"model {name!r} generates {found.kind}, not {kind}", "model_not_found", "model")
+        return found
+
+
+def recipe_of(pipe: Any, recipe: Recipe | None) -> str:
+    """The recipe of a model's requests: the one that is given, or the pipeline's default."""
+    return str(recipe if recipe is not None else pipe.config["recipe"])

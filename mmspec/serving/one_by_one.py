@@ -1,0 +1,128 @@
+"""Decodes requests one after the other, for models and requests that cannot join a running batch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import Step
+from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
+
+
+class _Cancelled(Exception):
+    """Ends the decoding of a request whose client has left."""
+
+
+class OneByOneEngine:
+    """Runs a pipeline's own call in a thread, for one request at a time; see `mmspec.serving.generation.Engine`.
+
+    Args:
+        pipe: An image or speech pipeline.
+        max_waiting: Requests that may wait.
+    """
+
+    def __init__(self, pipe: Any, max_waiting: int = 1024) -> None:
+        self._run = _speak if hasattr(pipe, "stream") else _draw
+        self._pipe, self._max_waiting = pipe, max_waiting
+        self._turn = asyncio.Lock()
+        self._waiting = self._running = 0
+        self._closed = threading.Event()
+
+    async def generate(
+        self, prompt: str, request: DecodingRequest, pipe: Any = None
+    ) -> AsyncGenerator[CallOutput, None]:
+        """As of an engine.
+
+        Args:
+            prompt: The prompt or text.
+            request: Its settings.
+            pipe: Another pipeline of the same model, such as one that follows reference audio.
+        """
+        if self._waiting >= self._max_waiting:
+            raise QueueFullError(f"{self._waiting} requests wait, as many as allowed; try again later")
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        loop, left = asyncio.get_running_loop(), threading.Event()
+        arrived: asyncio.Queue[CallOutput | None] = asyncio.Queue()
+
+        def send(output: CallOutput) -> None:
+            if left.is_set() or self._closed.is_set():
+                raise _Cancelled
+            loop.call_soon_threadsafe(arrived.put_nowait, output)
+
+        def work() -> None:
+            try:
+                self._run(pipe or self._pipe, prompt, request, send)
+            finally:
+                loop.call_soon_threadsafe(arrived.put_nowait, None)
+
+        self._running = 1
+        task = asyncio.create_task(asyncio.to_thread(work))
+        try:
+            while (output := await arrived.get()) is not None:
+                yield output
+            await task
+        finally:
+            left.set()
+            await asyncio.gather(task, return_exceptions=True)
+            self._running = 0
+            self._turn.release()
+
+    def stats(self) -> dict[str, float]:
+        return {"running": self._running, "waiting": self._waiting}
+
+    async def aclose(self) -> None:
+        self._closed.set()
+        async with self._turn:
+            pass
+
+
+def _draw(pipe: Any, prompt: str, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
+    """Generates one image."""
+    sent = 0
+
+    def observe(_: Any, calls: int, __: int, tensors: dict[str, Tensor]) -> None:
+        nonlocal sent
+        codes = tensors["tokens"][0]
+        known = ~codes.isnan().flatten(1).any(1) if codes.is_floating_point() else codes >= 0
+        count = int(known.sum())
+        send(CallOutput(codes[sent:count].cpu(), calls))
+        sent = count
+
+    options: dict[str, Any] = dict(request.settings)
+    if request.negative_prompt is not None:
+        options["negative_prompt"] = request.negative_prompt
+    if request.size is not None:
+        options["height"], options["width"] = request.size
+    # Pixels are made elsewhere.
+    pipe(
+        prompt, recipe=request.recipe, seed=request.seed, output_type="latent", callback_on_step_end=observe, **options
+    )  # fmt: skip
+
+
+def _speak(pipe: Any, prompt: str, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
+    """Generates the tokens of one text, part by part."""
+    part, sent, calls = -1, 0, 0
+
+    def observe(step: Step) -> None:
+        nonlocal part, sent, calls
+        if step.nfe == 1:  # with a batch size of 1 each part is a batch
+            part, sent = part + 1, 0
+        calls += 1
+        tokens = step.tokens[0]
+        send(CallOutput(tokens[sent:].cpu(), calls, part))
+        sent = len(tokens)
+
+    with torch.inference_mode():
+        pipe(
+            prompt, voice=request.voice, recipe=request.recipe, seed=request.seed, batch_size=1, on_step=observe,
+            **request.settings,
+        )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Images of codes that arrive in raster order."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.errors import ArgumentError
+
+MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+
+
+@dataclass(frozen=True)
+class Raster:
+    """The grid of an image's codes.
+
+    Attributes:
+        rows: Rows of codes.
+        columns: Codes per row.
+        width: Of the image in pixels.
+        height: Of the image in pixels.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    height: int
+
+    @property
+    def size(self) -> str:
+        """As in OpenAI's API."""
+        return f"{self.width}x{self.height}"
+
+
+def size_of(text: str | None) -> tuple[int, int] | None:
+    """Height and width of a parameter `size`, such as "512x512"; None for the model's default."""
+    if text in (None, "auto"):
+        return None
+    width, _, height = str(text).partition("x")
+    return int(height), int(width)
+
+
+def refuse_latents(pipe: Any, name: str) -> None:
+    """Checks that an image pipeline generates codes, which arrive one by one and in raster order.
+
+    Raises:
+        ArgumentError: If it generates vectors.
+    """
+    from mmspec.vision.hf.pipeline import TransformersPipeline
+    from mmspec.vision.llamagen.generation import LlamaGenGenerator
+
+    if not isinstance(pipe, (LlamaGenGenerator, TransformersPipeline)):
+        raise ArgumentError(
+            f"model {name!r} cannot be served; `mmspec serve` takes image models of codes, not of vectors"
+        )
+
+
+def raster_of(pipe: Any, size: tuple[int, int] | None = None) -> Raster:
+    """The grid of a pipeline's images.
+
+    Args:
+        pipe: The pipeline.
+        size: Height and width in pixels; None is the model's default, for which an image without codes is decoded.
+
+    Raises:
+        ArgumentError: If the model has no images of this size.
+    """
+    transformer = getattr(pipe, "transformer", None)
+    if transformer is not None:
+        rows = columns = transformer.config.grid_size
+    else:
+        from mmspec.vision.hf.image_adapter import Components
+        from mmspec.vision.hf.registry import image_adapter_of
+
+        adapter = image_adapter_of(pipe.model, Components(pipe.processor, pipe.vqvae, pipe.config.layout))
+        rows, columns = adapter.grid(*(size or (None, None)))
+    if size is None or transformer is not None:
+        (image,) = pipe.decode(torch.full((1, rows * columns), -1))
+        size = image.height, image.width
+    return Raster(rows, columns, size[1], size[0])
+
+
+def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format: str) -> str:
+    """An image of the codes so far, in base64.
+
+    Args:
+        pipe: The pipeline.
+        codes: int64 [n], in raster order; the pixels of missing ones are grey.
+        size: Height and width in pixels, if the request sets them.
+        format: A key of `MEDIA_TYPES`.
+    """
+    options = {} if size is None else {"height": size[0], "width": size[1]}
+    (image,) = pipe.decode([codes], **options)
+    return base64.b64encode(encode(image, format)).decode()
+
+
+def encode(image: Image.Image, format: str) -> bytes:
+    """An image file."""
+    file = io.BytesIO()
+    image.save(file, format)
+    return file.getvalue()

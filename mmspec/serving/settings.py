@@ -1,0 +1,71 @@
+"""The settings of the server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmspec.errors import ArgumentError
+
+KEYS = "MMSPEC_API_KEYS"  # the environment variable
+SHORTEST_KEY = 8
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server allows.
+
+    Attributes:
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        api_keys: Requests need one of them; empty allows all.
+        cors_origins: Web origins whose pages may call the server; "*" is all.
+        allow_reference_audio: Whether requests may bring a recording whose voice to follow.
+        media_folder: A folder whose files `ref_audio` may name as `file:` URLs; None allows no files.
+        drain_seconds: After a signal, running requests have this long to finish.
+        page: Whether `GET /` is a page to try the models with.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    allow_reference_audio: bool = False
+    media_folder: Path | None = None
+    drain_seconds: float = 30.0
+    page: bool = True
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.host in LOOPBACK
+
+
+def read_api_keys(file: Path | None) -> tuple[str, ...]:
+    """The keys in a file, one per line, and those in the environment variable `MMSPEC_API_KEYS`, by commas.
+
+    No message quotes a key.
+
+    Raises:
+        ArgumentError: If the file cannot be read or has no keys, or a key is too short or not printable ASCII.
+    """
+    keys = os.environ.get(KEYS, "").split(",")
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ArgumentError(f"--api-key-file: cannot read '{file}': {reason}") from None
+        if not any(line.strip() for line in lines):
+            raise ArgumentError(f"--api-key-file: '{file}' has no keys; write one per line")
+        keys += lines
+    found = tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))
+    for number, key in enumerate(found, 1):
+        if len(key) < SHORTEST_KEY or not (key.isascii() and key.isprintable()) or " " in key:
+            raise ArgumentError(
+                f"API key {number} of {len(found)} is not allowed; keys have at least {SHORTEST_KEY} printable ASCII "
+                "characters and no spaces"
+            )
+    return found

@@ -1,0 +1,159 @@
+"""`POST /v1/audio/speech`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mmspec import limits
+from mmspec.audio.pipeline import EVERY, FIRST
+from mmspec.serving.accounting import Accounting
+from mmspec.serving.audio_encoder import AudioEncoder, encoder_rate
+from mmspec.serving.audio_renderer import AudioRenderer
+from mmspec.serving.errors import ApiError
+from mmspec.serving.generation import CallOutput, DecodingRequest, Generation
+from mmspec.serving.models import ServedModel
+from mmspec.serving.reference import read_reference
+from mmspec.serving.schemas import SpeechRequest, VoiceId
+from mmspec.serving.settings import ServerSettings
+from mmspec.serving.sse import event
+
+DEFAULT_VOICE = "default"
+
+
+@dataclass
+class SpeechJob:
+    """A speech request that has been checked.
+
+    Args:
+        model: The model.
+        request: The request.
+        accounting: Counts what the request does.
+        settings: What the server allows.
+
+    Raises:
+        ApiError: If the request asks for something that is not possible.
+        MMSpecError: If the model cannot speak the text, or has no such voice.
+    """
+
+    model: ServedModel
+    request: SpeechRequest
+    accounting: Accounting
+    settings: ServerSettings
+    recipe: str = field(init=False)
+    seed: int = field(init=False)
+    voice: str | None = field(init=False)
+    notes: list[str] = field(init=False)
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        request, pipe = self.request, self.model.pipe
+        limits.INPUT.check("input", len(request.input))
+        if request.speed not in (None, 1):
+            raise ApiError(
+                400, f"speed={request.speed:g} is not possible; the model speaks at one speed, 1", "invalid_value",
+                "speed",
+            )  # fmt: skip
+        self.recipe = self.model.check_recipe(request.recipe)
+        voice = request.voice.id if isinstance(request.voice, VoiceId) else request.voice
+        self.voice = None if voice == DEFAULT_VOICE and voice not in self.model.voices else voice
+        reference = read_reference(request.ref_audio, request.ref_text, self.settings)
+        self.pipe = None if reference is None else pipe.with_reference_audio(*reference)
+        self.notes = pipe.read(request.input, self.voice).notes
+        self.format = request.response_format or "mp3"
+        self.rate = encoder_rate(self.format, pipe.sampling_rate)
+        self.seed = secrets.randbits(62) if request.seed is None else request.seed
+
+    @property
+    def streams(self) -> bool:
+        """Whether audio is sent while it is decoded."""
+        return bool(self.request.stream or self.request.stream_format)
+
+    @property
+    def channels(self) -> int:
+        return int(self.model.pipe.adapter.codec.channels)
+
+    def start(self) -> Generation:
+        """Hands the text to the engine."""
+        settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings(), voice=self.voice)
+        if self.pipe is not None:
+            return Generation(self.model.one_by_one.generate(self.request.input, settings, self.pipe))
+        return Generation(self.model.engine.generate(self.request.input, settings))
+
+    def headers(self) -> dict[str, str]:
+        """Headers that every response has."""
+        headers = {
+            "X-Seed": str(self.seed),
+            "X-Sampling-Rate": str(self.rate),
+            "X-Channels": str(self.channels),
+        }
+        if self.notes:
+            headers["X-Notes"] = "; ".join(self.notes).encode("ascii", "backslashreplace").decode()[:1000]
+        return headers
+
+    async def chunks(self, generation: Generation, whole: bool = False) -> AsyncIterator[tuple[bytes, list[Any]]]:
+        """Chunks of the file while the text is decoded, each with the steps since the last one.
+
+        Args:
+            generation: The request.
+            whole: Whether the file is one chunk, with its length in the header.
+        """
+        first = self.request.initial_codec_chunk_frames or FIRST
+        every = self.request.codec_chunk_frames or EVERY
+        renderer = AudioRenderer(self.pipe or self.model.pipe, first, every, self.rate)
+        loop, taken = asyncio.get_running_loop(), 0
+        with AudioEncoder(self.format, self.rate, self.channels, whole) as encoder:
+
+            def encode(outputs: list[CallOutput], last: bool) -> bytes:
+                audio: np.ndarray[Any, Any] = renderer.push(outputs, last)
+                if audio.shape[-1] and not self.samples:
+                    self.accounting.first_audio()
+                self.samples += audio.shape[-1]
+                data = encoder.push(audio)
+                return data + encoder.finish() if last else data
+
+            last = False
+            while not last:
+                await (generation.finish() if whole else generation.news())
+                last = generation.done
+                new, steps = generation.outputs[taken:], generation.steps[taken:]
+                taken += len(new)
+                yield await loop.run_in_executor(self.model.worker, encode, new, last), steps
+        self.accounting.add(generation)
+        self.accounting.audio(self.samples / self.rate)
+
+    async def respond(self) -> tuple[bytes, dict[str, str]]:
+        """The body and the headers of the response without `stream`."""
+        generation = self.start()
+        try:
+            data = b"".join([data async for data, _ in self.chunks(generation, whole=True)])
+        finally:
+            await generation.close()
+        usage = self.accounting.usage()
+        headers = {"X-Output-Tokens": usage["output_tokens"], "X-Target-Calls": usage["target_calls"]}
+        headers |= {"X-Tokens-Per-Call": usage["tokens_per_call"], "X-Audio-Seconds": self._duration()}
+        return data, self.headers() | {name: str(value) for name, value in headers.items()}
+
+    async def parts(self, generation: Generation) -> AsyncIterator[bytes]:
+        """The parts of the response with `stream`: chunks of the file, or events with such chunks."""
+        if self.request.stream_format != "sse":
+            async for data, _ in self.chunks(generation):
+                if data:
+                    yield data
+            return
+        async for data, steps in self.chunks(generation):
+            for step in steps if self.request.steps else ():
+                yield event(step.event())
+            if data:
+                yield event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        done = {"usage": self.accounting.usage(), "seed": self.seed, "notes": self.notes}
+        yield event({"type": "speech.audio.done", "audio_seconds": self._duration(), **done})
+
+    def _duration(self) -> float:
+        return round(self.samples / self.rate, 3)
