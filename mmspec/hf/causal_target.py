@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import count_layers, first_layers
+from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.tree import Tree
@@ -214,14 +216,15 @@ class CausalTarget:
         """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
         collects = bool(self._collected) and early_exit is None
-        out = self._decoder(early_exit)(
-            inputs_embeds=embeds,
-            attention_mask=mask,
-            position_ids=positions[0] if len(positions) == 1 else positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            **({"output_hidden_states": True} if collects else {}),
-        )
+        with without_plans(self.device), folded_groups(self.device):
+            out = self._decoder(early_exit)(
+                inputs_embeds=embeds,
+                attention_mask=mask,
+                position_ids=positions[0] if len(positions) == 1 else positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                **({"output_hidden_states": True} if collects else {}),
+            )
         if collects:
             device = out.last_hidden_state.device
             self._layer_features = torch.cat([out.hidden_states[n].to(device) for n in self._collected], dim=-1)

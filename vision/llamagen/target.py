@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit, spread_layers
@@ -98,7 +99,8 @@ class LlamaGenTarget:
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         h = self._gpt.embed(tokens) + self._position[slots]
-        features = self._gpt.features(h, self._ragged_span(slots, end), self._cache, None)
+        with without_plans(self.device):
+            features = self._gpt.features(h, self._ragged_span(slots, end), self._cache, None)
         return self._gpt.output(features), features
 
     @property
@@ -209,7 +211,9 @@ class LlamaGenTarget:
     def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
         states: list[Tensor] | None = [] if self._collected and early_exit is None else None
-        features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.layers, states)
+        layers = None if early_exit is None else early_exit.layers
+        with without_plans(self.device):
+            features = self._gpt.features(h, span, self._cache, layers, states)
         if early_exit is None:
             self._features = features
         if states is not None:

@@ -1,0 +1,94 @@
+"""Every `read` that CUDA graphs capture, traced on a fake CUDA device: no operator whose result depends on data, and no
+copy between host and device. A capture would fail on either, and decoding would silently be slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny_music
+import tiny_speech
+import torch
+from fake_targets import made_targets, problems, traced_reads
+from hf_image_cases import CASES, GUIDANCE, arguments, ours
+from transformers import GenerationMixin
+
+import mmspec
+from mmspec.metrics.bench.gpu.counting import fake_device, trace
+
+IDS = torch.tensor([[5, 6, 7, 8], [4, 9, 3, 4]])
+HIGGS = torch.tensor([[5, 6, 7, 31], [4, 9, 3, 31]])
+TEXT: dict[str, Any] = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "max_new_tokens": 6}
+
+
+class Enough(Exception):
+    """Ends a run after its first call."""
+
+
+def stop(step: object) -> None:
+    raise Enough
+
+
+def music(**kind: Any) -> Callable[[], object]:
+    more = {"max_new_tokens": 10} | ({"guidance_scale": 3.0} if kind.pop("guided", False) else {})
+    return lambda: generate(tiny_music.musicgen(0, **kind), **TEXT | more)
+
+
+def generate(model: Any, **call: Any) -> object:
+    return GenerationMixin.generate(model, **call, custom_generate=mmspec.generate, recipe="scd:window=3", on_step=stop)
+
+
+def dia(**more: Any) -> object:
+    """Rows of text without a voice: the first column, and the padding that its delays leave."""
+    columns = torch.full((2, 4, 3), 17)
+    columns[:, 0], columns[:, :3, 1], columns[:, :, 2] = 18, 18, 18
+    given = {"decoder_input_ids": columns.int(), "decoder_attention_mask": torch.ones(2, 4).long()}
+    return generate(tiny_music.dia(), **TEXT | given | more | {"max_new_tokens": 12})
+
+
+# By name: a call, the shape of a token, and the ids of a token that are read one after the other.
+OTHERS: dict[str, tuple[Callable[[], object], tuple[int, ...], int]] = {
+    "llama": (lambda: generate(tiny_speech.flat(), **TEXT), (), 1),
+    "qwen": (lambda: generate(tiny_speech.flat(qwen=True), **TEXT), (), 1),
+    "musicgen": (music(), (), 4),
+    "musicgen guided": (music(guided=True), (), 4),
+    "stereo": (music(channels=2), (), 4),
+    "dia": (dia, (), 3),
+    "dia guided": (lambda: dia(guidance_scale=3.0), (), 3),
+    "higgs": (lambda: generate(tiny_music.higgs(), **TEXT | {"input_ids": HIGGS, "max_new_tokens": 12}), (), 3),
+    "csm": (lambda: generate(tiny_speech.csm(), **TEXT | {"do_sample": False}), (4,), 1),
+}
+
+
+@pytest.mark.parametrize(("name", "guided"), GUIDANCE)
+def test_image_models_of_transformers(name: str, guided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CASES[name].model()
+    with made_targets(monkeypatch) as made, pytest.raises(Enough):
+        ours(model, arguments(name, model, guided), recipe="scd:window=3", on_step=stop)
+    assert made and not problems(traced_reads(made[0]))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_audio_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, cell, codebooks = OTHERS[name]
+    with made_targets(monkeypatch) as made, pytest.raises(Enough):
+        call()
+    assert made and not problems(traced_reads(made[0], cell, codebooks))
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_llamagen(guided: bool) -> None:
+    from mmspec.vision.llamagen.target import LlamaGenTarget
+    from mmspec.vision.llamagen.transformer import LlamaGenTransformer
+
+    torch.manual_seed(0)
+    gpt = LlamaGenTransformer(vocab_size=20, dim=16, n_layer=2, n_head=2, num_classes=5, grid_size=4).eval()
+    uncond = gpt.unconditional(2) if guided else None
+    assert not problems(traced_reads(LlamaGenTarget(gpt, torch.arange(2), uncond, None, 4)))
+
+
+def test_a_read_of_values_is_found() -> None:
+    with fake_device() as device, pytest.raises(Exception, match="_local_scalar_dense"):
+        slots = torch.arange(4, device=device)
+        trace(lambda: slots[: int(slots.max())])
