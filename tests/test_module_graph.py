@@ -36,6 +36,7 @@ LAYERS = (
         "mmspec.output",
         "mmspec.keywords",
         "mmspec.distributed",
+        "mmspec.setup_work",
     ),
     ("mmspec.documents", "mmspec.locks"),
     ("mmspec.kernels",),
