@@ -31,7 +31,7 @@ class RecipeInfo:
         knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
             number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
-        runner: The network that drafts are sampled from: "model", "eagle", "medusa" or "block".
+        runner: The network that drafts are sampled from: "model", "eagle", "medusa", "block" or "grid".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
             knobs.
@@ -89,8 +89,8 @@ def _branch(default: str) -> Branching:
 _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
-    "above, else the token before; recycle: an n-gram table built while decoding; model, eagle, medusa, block: the "
-    "network of the recipes draft, eagle, medusa, block",
+    "above, else the token before; recycle: an n-gram table built while decoding; model, eagle, medusa, block, "
+    "grid: the network of the recipes draft, eagle, medusa, block, grid",
     choices=("auto", "random", "left", "up", "table", "recycle", *RUNNERS),
 )
 
@@ -103,7 +103,7 @@ _REFRESH = {
     "refresh": Knob(
         "none",
         "network that the first reused drafts are coupled to, after the corrected prefix: that of the recipes draft, "
-        "eagle, medusa, block",
+        "eagle, medusa, block, grid",
         choices=("none", *RUNNERS),
     ),
     "refreshed": Knob(1, "drafts per window to refresh", low=1, high=64),
@@ -174,6 +174,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(8)},
             runner="block",
+        ),
+        "grid": RecipeInfo(
+            "a grid head: the features of the row above and the left neighbor draft the next row of an image",
+            {"tokens": "mmspec.drafters.chain:build"},
+            {"window": _window(8)},
+            runner="grid",
         ),
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: the rejected part of the previous window, resampled",

@@ -74,11 +74,11 @@ def test_a_recipe_whose_resources_the_model_lacks(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("scd:refreshed=2", "sets refreshed, which requires refresh=model|eagle|medusa|block"),
+        ("scd:refreshed=2", "sets refreshed, which requires refresh=model|eagle|medusa|block|grid"),
         ("scd:weight=0.5", "sets weight, which requires refresh="),
         ("scd:refresh=model,start=eagle", "take one network, to refresh or to start"),
         ("scd:refresh=eagle,layers=1", "sets layers, which requires start=model or refresh=model"),
-        ("scd:refresh=table", "it must be one of none, model, eagle, medusa, block"),
+        ("scd:refresh=table", "it must be one of none, model, eagle, medusa, block, grid"),
         ("scd:refresh=model,weight=2", "must be a number from 0.0 to 1.0 or one of auto"),
     ],
 )

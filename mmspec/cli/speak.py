@@ -19,8 +19,20 @@ from mmspec.cli.audio import (
     plan_files,
 )
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Weights, read_config
-from mmspec.cli.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
-from mmspec.cli.pipelines import load_audio_pipeline
+from mmspec.cli.options import (
+    Device,
+    Drafter,
+    GuidanceScale,
+    Json,
+    Model,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    Window,
+    read_recipe,
+)
+from mmspec.cli.pipelines import load_audio_pipeline, without_bars
 from mmspec.errors import ArgumentError, PromptError
 
 
@@ -62,6 +74,7 @@ def speak(
     codec: Codec = None,
     config: Config = None,
     draft_model: DraftModel = None,
+    drafter: Drafter = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
     as_json: Json = False,
@@ -80,7 +93,7 @@ def speak(
         "voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
         "pause": pause, "sampling_rate": sampling_rate,
     }  # fmt: skip
-    pipe = load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype)
+    pipe = without_bars(load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype), drafter)
     generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))
 
 

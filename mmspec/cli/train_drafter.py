@@ -13,16 +13,16 @@ import typer
 
 from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, read_output
-from mmspec.cli.pipelines import load_image_pipeline
+from mmspec.cli.pipelines import load_pipeline
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.files import check_writable
 
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "medusa", "block", "small")
+KINDS = ("eagle", "medusa", "block", "grid", "small")
 LOSSES = ("kl", "tvd", "lk", "smooth-l1+ce")
-DEPTHS = {"block": 15}  # tokens ahead by default; 4 for other kinds
+DEPTHS = {"block": 15, "grid": 15}  # tokens ahead by default; 4 for other kinds
 
 
 def train_drafter(
@@ -41,7 +41,7 @@ def train_drafter(
         str,
         typer.Option(
             help="eagle: a layer on the model's features; medusa: heads on them; block: a whole block in one pass; "
-            "small: a smaller model."
+            "grid: the next row of an image; small: a smaller model."
         ),
     ] = "eagle",
     loss: Annotated[
@@ -62,7 +62,7 @@ def train_drafter(
         typer.Option(
             min=1,
             max=64,
-            help="Tokens ahead: unrolled drafts (eagle), heads (medusa), or the block; 4, or 15 for a block.",
+            help="Tokens ahead: unrolled drafts (eagle), heads (medusa), or the block or row; 4, or 15 for these two.",
         ),
     ] = None,
     hidden: Annotated[
@@ -76,6 +76,13 @@ def train_drafter(
             min=0, max=4096, help="Rank of a block head's bias by the token before, which joins its drafts; 0: none."
         ),
     ] = 64,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.05, max=10.0, help="Temperature that the drafter will be used at; default: the model's."),
+    ] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(min=0.0, max=100.0, help="Guidance that it will be used at; default: the model's.")
+    ] = None,
     keep_features: Annotated[
         bool,
         typer.Option(help="Cache the model's features on disk; otherwise each step computes them."),
@@ -91,10 +98,11 @@ def train_drafter(
 ) -> None:
     """Train a drafter on the model's own sequences, and print its folder.
 
-    `mmspec image --drafter FOLDER` uses the folder. Its `training.json` has the curve of the expected acceptance rate
-    of each draft in a window, measured on held-out prompts; `work` has the sequences and the checkpoint, and may be
-    deleted. The same command continues a training that was stopped. With --drafter, a small model starts from the
-    weights of that drafter. Under `accelerate launch` or torchrun, several processes share the work.
+    `mmspec image --drafter FOLDER`, or in Python `mmspec.load(model, drafter=FOLDER)`, uses the folder. Its
+    `training.json` has the curve of the expected acceptance rate of each draft in a window, measured on held-out
+    prompts; `work` has the sequences and the checkpoint, and may be deleted. The same command continues a training that
+    was stopped. With --drafter, a small model starts from the weights of that drafter. Under `accelerate launch` or
+    torchrun, several processes share the work.
     """
     for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES)):
         if value not in known:
@@ -127,11 +135,13 @@ def train_drafter(
         None if drafter is None else str(drafter),
         layers,
         markov_rank,
+        temperature,
+        guidance_scale,
     )
     with process_group() as processes:
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
-        pipe = load_image_pipeline(model, local_device(device), drafter)
+        pipe = load_pipeline(model, local_device(device), drafter)
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
         lead = processes.rank == 0
         work = output / "work"

@@ -15,7 +15,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.target import EarlyExit, SupportsTreeEarlyExit, Target, TreeTarget
+from mmspec.decoding.target import (
+    EarlyExit,
+    FeatureTarget,
+    LayerFeatureTarget,
+    SupportsTreeEarlyExit,
+    Target,
+    TreeTarget,
+)
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.tree import Tree
@@ -55,6 +62,11 @@ class ProcessedTarget:
         self._target = target
         if isinstance(target, SupportsTreeEarlyExit):
             self.layers = target.layers
+        if isinstance(target, FeatureTarget):
+            self.features, self.head = target.features, target.head
+        if isinstance(target, LayerFeatureTarget):
+            self.fused_layers = target.fused_layers
+            self.collect_layers, self.layer_features = target.collect_layers, target.layer_features
         self._processors = processors
         self._guide = guide
         self._before = prompt.shape[1]
@@ -112,6 +124,20 @@ class ProcessedTarget:
         slots = self._before + at[:, None] + np.arange(1, 1 + path.shape[1])
         self._tokens.scatter_(1, self._index(slots), self._entries.gather(1, self._index(path)))
         self._tree_target().settle(at, path)
+
+    def process(self, logits: Logits, tokens: Tensor, slots: NDArray[np.int64]) -> Logits:
+        """Guidance and processors on the logits of drafts, such as those of a head on the target's features.
+
+        Args:
+            logits: [B, W, V].
+            tokens: int64 [B, n], tokens after the prompt: committed ones and drafts.
+            slots: Host int64 [B, W, L], the prefix of each draft among `tokens`, the latest token last; negative
+                where there is none. The prompt precedes it.
+        """
+        # The tokens before slot 0 are those of the prompt, from its end.
+        slots = np.concatenate([slots[..., :1] - np.arange(self._before, 0, -1), slots], axis=-1)
+        known = torch.cat([self._tokens[:, : self._before], tokens], dim=1)
+        return self._apply(logits, self._gather(known, slots + self._before), committed=0)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._tokens, self._entries = self._tokens[row_ids], self._entries[row_ids]

@@ -11,8 +11,9 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
-from mmspec.sampling.logits import cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -41,7 +42,7 @@ class BlockRunner:
         self.calls = 0
         self._head = head
         self._target = target
-        self._sampler = sampler
+        self._sampler = HeadSampler(sampler, target)
         self._depth = depth
         self._capacity = head.prefix + 1 + length + window
         self._started = self._guided = False
@@ -71,11 +72,11 @@ class BlockRunner:
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._started:
-            index = cfg_rows(row_ids, len(self._sampler.temperature), self._guided, self._features.device)
+            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._features.device)
             self._features = self._features[index]
             self._cache.select_rows(index)
             self._empty = self._empty[row_ids]
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
+        self._sampler.select_rows(row_ids)
 
     def join(self, other: BlockRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.loop.JoinableDrafter`."""
@@ -102,16 +103,20 @@ class BlockRunner:
         self._run(state)
         self._states = self._hidden.new_zeros(len(self._hidden), 0, self._rank)
         depth = np.zeros((len(state.ids), 1), dtype=np.int64)
-        return self._probs(state, state.last(), depth, depth - 1)
+        return self._sampler.root(state, self._corrected(state.last(), depth, depth - 1))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         entries = np.arange(first, first + tokens.shape[1])
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
         parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
-        if not self._recurrent:
-            return self._probs(state, tokens, depth, parents)
-        columns = [slice(i, i + 1) for i in range(tokens.shape[1])]  # an entry needs the state after its parent
-        return torch.cat([self._probs(state, tokens[:, i], depth[:, i], parents[:, i]) for i in columns], dim=1)
+        # A recurrent sequential head needs the state after the parent of an entry.
+        step = 1 if self._recurrent else tokens.shape[1]
+        found = []
+        for i in range(0, tokens.shape[1], step):
+            part = slice(i, i + step)
+            logits = self._corrected(tokens[:, part], depth[:, part], parents[:, part])
+            found.append(self._sampler.nodes(state, tokens[:, part], tree, first + i, logits))
+        return torch.cat(found, dim=1)
 
     @property
     def _recurrent(self) -> bool:
@@ -131,14 +136,14 @@ class BlockRunner:
     def _start(self) -> None:
         """Allocates the cache and takes the prompt's features from the target."""
         features, head = self._read_features(), self._head
-        self._started, self._guided = True, len(features) > len(self._sampler.temperature)
+        self._started, self._guided = True, len(features) > self._sampler.rows
         self._unread = head.prefix + 1
         layers = len(head.block_layers)
         shape = (layers, len(features), head.kv_heads, self._capacity, head.head_dim)
         self._cache = KVCache(*shape, head.dtype, head.device)
         prompt = features[:, -self._unread :].to(head.device, head.dtype)
         empty = self._unread - prompt.shape[1]
-        self._empty = np.full(len(self._sampler.temperature), empty)
+        self._empty = np.full(self._sampler.rows, empty)
         self._features = F.pad(prompt, (0, 0, empty, self._capacity - self._unread))
 
     def _read_context(self, state: BatchState) -> None:
@@ -188,11 +193,10 @@ class BlockRunner:
         self._hidden = hidden
         self._logits = self._target.head(hidden.to(self._target.features()))
 
-    def _probs(self, state: BatchState, tokens: Tensor, depth: NDArray[np.int64], parents: NDArray[np.int64]) -> Tensor:
-        """The draft distributions float32 [B, W, V] after entries of the tree.
+    def _corrected(self, tokens: Tensor, depth: NDArray[np.int64], parents: NDArray[np.int64]) -> Logits:
+        """The logits [B, W, V] after entries of the tree, with the bias of the sequential head.
 
         Args:
-            state: The batch.
             tokens: Tokens of the entries, int64 [B, W].
             depth: Their depths, host int64 [B, W].
             parents: The entries before them, host int64 [B, W]; -1 for the root.
@@ -209,7 +213,7 @@ class BlockRunner:
             bias, after = self._head.markov_head(both, hidden, before)
             self._states = torch.cat([self._states, after], dim=1)
             logits = logits + bias.to(logits)
-        return self._sampler(split_cfg(logits, self._guided), state.length[:, None] + depth)
+        return split_cfg(logits, self._guided)
 
     def _with_uncond(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""

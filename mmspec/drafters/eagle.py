@@ -16,8 +16,9 @@ from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import FeatureTarget
+from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.eagle import EagleHead
-from mmspec.sampling.logits import cfg_rows, split_cfg
+from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -41,7 +42,7 @@ class EagleRunner:
         self.calls = 0
         self._head = head
         self._target = target
-        self._sampler = sampler
+        self._sampler = HeadSampler(sampler, target)
         self._capacity = head.prefix + length + window
         self._started = self._guided = False
         self._unread = 0  # slots before the root that some row has not read with the target's features yet
@@ -64,11 +65,10 @@ class EagleRunner:
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._started:
-            count = len(self._sampler.temperature)
-            index = cfg_rows(row_ids, count, self._guided, self._features.device)
+            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._features.device)
             self._features = self._features[index]
             self._cache.select_rows(index)
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
+        self._sampler.select_rows(row_ids)
 
     def join(self, other: EagleRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.loop.JoinableDrafter`."""
@@ -100,7 +100,7 @@ class EagleRunner:
         self._unread = 0
         predicted = self._forward(tokens, features, slots, slots, mask)
         self._predicted = predicted.gather(1, self._feature_index((last - start)[:, None]))
-        return self._probs(self._predicted, state.positions(1))
+        return self._sampler.root(state, self._logits(self._predicted))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         probs, end, begin = list[Tensor](), first + tokens.shape[1], first
@@ -126,12 +126,12 @@ class EagleRunner:
             mask = tree_mask(roots, tree.sees[:, first:last, 1:last], int(root.max()) + last)
         predicted = self._forward(tokens, features, root + depth, root + entries, mask)
         self._predicted = torch.cat([self._predicted, predicted], dim=1)
-        return self._probs(predicted, state.length[:, None] + depth)
+        return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))
 
     def _start(self) -> None:
         """Allocates the cache and takes the prompt's features from the target."""
         features, head = self._target.features(), self._head
-        self._started, self._guided = True, len(features) > len(self._sampler.temperature)
+        self._started, self._guided = True, len(features) > self._sampler.rows
         self._unread = head.prefix + 1
         head_dim = head.hidden_size // head.heads
         self._cache = KVCache(1, len(features), head.heads, self._capacity, head_dim, head.dtype, head.device)
@@ -172,10 +172,9 @@ class EagleRunner:
             bias = additive_mask(mask, q.dtype, hidden=-torch.inf).to(q.device).repeat(1 + self._guided, 1, 1, 1)
         return self._head.finish(x, q, seen, bias)
 
-    def _probs(self, features: Tensor, positions: NDArray[np.int64]) -> Tensor:
-        """The draft distributions float32 [B, W, V] of predicted features [R, W, D]."""
-        logits = self._target.head(features.to(self._target.features()))
-        return self._sampler(split_cfg(logits, self._guided), positions)
+    def _logits(self, features: Tensor) -> Logits:
+        """The logits [B, W, V] of predicted features [R, W, D]."""
+        return split_cfg(self._target.head(features.to(self._target.features())), self._guided)
 
     def _with_uncond(self, slots: NDArray[np.int64]) -> Tensor:
         """Slots int64 [B, ...], repeated for the unconditional rows: [R, ...]."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
+from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
@@ -31,9 +32,9 @@ class MedusaRunner:
         self.calls = 0
         self._heads = heads
         self._target = target
-        self._sampler = sampler
+        self._sampler = HeadSampler(sampler, target)
         self._feature: Tensor | None = None  # [R, D]
-        self._q = torch.empty(0)  # [B, heads, V]
+        self._logits = torch.empty(0)  # [R, heads, V]
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         if self._feature is None:
@@ -46,9 +47,9 @@ class MedusaRunner:
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._feature is not None:
-            count = len(self._sampler.temperature)
+            count = self._sampler.rows
             self._feature = self._feature[cfg_rows(row_ids, count, len(self._feature) > count, self._feature.device)]
-        self._sampler.select_rows(torch.tensor(row_ids, device=self._target.device))
+        self._sampler.select_rows(row_ids)
 
     def join(self, other: MedusaRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.loop.JoinableDrafter`."""
@@ -56,7 +57,7 @@ class MedusaRunner:
             if runner._feature is None:
                 runner._feature = runner._target.features()[:, -1]
         assert self._feature is not None and other._feature is not None
-        factor = len(self._feature) // len(self._sampler.temperature)
+        factor = len(self._feature) // self._sampler.rows
         self._feature = put_rows(self._feature, other._feature, row_ids, cfg_factor=factor)
         self._sampler.join(other._sampler, row_ids)
         self.calls += other.calls
@@ -66,11 +67,12 @@ class MedusaRunner:
             self._feature = self._target.features()[:, -1]
         self.calls += 1
         predicted = self._heads(self._feature.to(self._heads.device)).to(self._feature)
-        logits = split_cfg(self._target.head(predicted), len(self._feature) > len(state.ids))
-        self._q = self._sampler(logits, state.positions(self._heads.count))
-        return self._q[:, :1]
+        self._logits = self._target.head(predicted)
+        return self._sampler.root(state, split_cfg(self._logits[:, :1], len(self._feature) > len(state.ids)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
-        index = torch.from_numpy(depth.copy()).to(self._q.device)[..., None]
-        return self._q.gather(1, index.expand(-1, -1, self._q.shape[-1]))
+        factor = len(self._logits) // len(tokens)
+        index = torch.from_numpy(np.concatenate([depth] * factor)).to(self._logits.device)[..., None]
+        logits = self._logits.gather(1, index.expand(-1, -1, self._logits.shape[-1]))
+        return self._sampler.nodes(state, tokens, tree, first, split_cfg(logits, factor > 1))

@@ -11,11 +11,13 @@ from mmspec.drafters.block import BlockRunner
 from mmspec.drafters.draft_model import draft_model_of
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.eagle import EagleRunner
+from mmspec.drafters.grid import GridRunner
 from mmspec.drafters.medusa import MedusaRunner
 from mmspec.drafters.model_runner import ModelRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.grid import GridHead
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 
@@ -25,7 +27,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
 
     Args:
         context: The recipe and the model's resources.
-        kind: "model", "eagle", "medusa" or "block".
+        kind: "model", "eagle", "medusa", "block" or "grid".
         greedy_as_warm: Whether greedy rows draft at temperature 1. A tree that ranks tokens by their probability needs
             it, because the one-hot distribution of a greedy row ranks nothing.
 
@@ -70,6 +72,10 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
         refreshes = recipe.knobs.get("refresh") == kind
         depth = int(recipe.knobs["refreshed"]) if refreshes else recipe.depth
         return BlockRunner(head, target, sampler(context.samplings), layout.length, recipe.window, depth)
+    if isinstance(head, GridHead):
+        if layout.width != head.grid_width:
+            raise ModelError(f"drafter is for lines of {head.grid_width} tokens, and this model's have {layout.width}")
+        return GridRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
     if recipe.depth > head.count and not recipe.auto:
         raise ArgumentError(
             f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} Medusa heads"

@@ -15,9 +15,10 @@ from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 
-Head = EagleHead | MedusaHeads | BlockHead
+Head = EagleHead | MedusaHeads | BlockHead | GridHead
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -42,6 +43,8 @@ def load_head(folder: str | Path) -> Head:
         head_class = MedusaHeads
     elif "block_size" in config:
         head_class = BlockHead
+    elif "grid_width" in config:
+        head_class = GridHead
     arguments = eagle_arguments(config, tensors) if head_class is EagleHead else config
     parameters = inspect.signature(head_class.__init__).parameters
     with building(f"drafter {str(folder)!r}", "a draft head as its config.json describes"):

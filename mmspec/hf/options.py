@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mmspec.arguments import check_callback, check_flag, shown
 from mmspec.errors import ArgumentError
-from mmspec.heads.eagle import EagleHead
-from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.checkpoint import Head
 
 
 def check_options(draft_model: Any, table: Any, heads: Any, on_step: Any, measure_entropy: Any) -> None:
@@ -24,7 +23,7 @@ def check_options(draft_model: Any, table: Any, heads: Any, on_step: Any, measur
         raise ArgumentError(f"draft_model={shown(draft_model)} is not allowed; it must be a loaded model")
     if table is not None and not (isinstance(table, Tensor) and table.ndim == 2 and not table.is_floating_point()):
         raise ArgumentError(f"table={shown(table)} is not allowed; it must be ids of images, an int64 tensor [n, N]")
-    if not isinstance(heads, Sequence) or not all(isinstance(head, EagleHead | MedusaHeads) for head in heads):
+    if not isinstance(heads, Sequence) or not all(isinstance(head, Head) for head in heads):
         raise ArgumentError(f"heads={shown(heads)} is not allowed; it must be a list of draft heads, see load_head")
     check_callback("on_step", on_step)
     check_flag("measure_entropy", measure_entropy)

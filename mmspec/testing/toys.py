@@ -24,6 +24,7 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import Head
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
@@ -245,9 +246,10 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
         block = BlockHead(
             vocab_size, FEATURES, 24, 2, block_size=4, markov_rank=4, markov_head_type="rnn", grid_size=width, prefix=1
         )
-        for p in block.parameters():
+        grid = GridHead(vocab_size, FEATURES, 24, width or 1)
+        for p in (*block.parameters(), *grid.parameters()):
             torch.nn.init.normal_(p, std=0.5)
-    return {"eagle": eagle, "medusa": medusa, "block": block}
+    return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid}
 
 
 def toy_resources(

@@ -28,8 +28,9 @@ def block_loss(head: BlockHead, teacher: TeacherOutput, loss: str, generator: to
     """
     batch, length = teacher.tokens.shape
     device, size, count = teacher.tokens.device, head.block_size, head.count
-    blocks = max(2 * length // size, 1)
-    anchor = torch.randint(max(length - 1, 1), (batch, blocks), generator=generator)
+    lengths = teacher.mask.sum(1, keepdim=True).cpu()
+    blocks = max(2 * int(lengths.float().mean()) // size, 1)
+    anchor = (torch.rand(batch, blocks, generator=generator) * (lengths - 1).clamp(min=1)).long()
     known = torch.randint(1, count, (batch, blocks), generator=generator) if count > 1 else torch.zeros_like(anchor)
     known = torch.where(torch.rand(batch, blocks, generator=generator) < _KNOWN, known, 0)
     anchor, known = anchor.to(device), known.to(device)

@@ -16,7 +16,10 @@ from mmspec.engine import run
 from mmspec.files import replacing
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
-from mmspec.training.prepared import TrainablePipeline
+from mmspec.training.prepared import PreparedPrompts
+
+# (prompts, slack) -> prompts ready to be decoded; see `mmspec.training.prepared.TrainablePipeline.prepare`.
+Prepare = Callable[[Sequence[str], int], PreparedPrompts]
 
 RECIPE = "scd"  # exact, and faster than plain decoding
 CHUNK_SIZE = 16  # sequences per file
@@ -42,7 +45,7 @@ class TrainingSequences:
 
 
 def write_sequences(
-    pipe: TrainablePipeline,
+    prepare: Prepare,
     prompts: Sequence[str],
     count: int,
     seed: int,
@@ -58,7 +61,7 @@ def write_sequences(
     Sequence i belongs to prompt i modulo the number of prompts, and has seed `seed + i`.
 
     Args:
-        pipe: The pipeline of the target.
+        prepare: Prepares prompts for the target.
         prompts: The prompts.
         count: Number of sequences of all ranks together.
         seed: Seed of the first sequence.
@@ -75,11 +78,11 @@ def write_sequences(
         file, chunk_prompts = chunk_file(folder, first), [prompts[i % len(prompts)] for i in rows]
         chunk = load_chunk(file, len(rows))
         if "tokens" not in chunk:
-            chunk["tokens"] = generate(pipe, chunk_prompts, [seed + i for i in rows]).int().cpu()
+            chunk["tokens"] = generate(prepare, chunk_prompts, [seed + i for i in rows]).int().cpu()
         elif not features or "features" in chunk:
             chunk = {}
         if features and chunk:
-            target = feature_target(pipe.prepare(chunk_prompts, 1))
+            target = feature_target(prepare(chunk_prompts, 1))
             by_row = teacher_features(target, chunk["tokens"].long(), layers)
             by_row = by_row.unflatten(0, (-1, len(rows))).transpose(0, 1)
             chunk["features"] = by_row.half().cpu().contiguous()
@@ -90,12 +93,18 @@ def write_sequences(
             on_chunk(len(rows))
 
 
-def generate(pipe: TrainablePipeline, prompts: Sequence[str], seeds: Sequence[int]) -> Tensor:
-    """Generates tokens int64 [B, N] for prompts with the pipeline's default settings."""
+def generate(prepare: Prepare, prompts: Sequence[str], seeds: Sequence[int]) -> Tensor:
+    """Generates tokens int64 [B, N] for prompts."""
     recipe = parse(RECIPE)
-    prepared = pipe.prepare(prompts, recipe.window)
+    prepared = prepare(prompts, recipe.window)
     target = prepared.make()
-    return run(target, recipe, prepared.layout, prepared.samplings, seeds, prepared.resources).tokens
+    tokens = run(target, recipe, prepared.layout, prepared.samplings, seeds, prepared.resources).tokens
+    if not prepared.layout.eos:
+        return tokens
+    # Rows end long before the limit of their length; the padding after all of them is cut off.
+    padding = tokens == prepared.layout.pad
+    longest = tokens.shape[1] - int((~padding.flip(1)).int().argmax(1).min())
+    return tokens[:, : longest + 1]
 
 
 def read_sequences(folder: Path, count: int, features: bool = True) -> TrainingSequences:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,18 @@ import torch.distributed
 from torch import Tensor, nn
 
 from mmspec.checkpoint import check_tensors, describe, read_weights
+from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import LayerFeatureTarget
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing, replacing_folder
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
 from mmspec.training.block_objective import block_loss
+from mmspec.training.grid_objective import grid_loss
 from mmspec.training.objectives import (
     LK,
     LOSSES,
@@ -42,6 +46,7 @@ DRAFT_RECIPES = {
     "eagle": "eagle",
     "medusa": "medusa",
     "block": "block",
+    "grid": "grid",
     "small": "draft",
 }  # kind of drafter -> its recipe
 SCHEMA_VERSION = 1
@@ -59,7 +64,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "medusa", "block" or "small".
+        kind: "eagle", "medusa", "block", "grid" or "small".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -67,13 +72,16 @@ class TrainingSettings:
         steps: Number of AdamW updates.
         batch: Sequences per update, over all processes.
         lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
-        depth: Number of draft depths that are trained (eagle), of heads (medusa), or of tokens in a block (block).
-        hidden: Width of the MLP of an EAGLE or block head; 0 for 8/3 of the feature width.
+        depth: Number of draft depths that are trained (eagle), of heads (medusa), or of tokens in a draft (block,
+            grid).
+        hidden: Width of the MLP of an EAGLE, block or grid head; 0 for 8/3 of the feature width.
         seed: Seed of the sequences, the weights and the order of the sequences.
         keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
         init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
         layers: Number of layers of a block head.
         markov_rank: Rank of the sequential head of a block head; 0 for none.
+        temperature: Temperature of the sequences and of the target distribution; None for the pipeline's default.
+        guidance_scale: Guidance of both; None for the pipeline's default.
     """
 
     kind: str
@@ -91,10 +99,16 @@ class TrainingSettings:
     init: str | None = None
     layers: int = 2
     markov_rank: int = 64
+    temperature: float | None = None
+    guidance_scale: float | None = None
+
+    def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+        """Prompts that are ready to be decoded at these settings."""
+        return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
 
     def __post_init__(self) -> None:
-        if self.loss == "smooth-l1+ce" and self.kind in ("small", "block"):
-            drafter = "small model" if self.kind == "small" else "block head"
+        if self.loss == "smooth-l1+ce" and self.kind in ("small", "block", "grid"):
+            drafter = "small model" if self.kind == "small" else f"{self.kind} head"
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
         if self.loss == LK and self.kind == "small":
             raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
@@ -167,7 +181,7 @@ class Trainer:
         s, folder = self.settings, self.folder / "work" / "sequences"
         folder.mkdir(parents=True, exist_ok=True)
         write_sequences(
-            self.pipe,
+            partial(s.prepare, self.pipe),
             s.prompts,
             s.sequences,
             s.seed,
@@ -243,13 +257,12 @@ class Trainer:
         """Updates the drafter on a batch and returns the loss, the mean over processes."""
         s = self.settings
         own = indices[self.rank :: self.world_size]
-        prepared = self.pipe.prepare([s.prompts[i % len(s.prompts)] for i in own], 1)
-        # Sequences of other prompts may be longer than these can become.
-        length = prepared.layout.length
-        features = sequences.features_of(own)
+        prepared = s.prepare(self.pipe, [s.prompts[i % len(s.prompts)] for i in own], 1)
+        tokens, features = sequences.tokens[own], sequences.features_of(own)
+        length = longest(tokens, prepared.layout)
         teacher = run_teacher(
             prepared,
-            sequences.tokens[own, :length],
+            tokens[:, :length],
             None if features is None else features[:, :length],
             self._layer_ids,
         )
@@ -349,6 +362,13 @@ def _checkpoint_problem(state: Any) -> str | None:
     return None
 
 
+def longest(tokens: Tensor, layout: Layout) -> int:
+    """The length of the longest of sequences int64 [B, N], which are padded after their ends."""
+    ends = torch.isin(tokens, torch.tensor(sorted(layout.eos), dtype=tokens.dtype))
+    lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, tokens.shape[1])
+    return min(int(lengths.max()), layout.length)
+
+
 def lr_factor(step: int, steps: int) -> float:
     """The learning rate of a step as a share of its peak: linear warm-up, then linear decay to 0."""
     warmup = max(round(_WARMUP * steps), 1)
@@ -363,7 +383,7 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
     """
     if settings.kind == "small":
         return pipe.new_small()
-    prepared = pipe.prepare(settings.held_out[:1], 1)
+    prepared = settings.prepare(pipe, settings.held_out[:1], 1)
     target = feature_target(prepared)
     with torch.no_grad():
         target.prefill()
@@ -377,7 +397,7 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
     theta, side = (100.0, grid) if square else (10000.0, None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed % 2**63)
-        head: EagleHead | BlockHead
+        head: EagleHead | BlockHead | GridHead
         if settings.kind == "block":
             head = BlockHead(
                 target.vocab_size,
@@ -393,6 +413,10 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
                 grid_size=side,
                 max_position_embeddings=layout.length + 1,
             )
+        elif settings.kind == "grid":
+            if layout.width is None:
+                raise ArgumentError("--kind grid is for images, whose tokens have rows; this model generates a stream")
+            head = GridHead(target.vocab_size, dim, hidden, layout.width)
         else:
             head = EagleHead(
                 target.vocab_size,
@@ -405,7 +429,8 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
             )
         head.init_weights()
         if prepared.embedding is not None:
-            head.embed_tokens.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
+            table = head.left if isinstance(head, GridHead) else head.embed_tokens
+            table.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
     return head.to(target.device)
 
 
@@ -423,13 +448,15 @@ def drafter_loss(
         return medusa_loss(model, teacher, settings.loss)
     if isinstance(model, BlockHead):
         return block_loss(model, teacher, settings.loss, generator)
+    if isinstance(model, GridHead):
+        return grid_loss(model, teacher, settings.loss, settings.depth, generator)
     return draft_model_loss(model, prepared, teacher, LOSSES[settings.loss])
 
 
 def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:
     """Measures the acceptance of a drafter on the held-out prompts."""
     recipe = parse(DRAFT_RECIPES[settings.kind]).with_knobs(window=settings.depth + 1)
-    prepared = with_drafter(pipe.prepare(settings.held_out, recipe.window), model, settings.kind)
+    prepared = with_drafter(settings.prepare(pipe, settings.held_out, recipe.window), model, settings.kind)
     return measure_acceptance(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,19 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget, guidance, normalised_guidance
 from mmspec.decoding.resources import DraftResources
+from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.logits_processors import MinP, RepetitionAware, RepetitionPenalty, one_by_one
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.testing.adapters import check_windows, joint_probs
 from mmspec.testing.exactness import noise_floor
-from mmspec.testing.toys import ToyTarget
+from mmspec.testing.toys import ToyTarget, toy_heads
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class EndFirst:
         return logits.masked_fill(stops[:, None] & only, -torch.inf)
 
 
+CPU = torch.device("cpu")
 V, N = 3, 5
 LAYOUT = Layout(length=N)
 ENDING = Layout(length=N, eos=frozenset({2}), pad=2)
@@ -75,7 +80,8 @@ def distance(
     layout = ENDING if name == "several" else LAYOUT
     joint = joint_probs(toy(rules), layout, sampling)
     table = NGramTable(torch.randint(V, (V + 1, V), generator=torch.Generator().manual_seed(3)))
-    resources = DraftResources(table, lambda: toy(rules, DRAFTER, guided=False)(samples, 16), [sampling] * samples)
+    draft_model = partial(toy(rules, DRAFTER, guided=False), samples, 16)
+    resources = DraftResources(table, draft_model, [sampling] * samples, heads=toy_heads(V, None, 0))
     decoded = run(
         toy(rules, kind=kind)(samples, wanted.window), wanted, layout, [sampling] * samples, range(samples), resources
     )
@@ -92,11 +98,53 @@ def distance(
         ("scd:window=3,coupling=gumbel,start=left", "repetition"),
         ("tree:branch=2/1", "repetition"),
         ("tree-table:branch=2/2", "aware"),
+        ("eagle:window=3", "repetition"),
+        ("medusa:window=4", "several"),
+        ("block:window=4", "repetition"),
+        ("scd:window=4,start=block", "aware"),
+        ("tree-block:branch=2/1", "repetition"),
+        ("eagle-2:window=5,depth=3,top=2", "repetition"),
     ],
 )
 def test_recipes_keep_the_distribution(recipe: str, name: str) -> None:
     found, limit = distance(recipe, name, 5_000 if "several" in name else 12_000)
     assert found < limit
+
+
+@pytest.mark.parametrize("tree", [Tree.branching([1, 1, 1], CPU), Tree.branching([2, 2], CPU)], ids=["chain", "tree"])
+def test_heads_draft_with_the_processors_of_the_target(tree: Tree) -> None:
+    """The prefix of a draft is the prompt, the committed tokens and the drafts on its path, in rows of any length."""
+    prefixes: list[Tensor] = []
+
+    def record(prefix: Tensor, logits: Tensor) -> Tensor:
+        prefixes.append(prefix)
+        return logits
+
+    target, rows = toy([record], guided=False)(2, 8), 2
+    state = BatchState([1, 2], LAYOUT, 8, CPU)
+    state.append(torch.tensor([[2], [1]]))
+    state.commit(torch.tensor([[0, 1], [2, 2]]), np.array([1, 0]))
+    sampler = HeadSampler(TokenSampler([SamplingParams()] * rows, None, CPU), target)
+    committed = [[-1, 1, 2, 0, 1], [-1, 1, 1, 2]]
+    count = tree.parents.shape[1]
+    tokens = torch.randint(V, (rows, count), generator=torch.Generator().manual_seed(0))
+
+    def logits(width: int) -> Logits:
+        return Logits(torch.zeros(rows, width, V), None)
+
+    sampler.root(state, logits(1))
+    for row in range(rows):
+        assert [x for x in prefixes[-1][row].tolist() if x != -1] == [x for x in committed[row] if x != -1]
+    for first, last in ((1, 3), (3, count + 1)):
+        sampler.nodes(state, tokens[:, first - 1 : last - 1], tree, first, logits(last - first))
+        got = prefixes[-1].unflatten(0, (rows, -1))
+        for row, entry in product(range(rows), range(first, last)):
+            path, at = list[int](), entry
+            while at:
+                path.insert(0, int(tokens[row, at - 1]))
+                at = int(tree.parents[0, at - 1])
+            wanted = [x for x in committed[row] if x != -1] + path
+            assert [x for x in got[row, entry - first].tolist() if x != -1] == wanted
 
 
 class Stateful(ProcessedTarget):

@@ -22,6 +22,7 @@ from mmspec.heads.checkpoint import load_head
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import ToyTarget
@@ -143,18 +144,17 @@ def test_a_block_reads_the_features_before_its_anchor(
 
 def test_a_distribution_without_the_sequential_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin whose drafts depend on the draft before, but whose q is that of the pass alone, is not exact."""
-    correct, sampled = BlockRunner._probs, list[Tensor]()
+    correct, sampled = BlockRunner._corrected, list[Tensor]()
 
-    def alone(self: BlockRunner, state: Any, tokens: Tensor, *entries: Any) -> Tensor:
+    def alone(self: BlockRunner, tokens: Tensor, *entries: Any) -> Logits:
         before = self._states
-        sampled[:] = [correct(self, state, tokens, *entries)]
+        sampled[:] = [(correct(self, tokens, *entries).cond / 1.6).softmax(-1)]
         after, self._states = self._states, before
-        q = correct(self, state, torch.zeros_like(tokens), *entries)
+        logits = correct(self, torch.zeros_like(tokens), *entries)
         self._states = after
-        return q
+        return logits
 
-    sample = mmspec.sampling.rejection.sample
-    monkeypatch.setattr(BlockRunner, "_probs", alone)
+    monkeypatch.setattr(BlockRunner, "_corrected", alone)
     monkeypatch.setattr(mmspec.drafters.chain, "sample", lambda q, u: sample(sampled[0], u))
     result = check("block:window=4", SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
     assert not result.ok, result

@@ -38,9 +38,11 @@ CHAINS = [
     "medusa:window=3",
     "block:window=3",
     "block:window=6",
+    "grid:window=3",
+    "grid:window=6",
 ]
 STARTS = ["left", "up", "random", "table", "recycle", "model", "model,layers=1", "model,guidance=2"]
-STARTS += ["eagle", "medusa", "block"]
+STARTS += ["eagle", "medusa", "block", "grid"]
 JACOBI = [
     *(f"sjd:window=4,start={start}" for start in STARTS),
     *(f"scd:window=3,start={start}" for start in STARTS),
@@ -52,6 +54,7 @@ JACOBI = [
     "scd:window=4,refresh=medusa,refreshed=3,weight=0.5,start=left",
     "scd:window=4,refresh=model,layers=1,weight=1,start=random",
     "scd:window=4,refresh=block,refreshed=2",
+    "scd:window=4,refresh=grid",
     "scd:window=3,refresh=model,refreshed=2,coupling=gumbel",
     "sjd:window=4,refresh=model,refreshed=2,guidance=2",
 ]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -20,12 +21,14 @@ from torch import Tensor
 import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.loading import add_drafter
 from mmspec.locks import locked
-from mmspec.training.objectives import LOSSES, run_teacher
+from mmspec.training.objectives import LOSSES, chain_loss, run_teacher
 from mmspec.training.trainer import Trainer, TrainingSettings
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
@@ -77,7 +80,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "block", "small"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "block", "grid", "small"])
 def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     pipe, chosen = tiny_pipe(), settings(kind)
 
@@ -103,7 +106,9 @@ def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: 
         Trainer(pipe, settings(kind, lr=1e-3, seed=3), tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("kind", "loss"), [("eagle", "smooth-l1+ce"), ("medusa", "tvd"), ("small", "kl")])
+@pytest.mark.parametrize(
+    ("kind", "loss"), [("eagle", "smooth-l1+ce"), ("medusa", "tvd"), ("block", "lk"), ("grid", "kl"), ("small", "kl")]
+)
 def test_a_trained_drafter_loads_and_drafts(kind: str, loss: str, tmp_path: Path) -> None:
     pipe = tiny_pipe()
     trainer = Trainer(pipe, settings(kind, loss=loss, steps=30, lr=1e-2), tmp_path)
@@ -115,7 +120,8 @@ def test_a_trained_drafter_loads_and_drafts(kind: str, loss: str, tmp_path: Path
     assert last.tokens_per_call > 1
     recipe = {"small": "draft"}.get(kind, kind) + ":window=3"
     if kind != "small":
-        loaded = (EagleHead if kind == "eagle" else MedusaHeads).from_pretrained(tmp_path)
+        kinds: dict[str, Any] = {"eagle": EagleHead, "medusa": MedusaHeads, "block": BlockHead, "grid": GridHead}
+        loaded = kinds[kind].from_pretrained(tmp_path)
         assert all(
             torch.equal(a, b) for a, b in zip(loaded.parameters(), load_head(tmp_path).parameters(), strict=True)
         )
@@ -136,6 +142,16 @@ def test_values_of_losses() -> None:
     assert LOSSES["kl"](p, p, None, None).item() == LOSSES["tvd"](p, p, None, None).item() == 0
     f, g = torch.zeros(4), torch.full((4,), 0.5)
     assert LOSSES["smooth-l1+ce"](p, q, f, g).item() == pytest.approx(0.125 + 0.13863, abs=1e-4)
+
+
+def test_the_loss_of_chains() -> None:
+    rejected = torch.tensor([[0.2, 0.5, 0.1], [0.4, 0.0, 0.9]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    wanted = -(torch.tensor([0.8 + 0.8 * 0.5 + 0.8 * 0.5 * 0.9, 0.6 + 0.6]).log().mean())
+    assert chain_loss("lk", rejected, mask).item() == pytest.approx(wanted.item(), abs=1e-5)
+    assert chain_loss("tvd", rejected, mask).item() == pytest.approx(1.2 / 5)
+    known = torch.tensor([[False, True, True]])  # the first draft is known, so that the chain begins with the second
+    assert chain_loss("lk", rejected[:1], known).item() == pytest.approx(-np.log(0.5 + 0.45), abs=1e-5)
 
 
 def test_stored_features_equal_recomputed_ones(tmp_path: Path) -> None:
