@@ -11,6 +11,8 @@ import torch
 from mmspec import hub
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import CODECS, codec_of
+from mmspec.audio.codecs.qwen3_tts import is_codec as is_qwen3_tts_codec
+from mmspec.audio.codecs.qwen3_tts import read_codec as read_qwen3_tts_codec
 from mmspec.audio.codecs.snac import is_snac, read_snac
 from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
@@ -38,6 +40,10 @@ SPEECH_ADAPTERS = {
     "GradiumPhononTTSForConditionalGeneration": "mmspec.audio.models.pocket.speech:make",
     "VibeVoiceForConditionalGeneration": "mmspec.audio.models.vibevoice.speech:make",
 }
+# Class in config.json that transformers does not have -> function that reads the published folder; it takes the folder,
+# a processor or where it is, a codec or None, the remaining options of `config`, the folder of a draft model or None,
+# the device and the dtype, and returns the `SpeechAdapter`.
+PUBLISHED = {"Qwen3TTSForConditionalGeneration": "mmspec.audio.models.qwen3_tts.speech:from_folder"}
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub id of a model -> Hub id of the smaller model of its family that drafts for it.
 PAIRS = {
@@ -50,6 +56,8 @@ PAIRS = {
     "facebook/musicgen-stereo-medium": "facebook/musicgen-stereo-small",
     "facebook/musicgen-stereo-large": "facebook/musicgen-stereo-small",
     "facebook/musicgen-stereo-melody-large": "facebook/musicgen-stereo-melody",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-Base": "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
 }
 
 
@@ -60,7 +68,8 @@ def is_speech_model(name: str | None) -> bool:
 
 def is_speech_folder(folder: Path) -> bool:
     """Whether a folder is loaded as a speech pipeline."""
-    return is_speech_model(architecture(folder)) or codec_lm_reader(folder) is not None
+    name = architecture(folder)
+    return is_speech_model(name) or name in PUBLISHED or codec_lm_reader(folder) is not None
 
 
 def codec_lm_reader(folder: Path) -> Callable[..., TextFrontend] | None:
@@ -97,6 +106,8 @@ def from_folder(
     if (read := codec_lm_reader(folder)) is not None:
         own = dtype if isinstance(dtype, torch.dtype) else torch.float32  # the published files have several dtypes
         return from_codec_lm_folder(read, folder, processor, codec, options, device, own)
+    if (name := architecture(folder)) in PUBLISHED:
+        return from_published(resolve(PUBLISHED[name]), folder, processor, codec, options, device, dtype)
     model = load_model(folder, device, dtype, SPEECH_ADAPTERS)
     if processor is None and any((folder / file).exists() for file in PROCESSOR_FILES):
         processor = folder
@@ -129,6 +140,38 @@ def from_model(
     if processor is None:
         raise ArgumentError(f"{type(model).__name__} needs its processor or tokenizer to read texts; pass processor=")
     return SpeechPipeline(make(model, processor, own_codec, options, draft_model))
+
+
+def from_published(
+    read: Callable[..., Any],
+    folder: Path,
+    processor: Any,
+    codec: Path | None,
+    options: dict[str, Any],
+    device: str,
+    dtype: torch.dtype | str,
+) -> SpeechPipeline:
+    """A pipeline from a published folder of a class in `PUBLISHED`.
+
+    Args:
+        read: The function that reads the folder.
+        folder: The folder.
+        processor: A tokenizer, or its path; None is the one in the folder.
+        codec: A folder of the codec; None takes the option `codec`, or else the one in the folder.
+        options: `codec`, `draft_model`, and the model's own.
+        device: Where to load the model.
+        dtype: Its dtype.
+
+    Raises:
+        ArgumentError: For missing or unknown options.
+        ModelError: For missing, broken or unsupported files.
+    """
+    draft, own_codec = options.pop("draft_model", None), options.pop("codec", None)
+    if draft == "pair":
+        draft = smaller_model(folder)
+    draft = None if draft is None else draft_folder(draft)
+    own_codec = own_codec if codec is None else read_codec(codec, device)
+    return SpeechPipeline(read(folder, processor, own_codec, options, draft, device, dtype))
 
 
 def from_codec_lm_folder(
@@ -167,11 +210,13 @@ def from_codec_lm_folder(
 
 
 def read_codec(folder: Path, device: str) -> Codec:
-    """A codec of transformers, or a published SNAC.
+    """A codec of transformers, a published SNAC, or the published codec of Qwen3-TTS.
 
     Raises:
         ModelError: If it cannot be loaded.
     """
+    if is_qwen3_tts_codec(folder):
+        return read_qwen3_tts_codec(folder, device)
     return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32, CODECS))
 
 

@@ -79,12 +79,12 @@ def refuse_unknown(unknown: Mapping[str, object]) -> None:
 
 def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> None:
     """Checks that mmspec reads a repository, before its weights are downloaded; see `refuse_layout`."""
-    from mmspec.audio.load import SPEECH_ADAPTERS
+    from mmspec.audio.load import PUBLISHED, SPEECH_ADAPTERS
     from mmspec.hf.adapters import GENERATE_ADAPTERS
     from mmspec.hf.folder import architecture
     from mmspec.vision.hf.from_pretrained import ALIASES
 
-    classes = {*GENERATE_ADAPTERS, *SPEECH_ADAPTERS, *ALIASES, *plugins("mmspec.adapters")}
+    classes = {*GENERATE_ADAPTERS, *SPEECH_ADAPTERS, *PUBLISHED, *ALIASES, *plugins("mmspec.adapters")}
     refuse_layout(repository, files, folder, None if folder is None else architecture(folder), classes)
 
 

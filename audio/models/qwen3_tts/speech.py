@@ -1,0 +1,334 @@
+"""The speech adapter of Qwen3-TTS: published folders, texts, speakers, instructions, cloned voices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen2Tokenizer
+
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.checkpoint_sampling import stage_sampling
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.codecs.after_reference import AfterReference
+from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
+from mmspec.audio.depth.depth_decoding import FrameSpec, decode_frames
+from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows
+from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, check_draft, frame_ends
+from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
+from mmspec.audio.models.qwen3_tts.prompt import (
+    Continuation,
+    Qwen3TTSPrompt,
+    embed_prompt,
+    instruction_text,
+    reference_text,
+    spoken_text,
+)
+from mmspec.audio.models.qwen3_tts.speaker import embed_voice
+from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.audio.text import split_text
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.loop import OnStep
+from mmspec.engine import Decoded
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.hf.folder import LOAD_ERRORS, read_json
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+MAX_FRAMES = 750  # of a part: one minute
+MAX_LETTERS = 600  # of a part: about 40 seconds
+MIN_LETTERS = 50
+# Of the original, for values that generation_config.json leaves out.
+DEFAULTS = {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "do_sample": True}
+REPETITION_PENALTY = 1.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a pipeline speaks.
+
+    Attributes:
+        frames: Frames of a part, at most, with the one that ends it.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
+        language: The language of the texts, by name, or "auto".
+        instruct: How to speak, or for voice_design models the voice; or None.
+        non_streaming_mode: Whether a prompt has all of its text, instead of one token per frame; None is the original's
+            choice: only cloned voices have not.
+    """
+
+    frames: int = MAX_FRAMES
+    ahead: int = 0
+    language: str = "auto"
+    instruct: str | None = None
+    non_streaming_mode: bool | None = None
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice from reference audio.
+
+    Attributes:
+        vectors: The vectors of the target's and of the draft model's speaker encoder, [D] each.
+        continuation: The audio and its transcript; None if only the vectors are used.
+    """
+
+    vectors: Sequence[Tensor]
+    continuation: Continuation | None
+
+
+class Qwen3TTSAdapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of Qwen3-TTS.
+
+    The sampling parameters of a call apply to all codebooks. For those that a call leaves at their defaults, the code
+    predictor has its own, in the generation config. Long texts are split at sentences. A voice_design model draws a new
+    voice for every part; so the later parts of a text continue from its first, like reference audio with a transcript.
+
+    Args:
+        model: The model.
+        tokenizer: A `Qwen2Tokenizer`.
+        codec: The codec of its codes.
+        generation: The content of `generation_config.json`.
+        options: How it speaks.
+        draft_model: A smaller model of the same kind, or None.
+        voice: The voice of reference audio, or None.
+
+    Raises:
+        ArgumentError: For a language or an instruction that the model does not have.
+        ModelError: For a codec that does not fit.
+    """
+
+    recipe = "scd:window=8"
+    guided = False
+
+    def __init__(
+        self,
+        model: Qwen3TTS,
+        tokenizer: Any,
+        codec: Codec,
+        generation: Mapping[str, Any],
+        options: Options,
+        draft_model: Qwen3TTS | None = None,
+        voice: Voice | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self._codec = model, tokenizer, codec
+        continuation = None if voice is None else voice.continuation
+        self.codec = codec if continuation is None else AfterReference(codec, continuation.codes.T)
+        self.generation, self.options, self.voice = generation, options, voice
+        self.draft_model = None if draft_model is None else check_draft(draft_model, model)
+        config = model.config
+        check_codec(codec, config.codebooks, config.codes)
+        self.voices: Sequence[str] = tuple(config.speakers) if config.kind == "custom_voice" else ()
+        self.sampling = sampling_of(generation, "")
+        config.language(options.language, None)
+        if options.instruct is not None and not config.instructs:
+            raise ArgumentError(
+                f"instruct={options.instruct[:80]!r} is not possible: this model follows no instructions"
+            )
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        config, options = self.model.config, self.options
+        if config.kind == "base" and self.voice is None:
+            raise ArgumentError(
+                "reference audio is missing; this model clones voices: call pipe.with_reference_audio, or pass "
+                "--voice-file on the command line"
+            )
+        speaker = (voice or self.voices[0]) if self.voices else None
+        instruction = None if not options.instruct else self._ids(instruction_text(options.instruct))
+        whole = options.non_streaming_mode
+        base = Qwen3TTSPrompt(
+            ids=torch.empty(0, dtype=torch.int64),
+            instruction=instruction,
+            language=config.language(options.language, speaker),
+            speaker=None if speaker is None else config.speakers[speaker],
+            continuation=None if self.voice is None else self.voice.continuation,
+            whole_text=config.kind != "base" if whole is None else whole,
+        )
+        letters = max(min(MAX_LETTERS, MAX_LETTERS * options.frames // MAX_FRAMES), MIN_LETTERS)
+        pieces = split_text(text, letters)
+        return PreparedText([replace(base, ids=self._ids(spoken_text(piece))) for piece in pieces], texts=pieces)
+
+    @property
+    def draws_voice(self) -> bool:
+        return self.model.config.kind == "voice_design"
+
+    def continue_voice(self, part: Qwen3TTSPrompt, first: Qwen3TTSPrompt, tokens: Tensor) -> Qwen3TTSPrompt:
+        codes = self.codes(tokens).T
+        # The text of the first part as a transcript: without the role that follows it.
+        transcript = first.ids[: len(first.ids) - len(self._ids("<|im_start|>assistant\n"))]
+        fits = len(codes) + len(transcript) + len(part.ids) + self.options.frames <= self._positions
+        return replace(part, continuation=Continuation(transcript, codes)) if len(codes) and fits else part
+
+    def with_reference_audio(self, reference: ReferenceAudio) -> Qwen3TTSAdapter:
+        models = [self.model] if self.draft_model is None else [self.model, self.draft_model]
+        vectors, continuation, codec = [embed_voice(model, reference) for model in models], None, self._codec
+        if reference.transcript is not None and reference.transcript.strip():
+            if not isinstance(codec, Qwen3TTSCodec):
+                raise ArgumentError(
+                    "the codec cannot encode reference audio; leave out its transcript to use the speaker alone"
+                )
+            codes = codec.encode(reference.mono(codec.sampling_rate))[:, : self.model.config.codebooks]
+            if len(codes) + self.options.frames >= self._positions:
+                raise ArgumentError(
+                    f"audio of {len(codes)} frames is too long for a voice; of the model's {self._positions} "
+                    f"positions, {self.options.frames} are for the generated frames"
+                )
+            continuation = Continuation(self._ids(reference_text(reference.transcript)), codes)
+        voice = Voice(vectors, continuation)
+        return Qwen3TTSAdapter(
+            self.model, self.tokenizer, codec, self.generation, self.options, self.draft_model, voice
+        )
+
+    def job(self, parts: Sequence[Qwen3TTSPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Qwen3TTSJob:
+        return Qwen3TTSJob(self, parts)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ends = frame_ends(self.model)(tokens).nonzero()
+        return (tokens[: int(ends[0])] if len(ends) else tokens).T
+
+    def prompted(self, model: Qwen3TTS, parts: Sequence[Qwen3TTSPrompt]) -> Qwen3TTSFrames:
+        """A model, which is the target or the draft model, with the prompts of parts."""
+        vector = None if self.voice is None else self.voice.vectors[0 if model is self.model else -1]
+        prompts = [embed_prompt(model, part, vector) for part in parts]
+        penalty = float(self.generation.get("repetition_penalty", REPETITION_PENALTY))
+        return Qwen3TTSFrames(model, prompts, self.options.frames, self.options.ahead, penalty)
+
+    @property
+    def _positions(self) -> int:
+        return int(self.model.config.talker.max_position_embeddings)
+
+    def _ids(self, text: str) -> Tensor:
+        return torch.tensor(self.tokenizer(text)["input_ids"], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Qwen3TTSJob:
+    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
+
+    Attributes:
+        adapter: The adapter.
+        parts: One prompt per row.
+    """
+
+    adapter: Qwen3TTSAdapter
+    parts: Sequence[Qwen3TTSPrompt]
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        if measure_entropy:
+            raise ArgumentError("measure_entropy is not possible for Qwen3-TTS, whose tokens come from two models")
+        adapter, first, ahead = self.adapter, samplings[0], self.adapter.options.ahead
+        rest = stage_sampling(sampling_of(adapter.generation, "subtalker_"), adapter.sampling, first)
+        model = adapter.model
+        spec = FrameSpec(adapter.options.frames, frame_ends(model), model.config.codes, first, rest)
+        target, draft = adapter.prompted(model, self.parts), None
+        if recipe.needs_draft_model and adapter.draft_model is not None:
+            draft = adapter.prompted(adapter.draft_model, self.parts)
+        windows = adaptive_windows_of(model)
+        if ahead:
+            decoded = decode_frame_windows(target, recipe, spec, seeds, ahead, draft, on_step, windows)
+        else:
+            decoded = decode_frames(target, recipe, spec, seeds, draft, on_step, windows)
+        return Decoded(decoded.frames, decoded.stats)
+
+
+def sampling_of(generation: Mapping[str, Any], stage: str) -> SamplingParams:
+    """The sampling parameters of a stage in `generation_config.json`: of the talker "", or "subtalker_"."""
+
+    def value(name: str) -> Any:
+        key = "subtalker_dosample" if stage and name == "do_sample" else stage + name
+        found = generation.get(key)
+        return DEFAULTS[name] if found is None else found
+
+    temperature = float(value("temperature")) if value("do_sample") else 0.0
+    return SamplingParams(temperature, int(value("top_k")), float(value("top_p")))
+
+
+def read_tokenizer(where: str | Path) -> Any:
+    """The tokenizer in a folder or of a Hub id.
+
+    Raises:
+        ArgumentError: If it cannot be loaded.
+    """
+    try:
+        return Qwen2Tokenizer.from_pretrained(where)
+    except (*LOAD_ERRORS, ImportError) as error:
+        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {error}") from None
+
+
+def from_folder(
+    folder: Path,
+    processor: Any,
+    codec: Codec | None,
+    config: Mapping[str, Any],
+    draft: Path | None,
+    device: str,
+    dtype: torch.dtype | str,
+) -> Qwen3TTSAdapter:
+    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+
+    Args:
+        folder: The folder.
+        processor: A tokenizer, or where it is; None is the one in the folder.
+        codec: The codec; None is the one in `speech_tokenizer`.
+        config: The fields of `Options`.
+        draft: The folder of a draft model, or None.
+        device: Where to load the models.
+        dtype: Their dtype, or "auto" for that of the files. The codec is in float32.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+        ModelError: For missing, broken or unsupported files.
+    """
+    options = read_options(config)
+    if codec is None:
+        if not (folder / "speech_tokenizer").is_dir():
+            raise ModelError(f"model {str(folder)!r} has no folder speech_tokenizer, which contains its codec")
+        codec = read_codec(folder / "speech_tokenizer", device)
+    tokenizer = processor
+    if processor is None or isinstance(processor, (str, Path)):
+        tokenizer = read_tokenizer(processor or folder)
+    model = read_model(folder, device, dtype)
+    draft_model = None if draft is None else read_model(draft, device, dtype)
+    generation = read_json(folder / "generation_config.json")
+    return Qwen3TTSAdapter(model, tokenizer, codec, generation, options, draft_model)
+
+
+def read_options(config: Mapping[str, Any]) -> Options:
+    """The options of a pipeline.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in config:
+        if name not in known:
+            listed = ", ".join(map(repr, known))
+            raise ArgumentError(
+                f"config has {name!r}, which Qwen3-TTS does not have{did_you_mean(name, known)}; it may have "
+                f"'draft_model', {listed}"
+            )
+    options = Options(**config)
+    frames, ahead = options.frames, options.ahead
+    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
+        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead <= MAX_AHEAD:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be an integer, 0 to {MAX_AHEAD}")
+    if not isinstance(options.language, str):
+        raise ArgumentError(f"language={options.language!r} is not allowed; it must be a name, or 'auto'")
+    if options.instruct is not None and not isinstance(options.instruct, str):
+        raise ArgumentError(f"instruct={options.instruct!r} is not allowed; it must be a text, or None")
+    if options.non_streaming_mode not in (None, True, False):
+        raise ArgumentError(
+            f"non_streaming_mode={options.non_streaming_mode!r} is not allowed; it must be true, false or None"
+        )
+    return options
