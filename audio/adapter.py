@@ -11,6 +11,7 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import ends_sentence
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
@@ -67,6 +68,15 @@ class DecodingJob(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparableJob(DecodingJob, Protocol):
+    """A batch that an engine can decode, since one target generates its tokens."""
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        """The batch, ready to be decoded."""
+        ...
+
+
 @dataclass(frozen=True)
 class TargetJob:
     """A batch that one target decodes.
@@ -90,6 +100,10 @@ class TargetJob:
         measure_entropy: bool,
     ) -> Decoded:
         return run(self.target, recipe, self.layout, samplings, seeds, self.resources, on_step, measure_entropy)
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        """See `PreparableJob`."""
+        return PreparedRows(self.target, self.layout, samplings, self.resources)
 
 
 class SpeechAdapter(Protocol):

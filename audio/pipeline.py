@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec import limits
 from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
 from mmspec.audio.adapter import (
+    PreparableJob,
     PreparedText,
     SpeechAdapter,
     SupportsDuration,
@@ -28,13 +29,14 @@ from mmspec.audio.adapter import (
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.resampling import Resampler, resample
+from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.heads.checkpoint import check_fits_model, load_head
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -79,6 +81,11 @@ class SpeechPipeline:
 
     def __init__(self, adapter: SpeechAdapter) -> None:
         self.adapter = adapter
+
+    @property
+    def in_engines(self) -> bool:
+        """Whether a `mmspec.Engine` can decode the model, which takes one stream of tokens."""
+        return bool(getattr(self.adapter, "in_engines", True))
 
     @property
     def sampling_rate(self) -> int:
@@ -264,23 +271,71 @@ class SpeechPipeline:
         prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
         spoken = self._decode_texts(prepared, seeds, batch_size, chosen, sampling, on_step, measure_entropy)
-        outputs, stats = [], spoken.stats
-        rows = iter(zip(spoken.tokens, stats.rows, strict=True))
+        outputs, stats, first = [], spoken.stats, 0
         for each, own_seed in zip(prepared, seeds, strict=True):
-            tokens, chunks, notes = list[Tensor](), list[NDArray[np.float32]](), list(each.notes)
-            for i in range(len(each.parts)):
-                part, row = next(rows)
-                tokens.append(part.cpu())
-                chunks.append(self._decode_audio(tokens[-1]))
-                if each.pause_follows(i):
-                    chunks.append(silence)
-                if row.truncated:
-                    notes.append(each.truncation_note(i, row.tokens))
-            audio, rate = np.concatenate(chunks, axis=-1), self.sampling_rate
-            if sampling_rate is not None:
-                audio, rate = resample(audio, rate, sampling_rate), sampling_rate
-            outputs.append(AudioOutput(audio, rate, tokens, own_seed, notes, len(notes) > len(each.notes), stats))
+            last = first + len(each.parts)
+            tokens, rows = spoken.tokens[first:last], stats.rows[first:last]
+            outputs.append(self._output(each, tokens, rows, own_seed, stats, silence, sampling_rate))
+            first = last
         return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, stats)
+
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: A text.
+            options: `seed`, `voice`, `temperature`, `top_k`, `top_p`, `guidance_scale`, `pause`, `sampling_rate`, and
+                `output_type`: "audio" for an `AudioOutput`, "latent" for one without samples.
+            recipe: How it is decoded.
+
+        Raises:
+            PromptError: For a text that the model cannot speak.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        names = ("temperature", "top_k", "top_p", "guidance_scale")
+        check_options(options, ("seed", "voice", *names, "pause", "sampling_rate", "output_type"))
+        output_type, sampling_rate = options.get("output_type", "audio"), options.get("sampling_rate")
+        if output_type not in ("audio", "latent"):
+            raise ArgumentError(f"output_type={shown(output_type)} is not allowed; use 'audio' or 'latent'")
+        silence = self._silence(options.get("pause", 0.0))
+        if sampling_rate is not None:
+            Resampler(self.sampling_rate, sampling_rate)
+        sampling = self._sampling(*(options.get(name) for name in names))
+        prepared = self.read(prompt, options.get("voice"))
+        (seed,) = row_seeds(options.get("seed"), 1)
+        rows = [
+            RowPrompt(part, sampling, seed + i * _PART_SEED_STRIDE, sampling) for i, part in enumerate(prepared.parts)
+        ]
+
+        def continued(part: RowPrompt, first: RowPrompt, tokens: Tensor) -> RowPrompt:
+            return replace(part, prompt=self._continued(part.prompt, first.prompt, tokens))
+
+        def finish(tokens: Sequence[Tensor], stats: Stats) -> AudioOutput:
+            if output_type == "latent":
+                nothing = np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
+                truncated = any(row.truncated for row in stats.rows)
+                return AudioOutput(
+                    nothing, self.sampling_rate, list(tokens), seed, list(prepared.notes), truncated, stats
+                )
+            return self._output(prepared, tokens, stats.rows, seed, stats, silence, sampling_rate)
+
+        return PreparedRequest(rows, finish, seed, continued if self._draws_voice else None, prepared.notes)
+
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Raises:
+            ArgumentError: For a model that an engine cannot decode.
+        """
+        samplings = [row.sampling for row in rows]
+        with torch.inference_mode():
+            job = self.adapter.job([row.prompt for row in rows], recipe, samplings)
+            if not isinstance(job, PreparableJob):
+                raise ArgumentError(
+                    f"engines do not decode {type(self.adapter).__name__.removesuffix('Adapter')}, whose tokens come "
+                    "from several models in turn; call the pipeline"
+                )
+            return job.prepare(recipe, samplings)
 
     @refuse_unknown_keywords
     def stream(
@@ -360,6 +415,39 @@ class SpeechPipeline:
                 yield audio
 
         return AudioStream(chunks(), sampling_rate or rate, own_seed, prepared.notes, truncations)
+
+    def _output(
+        self,
+        prepared: PreparedText,
+        parts: Sequence[Tensor],
+        rows: Sequence[RowStats],
+        seed: int,
+        stats: Stats,
+        silence: NDArray[np.float32],
+        sampling_rate: int | None,
+    ) -> AudioOutput:
+        """The audio of one text.
+
+        Args:
+            prepared: The text.
+            parts: The tokens of each of its parts.
+            rows: The statistics of each part.
+            seed: The seed of the text.
+            stats: The statistics of the call.
+            silence: Follows each sentence at which the text was split.
+            sampling_rate: Of the audio; None is the model's.
+        """
+        tokens, chunks, notes = [part.cpu() for part in parts], list[NDArray[np.float32]](), list(prepared.notes)
+        for i, (part, row) in enumerate(zip(tokens, rows, strict=True)):
+            chunks.append(self._decode_audio(part))
+            if prepared.pause_follows(i):
+                chunks.append(silence)
+            if row.truncated:
+                notes.append(prepared.truncation_note(i, row.tokens))
+        audio, rate = np.concatenate(chunks, axis=-1), self.sampling_rate
+        if sampling_rate is not None:
+            audio, rate = resample(audio, rate, sampling_rate), sampling_rate
+        return AudioOutput(audio, rate, tokens, seed, notes, len(notes) > len(prepared.notes), stats)
 
     def _silence(self, seconds: float) -> NDArray[np.float32]:
         """Silence float32 [channels, samples] of a pause.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
@@ -32,6 +33,7 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 
 MAX_AHEAD = 16  # frames in a window
@@ -77,6 +79,19 @@ class FrameWindowModel(Protocol):
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows only."""
+        ...
+
+
+@runtime_checkable
+class JoinableFrames(Protocol):
+    """A model of frames that takes in the rows of another one, while both are decoding."""
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join."""
+        ...
+
+    def join(self, other: Any, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
         ...
 
 
@@ -129,6 +144,23 @@ class FrameTarget:
         self._tokens, self._hidden = self._tokens[row_ids], self._hidden[row_ids]
         for sampler in self._samplers:
             sampler.select_rows(torch.tensor(row_ids, device=self.device))
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: the model takes rows in, and frames end in the same way."""
+        return (
+            isinstance(other, FrameTarget)
+            and isinstance(self._model, JoinableFrames)
+            and self._model.can_join(other._model)
+            and (self._ends is None) == (other._ends is None)
+        )
+
+    def join(self, other: FrameTarget, row_ids: list[int]) -> None:
+        assert isinstance(self._model, JoinableFrames)
+        self._model.join(other._model, row_ids)
+        self._tokens = put_rows(self._tokens, other._tokens, row_ids)
+        self._hidden = put_rows(self._hidden, other._hidden, row_ids)
+        for sampler, theirs in zip(self._samplers, other._samplers, strict=True):
+            sampler.join(theirs, row_ids)
 
     def _first_logits(self, frames: Tensor, first: NDArray[np.int64], complete: int) -> Tensor:
         """The logits [B, n, 1, 1 + V] of the first token after each of n frames.
@@ -195,9 +227,40 @@ def decode_frame_windows(
     Raises:
         ArgumentError: For a number of frames out of range, and for a recipe with trees.
     """
+    made = prepare_frame_windows(model, recipe, spec, len(seeds), ahead, draft, adaptive_windows)
+    size, end = 1 + model.codes, model.vocab_size
+    recipe = made.recipe or recipe
+
+    def report_frames(step: Step) -> None:
+        assert on_step is not None
+        rows = [row[: len(row) // size * size].view(-1, size) for row in step.tokens]
+        on_step(replace(step, tokens=rows))
+
+    observe = None if on_step is None else report_frames
+    decoded = run(made.target, recipe, made.layout, made.samplings, seeds, made.resources, observe)
+    frames = decoded.tokens.unflatten(1, (-1, size))
+    before_end = frames[..., :1] != end
+    longest = int(before_end.sum(1).max())
+    return DecodedFrames(torch.where(before_end, frames, spec.pad)[:, :longest], decoded.stats)
+
+
+def prepare_frame_windows(
+    model: FrameWindowModel,
+    recipe: Recipe,
+    spec: FrameSpec,
+    count: int,
+    ahead: int,
+    draft: FrameWindowModel | None = None,
+    adaptive_windows: AdaptiveWindows | None = None,
+) -> PreparedRows:
+    """A batch of `count` rows, ready to be decoded; the other arguments are those of `decode_frame_windows`.
+
+    Raises:
+        ArgumentError: For a number of frames out of range.
+    """
     if not 1 <= ahead <= MAX_AHEAD:
         raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 to {MAX_AHEAD} frames")
-    size, count, end = 1 + model.codes, len(seeds), model.vocab_size
+    size, end = 1 + model.codes, model.vocab_size
     widest = 1 + ahead * size
     if "window" in recipe.knobs and not recipe.auto:
         recipe = recipe.with_knobs(window=widest)
@@ -214,15 +277,10 @@ def decode_frame_windows(
             draft_sampling=[SamplingParams()] * count,
         )
 
-    def report_frames(step: Step) -> None:
-        assert on_step is not None
-        rows = [row[: len(row) // size * size].view(-1, size) for row in step.tokens]
-        on_step(replace(step, tokens=rows))
+    def frames(tokens: Tensor) -> Tensor:
+        """The complete frames [F, 1 + D] of a stream int64 [n]."""
+        rows = tokens[: len(tokens) // size * size].view(-1, size)
+        return rows[: int((rows[:, 0] != end).long().cumprod(0).sum())]
 
     target = FrameTarget(model, spec, count, slack)
-    observe = None if on_step is None else report_frames
-    decoded = run(target, recipe, layout, [SamplingParams()] * count, seeds, resources, observe)
-    frames = decoded.tokens.unflatten(1, (-1, size))
-    before_end = frames[..., :1] != end
-    longest = int(before_end.sum(1).max())
-    return DecodedFrames(torch.where(before_end, frames, spec.pad)[:, :longest], decoded.stats)
+    return PreparedRows(target, layout, [SamplingParams()] * count, resources, tokens=frames, recipe=recipe)

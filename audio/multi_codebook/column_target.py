@@ -68,3 +68,13 @@ class ColumnTarget:
             self._cross_attention.select_rows(cfg_rows(row_ids, self._rows, self._guided, self.device))
         self._rows = len(row_ids)
         self._target.select_rows(row_ids)
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""
+        return isinstance(other, ColumnTarget) and self._target.can_join(other._target)
+
+    def join(self, other: ColumnTarget, row_ids: list[int]) -> None:
+        if self._cross_attention is not None and other._cross_attention is not None:
+            self._cross_attention.join(other._cross_attention, row_ids, 1 + self._guided)
+        self._rows = max(self._rows, *(row + 1 for row in row_ids))
+        self._target.join(other._target, row_ids)

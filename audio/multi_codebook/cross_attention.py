@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmspec.sampling.rows import put_rows
+
 
 class CrossAttention:
     """Encoded text, whose keys and values are computed once per layer and cached.
@@ -40,6 +42,17 @@ class CrossAttention:
             cut.keys, cut.values = layer.keys[:batch_size], layer.values[:batch_size]
             some.layers.append(cut)
         return EncoderDecoderCache(own, some)
+
+    def join(self, other: CrossAttention, row_ids: list[int], cfg_factor: int) -> None:
+        """Takes in the rows of `other`, whose keys and values have been computed; row i becomes row `row_ids[i]`."""
+        self.states = put_rows(self.states, other.states, row_ids, cfg_factor=cfg_factor)
+        hidden = torch.finfo(self.bias.dtype).min
+        self.bias = put_rows(self.bias, other.bias, row_ids, cfg_factor=cfg_factor, fill=hidden)
+        assert self._cache is not None and other._cache is not None
+        theirs = other._cache.cross_attention_cache.layers
+        for layer, new in zip(self._cache.cross_attention_cache.layers, theirs, strict=True):
+            layer.keys = put_rows(layer.keys, new.keys, row_ids, cfg_factor=cfg_factor)
+            layer.values = put_rows(layer.values, new.values, row_ids, cfg_factor=cfg_factor)
 
     def select_rows(self, row_ids: Tensor) -> None:
         """Keeps these rows (int64 [rows']), in this order, and drops all others."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from mmspec.batching.request import PreparedRows
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -103,6 +104,24 @@ class ColumnDecodingPlan:
         Raises:
             ModelError: If the draft model generates columns of another shape.
         """
+        prepared = self.prepare(model, recipe, len(seeds), draft, tables)
+        target, layout, samplings, resources = prepared.target, prepared.layout, prepared.samplings, prepared.resources
+        return run(target, recipe, layout, samplings, seeds, resources, on_step, measure_entropy)
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        model: Any,
+        recipe: Recipe,
+        rows: int,
+        draft: ColumnDecodingPlan | None,
+        tables: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> PreparedRows:
+        """The batch, ready to be decoded; the arguments are those of `decode`.
+
+        Raises:
+            ModelError: If the draft model generates columns of another shape.
+        """
         resources = DraftResources(
             adaptive_windows=adaptive_windows_of(model),
             codebooks=None if tables is None else lambda: self._codebooks(tables()),
@@ -121,12 +140,10 @@ class ColumnDecodingPlan:
             resources = replace(
                 resources,
                 draft_model=lambda: small.target(recipe.window, False),
-                draft_sampling=[replace(draft.sampling, guidance_scale=1.0)] * len(seeds),
+                draft_sampling=[replace(draft.sampling, guidance_scale=1.0)] * rows,
             )
-        with torch.no_grad():
-            target = self.target(recipe.window, self.guided)
-            samplings = [self.sampling] * len(seeds)
-            return run(target, recipe, self.layout, samplings, seeds, resources, on_step, measure_entropy)
+        target = self.target(recipe.window, self.guided)
+        return PreparedRows(target, self.layout, [self.sampling] * rows, resources)
 
     def _codebooks(self, tables: Sequence[Tensor]) -> list[Codebook]:
         """The vectors of each codebook; special tokens after the codes have none."""
@@ -183,6 +200,10 @@ class ColumnDecodingJob:
     ) -> Decoded:
         """Columns int64 [B, N, K]. The sampling parameters are those of the plan."""
         return self.plan.decode(self.model, recipe, seeds, self.draft, on_step, measure_entropy, self.tables)
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        """See `mmspec.audio.adapter.PreparableJob`. The sampling parameters are those of the plan."""
+        return self.plan.prepare(self.model, recipe, len(samplings), self.draft, self.tables)
 
 
 def check_same_class(model: Any, draft_model: Any) -> Any:

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.sampling.rows import put_rows
+
 NEVER = 2**40
 
 
@@ -33,6 +35,14 @@ class ColumnHistory:
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows only."""
         self._columns = self._columns[row_ids]
+
+    def can_join(self, other: ColumnHistory) -> bool:
+        """Whether the rows of `other` can join: they have as many columns before position 0."""
+        return other._before == self._before
+
+    def join(self, other: ColumnHistory, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
+        self._columns = put_rows(self._columns, other._columns, row_ids, fill=-1)
 
     def first(self, token: int, codebooks: int, positions: NDArray[np.int64]) -> Tensor:
         """The first position before each of `positions` that has `token` in one of its first `codebooks` cells.

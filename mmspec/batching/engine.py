@@ -22,6 +22,11 @@ from mmspec.recipes import Recipe, parse
 MOST_ROWS = 4096
 
 
+def supports_engine(pipe: Any) -> bool:
+    """Whether an engine can decode requests of a pipeline."""
+    return hasattr(pipe, "read_request") and hasattr(pipe, "prepare_rows") and getattr(pipe, "in_engines", True)
+
+
 class QueueFullError(ArgumentError):
     """An engine has as many waiting requests as it may have; try again later."""
 
@@ -64,8 +69,10 @@ class Engine:
         check_integer("max_waiting", max_waiting, 0, 2**31)
         if max_prefill is not None:
             check_integer("max_prefill", max_prefill, 1, MOST_ROWS)
-        if not hasattr(pipe, "read_request") or not hasattr(pipe, "prepare_rows"):
-            raise ArgumentError(f"pipe={type(pipe).__name__} is not supported by engines: it has no read_request")
+        if not supports_engine(pipe):
+            raise ArgumentError(
+                f"pipe={type(pipe).__name__} is not supported by engines, which decode models with one stream of tokens"
+            )
         self.pipe: EnginePipeline = pipe
         self.recipe = parse(recipe if recipe is not None else _default_recipe(pipe))
         self.max_rows = max_rows
@@ -175,7 +182,7 @@ class Engine:
             groups, total = list(self._groups), self._totals
             meters = [group.batch.meter for group in groups]
             rows = [row for group in groups for row in _rows(group)]
-            tokens = total.tokens + sum(0 if row.tokens is None else len(row.tokens) for row in rows)
+            tokens = total.tokens + sum(row.decoded for row in rows)
             row_calls = total.row_calls + sum(row.calls for row in rows)
             tested = total.tested + sum(int(meter.tested.sum()) for meter in meters)
             accepted = total.accepted + sum(int(meter.accepted.sum()) for meter in meters)
@@ -231,7 +238,7 @@ class Engine:
         with self._lock:
             while free > 0 and len(self._queue):
                 row = self._queue.pop()
-                by_kind.setdefault(row.kind, []).append(row)
+                by_kind.setdefault((row.kind, row.prompt.kind), []).append(row)
                 if row.progress.started is None:
                     row.progress.started = time.perf_counter()
                     self._waiting -= 1
@@ -281,7 +288,7 @@ class Engine:
         """Takes the new tokens of a group; returns the outputs. A group without rows is dropped."""
         rows = _rows(group)
         for row in group.collect():
-            self._totals.tokens += len(row.tokens) if row.tokens is not None else 0
+            self._totals.tokens += row.decoded
             self._totals.row_calls += row.calls
         if not group.rows:
             self._drop(group)
@@ -364,7 +371,7 @@ class Engine:
             return [self._end(rows[0].progress, "error", error)]
         half = -(-len(rows) // 2)
         for row in rows:
-            row.alone, row.tokens, row.stats, row.calls = half, None, None, 0
+            row.alone, row.tokens, row.stats, row.calls, row.decoded = half, None, None, 0, 0
         self._retries += [rows[:half], rows[half:]] if rows else []
         return []
 

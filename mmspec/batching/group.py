@@ -11,7 +11,6 @@ from torch import Tensor
 from mmspec.batching.request import PreparedRequest, PreparedRows, Request, RowPrompt
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
-from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, RowStats
 from mmspec.engine import build_rule, running_batch, window_policy
 from mmspec.recipes import Recipe
@@ -53,7 +52,8 @@ class Row:
         progress: Its request.
         part: The index of the part.
         prompt: What is decoded.
-        tokens: The tokens so far, on the CPU, [n, *cell]; None before the first.
+        tokens: The tokens so far as they are given out, on the CPU, [n, *cell]; None before the first.
+        decoded: The number of tokens that have been decoded.
         given: The number of them that have been given out.
         stats: Its statistics, once it has finished.
         calls: Target calls so far.
@@ -64,6 +64,7 @@ class Row:
     part: int
     prompt: RowPrompt
     tokens: Tensor | None = None
+    decoded: int = 0
     given: int = 0
     stats: RowStats | None = None
     calls: int = 0
@@ -71,9 +72,8 @@ class Row:
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """Rows of one kind may share a batch."""
-        sampling = self.prompt.sampling
-        return self.progress.recipe, sampling.guidance_scale != 1, self.prompt.kind, self.alone
+        """Rows of other kinds are not decoded in one batch."""
+        return self.progress.recipe, self.prompt.sampling.guidance_scale != 1, self.alone
 
 
 class Group:
@@ -83,15 +83,16 @@ class Group:
         batch: The batch; its rows have a token each.
         rows: Its rows, in order.
         recipe: Their recipe.
-        resources: The resources of the model, which hold the window policies.
+        prepared: The rows as they were prepared. Rows that join later are converted in the same way.
     """
 
-    def __init__(self, batch: RunningBatch, rows: Sequence[Row], recipe: Recipe, resources: DraftResources) -> None:
+    def __init__(self, batch: RunningBatch, rows: Sequence[Row], recipe: Recipe, prepared: PreparedRows) -> None:
         self.batch = batch
         self.kind = rows[0].kind
         self.rows = dict(enumerate(rows))  # by index in the batch's request
+        self._tokens = prepared.tokens
         self._recipe = recipe
-        self._resources = resources
+        self._resources = prepared.resources
         self._guided = rows[0].prompt.sampling
         self._load = 0
         self._set_policy()
@@ -130,7 +131,10 @@ class Group:
         running = set(state.ids[state.is_running].tolist())
         truncated, tokens, finished = state.truncated, state.on_host(), list[Row]()
         for index, row in list(self.rows.items()):
-            row.tokens, row.calls = tokens[index], int(meter.calls[index])
+            row.tokens, row.calls, row.decoded = tokens[index], int(meter.calls[index]), len(tokens[index])
+            for convert in (self._tokens, row.progress.prepared.codes):
+                if convert is not None:
+                    row.tokens = convert(row.tokens)
             if index not in running:
                 row.stats = meter.row(index, bool(truncated[index]))
                 finished.append(row)
@@ -158,10 +162,10 @@ class Group:
 
 def start_group(rows: Sequence[Row], prepared: PreparedRows) -> Group:
     """Reads the prompts of rows and samples their first tokens."""
-    recipe = rows[0].progress.recipe
+    recipe = prepared.recipe or rows[0].progress.recipe
     target, layout, resources = prepared.target, prepared.layout, prepared.resources
     samplings: Sequence[SamplingParams] = prepared.samplings
-    seeds = [row.prompt.seed for row in rows]
+    seeds = prepared.seeds or [row.prompt.seed for row in rows]
     state = BatchState(seeds, layout, recipe.window, target.device, prepared.limits)
     sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
     policy = window_policy(recipe, samplings, len(rows), resources, layout.length)
@@ -169,4 +173,4 @@ def start_group(rows: Sequence[Row], prepared: PreparedRows) -> Group:
     with torch.inference_mode():
         batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter)
         batch.start()
-    return Group(batch, rows, recipe, resources)
+    return Group(batch, rows, recipe, prepared)

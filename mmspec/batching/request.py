@@ -41,7 +41,7 @@ class RequestOutput:
 
     Attributes:
         request_id: The request.
-        tokens: The new tokens, int64 [n, *cell] on the CPU; n may be 0.
+        tokens: The new tokens, int64 [n, *cell] on the CPU, as in the output of the pipeline; n may be 0.
         finished: Whether this is the last output of the request.
         finish_reason: "stop" for a complete result, "length" if a part reached its limit before its end, "cancelled",
             or "error"; None before the end.
@@ -70,7 +70,7 @@ class RowPrompt:
         prompt: The prompt, in the pipeline's own form.
         sampling: Its sampling parameters.
         seed: Its seed.
-        kind: Rows of different kinds are not decoded in one batch, such as images of different sizes.
+        kind: Rows of different kinds are not prepared together, such as images of different sizes.
     """
 
     prompt: Any
@@ -90,6 +90,8 @@ class PreparedRequest:
         continued: If the later parts of a request continue its first one: makes such a part from the part, the first
             part and the tokens of the first part. They are then decoded after it.
         notes: Remarks for the caller.
+        codes: Maps a row's tokens so far to those that are given out, such as the codes of an image without the ends of
+            its lines; more tokens only append codes. None gives out the tokens themselves.
     """
 
     rows: Sequence[RowPrompt]
@@ -97,6 +99,7 @@ class PreparedRequest:
     seed: int
     continued: Callable[[RowPrompt, RowPrompt, Tensor], RowPrompt] | None = None
     notes: Sequence[str] = ()
+    codes: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,10 @@ class PreparedRows:
         samplings: Sampling parameters, one per row.
         resources: The resources of the model for drafters.
         limits: The largest number of tokens of each row; None is the length of the layout.
+        seeds: Seeds of the rows that replace those of their prompts; None keeps these.
+        tokens: Maps a row's tokens so far to those of the pipeline's output, before `PreparedRequest.codes`: the loop
+            may number them from another id, or decode frames as a stream. None leaves them as they are.
+        recipe: Replaces the recipe of the rows; None keeps it.
     """
 
     target: Target
@@ -116,6 +123,9 @@ class PreparedRows:
     samplings: Sequence[SamplingParams]
     resources: DraftResources
     limits: Sequence[int] | None = None
+    seeds: Sequence[int] | None = None
+    tokens: Callable[[Tensor], Tensor] | None = None
+    recipe: Recipe | None = None
 
 
 class EnginePipeline(Protocol):

@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.target import EarlyExit, LayerFeatureTarget, SupportsTreeEarlyExit
+from mmspec.decoding.target import EarlyExit, LayerFeatureTarget, SupportsTreeEarlyExit, can_join, join_targets
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 from mmspec.setup_work import record_setup
 
@@ -261,6 +262,27 @@ class CUDAGraphTarget:
             self._live = row_ids if self._live is None else [self._live[row] for row in row_ids]
             self._index = cfg_rows(self._live, self._target.rows, self._target.cfg_factor == 2, self.device)
 
+    def can_join(self, other: object) -> bool:
+        return isinstance(other, CUDAGraphTarget) and can_join(self._target, other._target)
+
+    def join(self, other: CUDAGraphTarget, row_ids: list[int]) -> None:
+        """See `mmspec.decoding.target.JoinableTarget`. Captured calls keep fitting where the rows find free places."""
+        live = list(range(self._target.rows)) if self._live is None else list(self._live)
+        factor, before = self._target.cfg_factor, len(live)
+        if self._features is not None and other._features is not None:
+            latest = self._features[:, -1:], other._features[:, -1:]
+            self._features = put_rows(*latest, row_ids, cfg_factor=factor)
+        free = sorted(set(range(self._target.rows + len(row_ids))) - set(live))
+        live += [free.pop(0) for row in range(max(row_ids) + 1 - before)]
+        shape = self._target.rows, self._target.capacity
+        join_targets(self._target, other._eager(), [live[row] for row in row_ids])
+        if (self._target.rows, self._target.capacity) != shape:
+            self._graphs = GraphCache()
+        self._all_rows = True
+        whole = live == list(range(self._target.rows))
+        self._live = None if whole else live
+        self._index = None if whole else cfg_rows(live, self._target.rows, factor == 2, self.device)
+
     def features(self) -> Tensor:
         assert self._features is not None, "nothing has been read yet"
         return self._features
@@ -285,14 +307,14 @@ class CUDAGraphTarget:
         target, count = self._target, tokens.shape[1]
         if not self._all_rows or not self._graphs.works or count > _MAX_WIDTH:
             return None
-        last = int(target.slot(at).max())
+        last = int(self._slots(at[:, None]).max())
         width = self._graphs.width(count, target.capacity - last)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
         factor, rows = target.cfg_factor, target.rows
         call = self._graphs.call(target.read, rows * factor, width, end, self.device)
         if call is None:
             return None
-        slots = torch.from_numpy(np.tile(target.slot(at[:, None] + np.arange(width)), (factor, 1)))
+        slots = torch.from_numpy(np.tile(self._slots(at[:, None] + np.arange(width)), (factor, 1)))
         if self.device.type == "cuda":
             slots = slots.pin_memory()  # so that the copy is asynchronous
         tokens = F.pad(tokens, (0, width - count)).repeat(factor, 1)
@@ -307,6 +329,14 @@ class CUDAGraphTarget:
         call.slots[live] = slots.to(self.device, non_blocking=True)
         logits, features = call(target.read)
         return logits[live, :count], features[live, :count]
+
+    def _slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of positions of the running rows, host int64 [B, W]."""
+        if self._live is None:
+            return self._target.slot(positions)
+        of_all = np.zeros((self._target.rows, positions.shape[1]), dtype=np.int64)
+        of_all[self._live] = positions
+        return self._target.slot(of_all)[self._live]
 
     def _eager(self) -> Capturable:
         """The target without its finished rows. Dropping them moves its cache, so that captured calls no longer fit."""

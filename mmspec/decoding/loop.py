@@ -418,7 +418,11 @@ def drop_finished(
     """
     running, rows = state.running(), len(state.ids)
     finished = rows - len(running)
-    if not running or not finished or (not at_once and finished * _KEPT < rows):
+    if not running or not finished:
+        return None
+    # A sampler of latents counts the drafts of all rows that it sees.
+    at_once = at_once or not isinstance(sampler, JoinableSampler)
+    if not at_once and finished * _KEPT < rows:
         return None
     state.select_rows(running)
     target.select_rows(running)

@@ -8,6 +8,7 @@ model, so that p and q are the same as in token-by-token decoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,9 +23,12 @@ from mmspec.decoding.target import (
     SupportsTreeEarlyExit,
     Target,
     TreeTarget,
+    can_join,
+    join_targets,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree
 
 # (prefix, logits) -> logits. `prefix` int64 [n, L] holds the tokens before each slot, the latest one last, -1 where
@@ -69,16 +73,16 @@ class ProcessedTarget:
             self.collect_layers, self.layer_features = target.collect_layers, target.layer_features
         self._processors = processors
         self._guide = guide
-        self._before = prompt.shape[1]
+        self._before = np.full(len(prompt), prompt.shape[1])  # host int64 [B]
         self._tokens = F.pad(prompt.to(self.device, torch.int64), (0, room), value=-1)
         self._entries = self._tokens[:, :0]  # the tokens of a tree, its root at 0
         self._as_chain = True  # whether the entries so far were read by `forward`, as a window
 
     def prefill(self) -> Logits:
-        return self._apply(self._target.prefill(), self._tokens[:, None, : self._before], committed=1)
+        return self._apply(self._target.prefill(), self._tokens[:, None, : int(self._before[0])], committed=1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        slots = self._before + at[:, None] + np.arange(tokens.shape[1])
+        slots = (self._before + at)[:, None] + np.arange(tokens.shape[1])
         self._tokens.scatter_(1, self._index(slots), tokens)
         self._as_chain = True
         longest = int(slots.max()) + 1
@@ -121,7 +125,7 @@ class ProcessedTarget:
         return self._apply(logits, self._gather(both, prefix), committed=int(first == 0))
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
-        slots = self._before + at[:, None] + np.arange(1, 1 + path.shape[1])
+        slots = (self._before + at)[:, None] + np.arange(1, 1 + path.shape[1])
         self._tokens.scatter_(1, self._index(slots), self._entries.gather(1, self._index(path)))
         self._tree_target().settle(at, path)
 
@@ -134,14 +138,32 @@ class ProcessedTarget:
             slots: Host int64 [B, W, L], the prefix of each draft among `tokens`, the latest token last; negative
                 where there is none. The prompt precedes it.
         """
-        # The tokens before slot 0 are those of the prompt, from its end.
-        slots = np.concatenate([slots[..., :1] - np.arange(self._before, 0, -1), slots], axis=-1)
-        known = torch.cat([self._tokens[:, : self._before], tokens], dim=1)
-        return self._apply(logits, self._gather(known, slots + self._before), committed=0)
+        # The tokens before slot 0 are those of the prompt, from its end; -1 stands before shorter ones.
+        longest = int(self._before.max())
+        prompt = self._gather(self._tokens, (self._before[:, None] + np.arange(-longest, 0))[:, None])[:, 0]
+        slots = np.concatenate([slots[..., :1] + np.arange(-longest, 0), slots], axis=-1)
+        known = torch.cat([prompt, tokens], dim=1)
+        return self._apply(logits, self._gather(known, slots + longest), committed=0)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._tokens, self._entries = self._tokens[row_ids], self._entries[row_ids]
+        self._before = self._before[row_ids]
         self._target.select_rows(row_ids)
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: their processors are equal, and so is their guidance."""
+        return (
+            isinstance(other, ProcessedTarget)
+            and list(other._processors) == list(self._processors)
+            and other._guide == self._guide
+            and can_join(self._target, other._target)
+        )
+
+    def join(self, other: ProcessedTarget, row_ids: list[int]) -> None:
+        self._tokens = put_rows(self._tokens, other._tokens, row_ids, fill=-1)
+        self._entries = self._tokens[:, :0]
+        self._before = put_host_rows(self._before, other._before, row_ids)
+        join_targets(self._target, other._target, row_ids)
 
     def _tree_target(self) -> TreeTarget:
         if not isinstance(self._target, TreeTarget):
@@ -185,9 +207,27 @@ class ProcessedTarget:
         return Logits(z, None)
 
 
+@dataclass(frozen=True)
+class Guidance:
+    """Classifier-free guidance.
+
+    Attributes:
+        scale: The scale s of `uncond + s * (cond - uncond)`.
+        normalized: Whether log-probabilities are combined, and not raw logits.
+    """
+
+    scale: float
+    normalized: bool
+
+    def __call__(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        if self.normalized:
+            cond, uncond = cond.log_softmax(-1), uncond.log_softmax(-1)
+        return torch.lerp(uncond, cond, self.scale)
+
+
 def guidance(scale: float) -> GuidanceFn:
     """Classifier-free guidance of raw logits."""
-    return lambda cond, uncond: torch.lerp(uncond, cond, scale)
+    return Guidance(scale, normalized=False)
 
 
 def normalised_guidance(scale: float) -> GuidanceFn:
@@ -196,7 +236,7 @@ def normalised_guidance(scale: float) -> GuidanceFn:
     Without logits processors the distribution is the same as with `guidance`. A repetition penalty treats positive and
     negative logits differently, so that with one it is not.
     """
-    return lambda cond, uncond: torch.lerp(uncond.log_softmax(-1), cond.log_softmax(-1), scale)
+    return Guidance(scale, normalized=True)
 
 
 def ancestors(tree: Tree, count: int) -> NDArray[np.int64]:

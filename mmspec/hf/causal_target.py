@@ -21,6 +21,7 @@ from mmspec.hf.decoder_layers import count_layers, first_layers
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree
 
 
@@ -92,7 +93,8 @@ class CausalTarget:
         self._guided = uncond is not None
         self._rows = len(cond.mask)
         prompts = [cond] if uncond is None else [cond, uncond]
-        t = self._prompt = max(prompt.mask.shape[1] for prompt in prompts)
+        t = max(prompt.mask.shape[1] for prompt in prompts)
+        self._prompt = np.full(self._rows, t)  # host int64 [B], slots of each row's prompt
         capacity = t + length + slack
         self._embeds: Tensor | None = torch.cat([F.pad(p.embeds, (0, 0, t - p.mask.shape[1], 0)) for p in prompts])
         # By slot: whether it is not padding, bool [R, capacity], and its position ids, int64 [axes, R, capacity].
@@ -122,7 +124,7 @@ class CausalTarget:
         last, factor = first + tokens.shape[1], self._cfg_factor(early_exit)
         root = self._prompt + at
         end = int(root.max()) + last
-        if (at == at[0]).all():
+        if (root == root[0]).all():
             self._cache.at(int(root[0]) + first, end)
         else:
             self._cache.at_slots(self._repeat(factor, root[:, None] + np.arange(first, last)), end)
@@ -134,12 +136,12 @@ class CausalTarget:
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         steps = np.arange(1, 1 + path.shape[1])
         if (path != steps).any():
-            root, factor = self._prompt + at[:, None], self._cfg_factor(None)
+            root, factor = self.slot(at[:, None]), self._cfg_factor(None)
             self._cache.move(self._repeat(factor, root + path), self._repeat(factor, root + steps))
 
     def select_rows(self, row_ids: list[int]) -> None:
         index = cfg_rows(row_ids, self._rows, self._guided, self.device)
-        self._rows = len(row_ids)
+        self._rows, self._prompt = len(row_ids), self._prompt[row_ids]
         self._cache.select_rows(index)
         self._visible = self._visible[index]
         self._positions = self._positions[:, index]
@@ -147,6 +149,30 @@ class CausalTarget:
             self._features = self._features[index.to(self._features.device)]
         if self._layer_features is not None:
             self._layer_features = self._layer_features[index.to(self._layer_features.device)]
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""
+        return (
+            isinstance(other, CausalTarget)
+            and other._guided == self._guided
+            and other.vocab_size == self.vocab_size
+            and len(other._positions) == len(self._positions)
+            and type(other._backbone.decoder) is type(self._backbone.decoder)
+        )
+
+    def join(self, other: CausalTarget, row_ids: list[int]) -> None:
+        factor = self.cfg_factor
+        self._cache.join(other._cache, row_ids, factor)
+        self._visible = put_rows(self._visible, other._visible, row_ids, cfg_factor=factor, fill=True)
+        self._positions = put_rows(self._positions, other._positions, row_ids, 1, factor)
+        self._prompt = put_host_rows(self._prompt, other._prompt, row_ids)
+        self._rows = len(self._prompt)
+        if self._features is not None and other._features is not None:
+            latest = self._features[:, -1:], other._features[:, -1:]
+            self._features = put_rows(*latest, row_ids, cfg_factor=factor)
+        if self._layer_features is not None and other._layer_features is not None:
+            latest = self._layer_features[:, -1:], other._layer_features[:, -1:]
+            self._layer_features = put_rows(*latest, row_ids, cfg_factor=factor)
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
@@ -171,8 +197,8 @@ class CausalTarget:
         return self._visible.shape[1]
 
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slots of positions, host int64 of the same shape."""
-        return self._prompt + at
+        """The slots of positions, host int64 [B] or [B, W], of the same shape."""
+        return self._prompt.reshape(-1, *(1,) * (at.ndim - 1)) + at
 
     @property
     def dispatched(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.decoding.kv_cache import WindowSlots, move_slots
+from mmspec.sampling.rows import put_rows
 
 
 class SlotLayer(CacheLayerMixin):
@@ -47,6 +49,12 @@ class SlotLayer(CacheLayerMixin):
         if self.is_initialized:
             row_ids = row_ids.to(self.keys.device)
             self.keys, self.values = self.keys[row_ids], self.values[row_ids]
+
+    def join(self, other: SlotLayer, row_ids: Sequence[int], cfg_factor: int) -> None:
+        """Takes in the rows of another layer; see `mmspec.sampling.rows.put_rows`."""
+        self.keys = put_rows(self.keys, other.keys, row_ids, cfg_factor=cfg_factor)
+        self.values = put_rows(self.values, other.values, row_ids, cfg_factor=cfg_factor)
+        self._capacity = self.keys.shape[2]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies each row's slots `source` to its slots `target`; see `mmspec.decoding.kv_cache.move_slots`."""
@@ -96,6 +104,11 @@ class SlotCache(Cache):
         """Keeps these rows (int64 [R']), in this order, and drops all others."""
         for layer in self.layers:
             layer.select_rows(row_ids)
+
+    def join(self, other: SlotCache, row_ids: Sequence[int], cfg_factor: int) -> None:
+        """Takes in the rows of another cache of the same model; see `mmspec.sampling.rows.put_rows`."""
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.join(theirs, row_ids, cfg_factor)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies each row's slots `source` to its slots `target`, int64 [R, D] both, in all layers."""

@@ -39,14 +39,13 @@ class RunningBatch:
         self._engine, self._speech = engine, speech
 
     async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
-        options: dict[str, Any] = dict(request.settings)
+        # Pixels and samples are decoded elsewhere, while the tokens come.
+        # Pixels and samples are decoded elsewhere, while the tokens come.
+        options: dict[str, Any] = {**request.settings, "output_type": "latent"}
         if self._speech:
             options["voice"] = request.voice
         else:
-            options |= {
-                "negative_prompt": request.negative_prompt,
-                "output_type": "latent",
-            }  # pixels are made elsewhere
+            options["negative_prompt"] = request.negative_prompt
             if request.size is not None:
                 options["height"], options["width"] = request.size
         given = {name: value for name, value in options.items() if value is not None}

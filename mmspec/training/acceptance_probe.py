@@ -67,8 +67,9 @@ class AcceptanceProbe:
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if (m := verdict.p.shape[1] - 1) > 0:
             overlap = torch.minimum(verdict.p[:, :m], verdict.draft.q).sum(-1).double().cpu()
-            # Slots past the end of the sequence are tested too, but their result is not used.
+            # Slots past the end of a row are tested too, but their result is not used.
             inside = torch.from_numpy(state.positions(m) < state.layout.length)
+            inside &= torch.from_numpy(state.is_running)[:, None]
             tested = (torch.arange(m) < torch.from_numpy(verdict.tested)[:, None]) & inside
             self.accepted[:m] += (overlap * tested).sum(0)
             self.tested[:m] += tested.sum(0)

@@ -37,11 +37,16 @@ class FaultyTarget(ToyTarget):
         return super().prefill()
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], *args: Any) -> Logits:
+        return self._spoiled(super().forward(tokens, at, *args))
+
+    def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], *args: Any) -> Logits:
+        return self._spoiled(super().forward_tree(tokens, at, *args))
+
+    def _spoiled(self, logits: Logits) -> Logits:
         if "raise" in self.faults:
             raise RuntimeError("a row raised")
-        cond, uncond = super().forward(tokens, at, *args)
         bad = torch.tensor([fault == "nan" for fault in self.faults])
-        return Logits(cond.masked_fill(bad[:, None, None], torch.nan), uncond)
+        return Logits(logits.cond.masked_fill(bad[:, None, None], torch.nan), logits.uncond)
 
     def select_rows(self, row_ids: list[int]) -> None:
         super().select_rows(row_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import check_callback, shown
+from mmspec.arguments import check_callback, one_text, shown
+from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
-from mmspec.hf.generate import GenerateJob, generate, prepare
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.hf.generate import GenerateJob, generate, prepare, salted
+from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -158,7 +160,7 @@ class TransformersPipeline(DiffusionPipeline):
         check_call(num_images_per_prompt, output_type)
         check_callback("on_step", on_step)
         check_callback("callback_on_step_end", callback_on_step_end)
-        adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
+        adapter = self._adapter()
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
         default = self.config
@@ -241,7 +243,7 @@ class TransformersPipeline(DiffusionPipeline):
         check_output_type(output_type)
         if output_type == "latent":
             return tokens
-        adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
+        adapter = self._adapter()
         if adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
         grid = adapter.grid(height, width)
@@ -277,10 +279,81 @@ class TransformersPipeline(DiffusionPipeline):
             c.top_p,
             c.guidance_scale if guidance_scale is None else guidance_scale,
         )
-        adapter = image_adapter_of(self.model, Components(self.processor, self.vqvae, c.layout))
-        image_job = adapter.job(
-            ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)
+        job = self._generate_job(
+            ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None), sampling
         )
+        resources = job.resources(self.draft_model, slack, list(self.heads.values()))
+        return PreparedPrompts(
+            partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), resources
+        )
+
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: A prompt; None for ImageGPT.
+            options: `seed`, `temperature`, `top_k`, `top_p`, `guidance_scale`, `negative_prompt`, `height`, `width`,
+                `output_type`.
+            recipe: How it is decoded.
+
+        Raises:
+            PromptError: If the model does not accept the prompt.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        names = ("temperature", "top_k", "top_p", "guidance_scale")
+        check_options(options, ("seed", *names, "negative_prompt", "height", "width", "output_type"))
+        output_type = options.get("output_type", "pil")
+        check_output_type(output_type)
+        adapter = self._adapter()
+        if output_type != "latent" and adapter.no_pixels is not None:
+            raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
+        sampling = SamplingParams(**{name: options.get(name, self.config[name]) for name in names})
+        (text,) = read_prompts(prompt if prompt is None else one_text("prompt", prompt))
+        negatives = read_negative_prompts(options.get("negative_prompt"), 1)
+        height, width = options.get("height"), options.get("width")
+        image_job = adapter.job(ImageRequest([text], sampling.guidance_scale != 1, negatives, height, width))
+        check_length(image_job, adapter.max_length)
+        (seed,) = row_seeds(options.get("seed"), 1)
+
+        def codes_of(tokens: Tensor) -> Tensor:
+            return adapter.codes(tokens[None, image_job.image[image_job.image < len(tokens)]])[0]
+
+        def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
+            codes = tokens[0][None]
+            images = self.decode(codes, height=height, width=width, output_type=output_type)
+            return ImageOutput(images, codes, [seed], stats)
+
+        kind = sampling, height, width, negatives is None
+        return PreparedRequest(
+            [RowPrompt((text, negatives, height, width), sampling, seed, kind)], finish, seed, codes=codes_of
+        )
+
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        texts, negatives, heights, widths = zip(*(row.prompt for row in rows), strict=True)
+        sampling, seeds = rows[0].sampling, [row.seed for row in rows]
+        given = None if negatives[0] is None else [text for (text,) in negatives]
+        request = ImageRequest(list(texts), sampling.guidance_scale != 1, given, heights[0], widths[0])
+        job = self._generate_job(request, sampling)
+        resources = job.resources(self.draft_model, recipe.window, list(self.heads.values()))
+        target, samplings, plan = job.target(job.plan, recipe.window), [job.sampling] * len(rows), job.plan
+        seeds = salted(seeds, plan.salt)
+        return PreparedRows(
+            target, job.layout, samplings, resources, None, seeds, lambda tokens: tokens + plan.first_id
+        )
+
+    def _adapter(self) -> ImageAdapter:
+        return image_adapter_of(self.model, Components(self.processor, self.vqvae, self.config.layout))
+
+    def _generate_job(self, request: ImageRequest, sampling: SamplingParams) -> GenerateJob:
+        """A request as the loop decodes it.
+
+        Raises:
+            PromptError: If the model does not accept a prompt, or it is too long.
+            ArgumentError: If the model does not support an option of the request.
+        """
+        adapter = self._adapter()
+        image_job = adapter.job(request)
         check_length(image_job, adapter.max_length)
         device = input_device(self.model)
         arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in image_job.arguments.items()}
@@ -299,10 +372,7 @@ class TransformersPipeline(DiffusionPipeline):
                 self.model, **arguments, **settings, max_new_tokens=image_job.length, custom_generate=capture
             )
         (job,) = jobs
-        resources = job.resources(self.draft_model, slack, list(self.heads.values()))
-        return PreparedPrompts(
-            partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), resources
-        )
+        return job
 
     def new_small(self) -> Any:
         """Raises an error: mmspec trains no small transformers models.

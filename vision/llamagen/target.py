@@ -180,13 +180,16 @@ class LlamaGenTarget:
         self._cache.join(other._cache, row_ids, factor)
         self._rows = max(self._rows, *(row + 1 for row in row_ids))
         assert self._features is not None and other._features is not None, "both targets have read their prompts"
-        latest = self._features[:, -1:], other._features[:, -1:]
-        self._features = put_rows(*latest, row_ids, cfg_factor=factor)
+        counts = len(self._features), len(other._features)
+        self._features = put_rows(self._features[:, -1:], other._features[:, -1:], row_ids, cfg_factor=factor)
+        if self._layer_features is not None and other._layer_features is not None:
+            latest = self._layer_features[:, -1:], other._layer_features[:, -1:]
+            self._layer_features = put_rows(*latest, row_ids, cfg_factor=factor)
         if self._padding is not None or other._padding is not None:
             shape = 1, self.capacity, self.capacity
             ours, theirs = (
                 self._causal.new_zeros(rows, *shape) if padding is None else padding
-                for padding, rows in ((self._padding, len(latest[0])), (other._padding, len(latest[1])))
+                for padding, rows in ((self._padding, counts[0]), (other._padding, counts[1]))
             )
             self._padding = put_rows(ours, theirs, row_ids, cfg_factor=factor)
 

@@ -95,6 +95,7 @@ class BarkAdapter:
 
     recipe = "scd:window=6"
     guided = False
+    in_engines = False
     draws_voice = True
 
     def __init__(self, model: Any, processor: Any, codec: Codec, draft_model: Any = None) -> None:

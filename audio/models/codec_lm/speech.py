@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.models.codec_lm.decoding import CodecLM, CodecLMSettings
+from mmspec.batching.request import PreparedRows
 from mmspec.checkpoint import listed, read_weights
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -152,8 +153,19 @@ class CodecLMJob:
         measure_entropy: bool,
     ) -> Decoded:
         """Codes int64 [B, N], sampled with the parameters and logits processors of the model's settings."""
+        made, prompts = self.prepare(recipe, samplings), self._prompts()
+        found = run(made.target, recipe, made.layout, made.samplings, seeds, made.resources, on_step, measure_entropy)
+        # The layout ends each row at its own limit, by an end that the model has not chosen.
+        rows = [
+            replace(row, truncated=row.truncated or row.tokens > prompt.max_codes)
+            for row, prompt in zip(found.stats.rows, prompts, strict=True)
+        ]
+        return Decoded(found.tokens, replace(found.stats, rows=rows))
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
         frontend, draft = self.adapter.frontend, self.adapter.draft
-        settings, prompts = frontend.settings(samplings[0]), [frontend.prompt(part) for part in self.parts]
+        settings, prompts = frontend.settings(samplings[0]), self._prompts()
         layout = layout_of(prompts, frontend.ends, frontend.codec_lm.head.out_features)
         row_sampling = [settings.sampling] * len(prompts)
 
@@ -173,14 +185,10 @@ class CodecLMJob:
             codebook=self.adapter.codebook,
             adaptive_windows=adaptive_windows_of(frontend.codec_lm.decoder),
         )
-        prompted = target(frontend, prompts, settings.guidance != 1)
-        found = run(prompted, recipe, layout, row_sampling, seeds, resources, on_step, measure_entropy)
-        # The layout ends each row at its own limit, by an end that the model has not chosen.
-        rows = [
-            replace(row, truncated=row.truncated or row.tokens > prompt.max_codes)
-            for row, prompt in zip(found.stats.rows, prompts, strict=True)
-        ]
-        return Decoded(found.tokens, replace(found.stats, rows=rows))
+        return PreparedRows(target(frontend, prompts, settings.guidance != 1), layout, row_sampling, resources)
+
+    def _prompts(self) -> list[TextPrompt]:
+        return [self.adapter.frontend.prompt(part) for part in self.parts]
 
 
 def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: int) -> Layout:

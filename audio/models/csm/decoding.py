@@ -31,6 +31,7 @@ from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.seeds import row_seeds
 
 
@@ -80,6 +81,15 @@ class CsmFrames:
     def select_rows(self, row_ids: list[int]) -> None:
         self._target.select_rows(row_ids)
         self._length = self._length[row_ids]
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: it is of the same model."""
+        return isinstance(other, CsmFrames) and other._model is self._model and self._target.can_join(other._target)
+
+    def join(self, other: CsmFrames, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
+        self._target.join(other._target, row_ids)
+        self._length = put_host_rows(self._length, other._length, row_ids)
 
 
 class CsmDepth:

@@ -14,10 +14,11 @@ from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.depth.frame_windows import MAX_AHEAD, prepare_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
@@ -110,6 +111,11 @@ class CsmAdapter:
         ids = self.processor(line, add_special_tokens=True)["input_ids"]  # a CsmProcessor leaves the marks out unasked
         return list(torch.as_tensor(ids).flatten().tolist())
 
+    @property
+    def in_engines(self) -> bool:
+        """Whether engines decode the model: with windows of several frames its tokens are one stream."""
+        return self.ahead > 0
+
     def with_reference_audio(self, reference: ReferenceAudio) -> CsmAdapter:
         mimi = self.model.codec_model
         transcript = reference.require_transcript("CSM")
@@ -162,17 +168,40 @@ class CsmJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        adapter, first = self.adapter, samplings[0]
+        adapter = self.adapter
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible for CSM, whose tokens come from two models")
-        rest = stage_sampling(depth_sampling(adapter.model), adapter.sampling, first)
-        pad = int(adapter.model.config.codebook_eos_token_id)
-        spec = FrameSpec(adapter.frames, frame_ends(adapter.model), pad, first, rest)
-        draft_model = adapter.draft_model if recipe.needs_draft_model else None
-        model, draft = self._prompted(adapter.model), None if draft_model is None else self._prompted(draft_model)
+        (model, draft), spec = self._models(recipe), self._spec(samplings[0])
         windows = adaptive_windows_of(adapter.model)
         decoded = decode_csm(model, recipe, spec, seeds, adapter.ahead, draft, on_step, windows)
         return Decoded(decoded.frames, decoded.stats)
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters.
+
+        Raises:
+            ArgumentError: If windows stay inside a frame.
+        """
+        adapter = self.adapter
+        if not adapter.ahead:
+            raise ArgumentError(
+                "engines decode CSM with windows of several frames; load it with config={'ahead': 2}, or call the "
+                "pipeline"
+            )
+        (model, draft), spec = self._models(recipe), self._spec(samplings[0])
+        windows = adaptive_windows_of(adapter.model)
+        return prepare_frame_windows(model, recipe, spec, len(self.ids), adapter.ahead, draft, windows)
+
+    def _models(self, recipe: Recipe) -> tuple[CsmFrames, CsmFrames | None]:
+        """The model, and the draft model if the recipe uses one, with the prompts."""
+        draft_model = self.adapter.draft_model if recipe.needs_draft_model else None
+        return self._prompted(self.adapter.model), None if draft_model is None else self._prompted(draft_model)
+
+    def _spec(self, first: SamplingParams) -> FrameSpec:
+        adapter = self.adapter
+        rest = stage_sampling(depth_sampling(adapter.model), adapter.sampling, first)
+        pad = int(adapter.model.config.codebook_eos_token_id)
+        return FrameSpec(adapter.frames, frame_ends(adapter.model), pad, first, rest)
 
     def _prompted(self, model: Any) -> CsmFrames:
         config, embeds = model.config, model.embed_text_tokens(self.ids)

@@ -240,6 +240,19 @@ class DiaTarget:
         self._history.select_rows(row_ids)
         self._inner.select_rows(row_ids)
 
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""
+        return (
+            isinstance(other, DiaTarget)
+            and (other._guidance, other._latest) == (self._guidance, self._latest)
+            and self._history.can_join(other._history)
+            and self._inner.can_join(other._inner)
+        )
+
+    def join(self, other: DiaTarget, row_ids: list[int]) -> None:
+        self._history.join(other._history, row_ids)
+        self._inner.join(other._inner, row_ids)
+
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         """The processed logits [B, W, C, V] of the given positions, host int64 [B, W]."""
         z = logits.cond.float()

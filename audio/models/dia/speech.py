@@ -21,6 +21,7 @@ from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.batching.request import PreparedRows
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
@@ -195,6 +196,10 @@ class DiaJob:
         at_limit = (decoded.tokens[:, : self.latest, 0] != self.end).all(1).tolist()
         rows = [replace(row, truncated=cut) for row, cut in zip(decoded.stats.rows, at_limit, strict=True)]
         return replace(decoded, stats=replace(decoded.stats, rows=rows))
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+        """See `mmspec.audio.adapter.PreparableJob`."""
+        return self.columns.prepare(recipe, samplings)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> DiaAdapter:

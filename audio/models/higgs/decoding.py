@@ -228,6 +228,22 @@ class HiggsTarget:
         if self._sampler is not None:
             self._sampler.select_rows(torch.tensor(row_ids, device=self.device))
 
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: they have the same limit of repetitions, or none."""
+        return (
+            isinstance(other, HiggsTarget)
+            and other._repetition == self._repetition
+            and (other._sampler is None) == (self._sampler is None)
+            and self._history.can_join(other._history)
+            and self._inner.can_join(other._inner)
+        )
+
+    def join(self, other: HiggsTarget, row_ids: list[int]) -> None:
+        self._history.join(other._history, row_ids)
+        self._inner.join(other._inner, row_ids)
+        if self._sampler is not None and other._sampler is not None:
+            self._sampler.join(other._sampler, row_ids)
+
     def _processed(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
         """The processed logits [B, W, K, V] of the given positions, host int64 [B, W]."""
         raw = raw.float()

@@ -45,6 +45,7 @@ class PocketAdapter:
 
     recipe = "plain"
     guided = False
+    in_engines = False
 
     def __init__(
         self, model: Any, processor: Any, voice_latents: Mapping[str, Tensor], draft_model: Any = None

@@ -1,0 +1,152 @@
+"""Engines of real model classes: a request that joins a running batch gets the tokens that it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_codecs
+import tiny_higgs
+import tiny_llamagen
+import tiny_models
+import tiny_music
+import tiny_processors
+import tiny_speech
+import torch
+from torch import Tensor
+from transformers import DiaTokenizer
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.speech import FlatAdapter, Style
+from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.batching.engine import Engine
+from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.params import SamplingParams
+from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+
+WORDS = ["a red dog", "cat", "a green cat", "red", "green green dog", "a dog"]
+TEXTS = ["one", "two three", "one two", "three two one", "eight", "two"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline and its requests.
+
+    Attributes:
+        make: Makes the pipeline.
+        prompts: Their prompts.
+        options: The other arguments of each request.
+        recipes: The recipes to test.
+        groups: The largest number of batches that run at a time: more than one if requests cannot share a batch.
+    """
+
+    make: Callable[[Path], Any]
+    prompts: list[Any]
+    options: Callable[[int], Mapping[str, Any]] = lambda i: {}
+    recipes: tuple[str, ...] = ("scd:window=4", "recycle:window=3")
+    groups: int = 1
+
+
+def images(name: str) -> Callable[[Path], Any]:
+    def make(_: Path) -> Any:
+        return mmspec.load(getattr(tiny_models, name)(), processor=getattr(tiny_processors, name)())
+
+    return make
+
+
+def classes(_: Path) -> Any:
+    return LlamaGenPipeline(tiny_llamagen.tiny(model_type="c2i", num_classes=9, cls_token_num=1), guidance_scale=2.0)
+
+
+def flat(_: Path) -> Any:
+    def prompt(tokens: Any, text: str, voice: str | None) -> list[int]:
+        return list(tokens(text)["input_ids"])
+
+    style = Style(StreamFormat(16, 11, 10), prompt, SamplingParams(0.9), (RepetitionPenalty(1.2),), 12, letters=14)
+    model, tokenizer = tiny_speech.flat(vocab_size=27), tiny_speech.tokenizer()
+    return SpeechPipeline(FlatAdapter(model, tokenizer, codec_of(tiny_codecs.xcodec2()), style))
+
+
+def csm(_: Path) -> Any:
+    model = tiny_speech.csm(codes=8)
+    return mmspec.load(model, processor=tiny_speech.tokenizer(), config={"frames": 4, "ahead": 2})
+
+
+def higgs(_: Path) -> Any:
+    return mmspec.load(tiny_higgs.model(3), processor=tiny_higgs.processor(), config={"frames": 6})
+
+
+def dia(_: Path) -> Any:
+    model = tiny_music.dia(2, text_ids=256)
+    pipe = mmspec.load(model, processor=DiaTokenizer(), config={"codec": codec_of(tiny_codecs.dac())})
+    pipe.adapter.frames = 8
+    return pipe
+
+
+def musicgen(_: Path) -> Any:
+    return mmspec.load(tiny_music.long_musicgen(), processor=tiny_music.tokenizer()).with_duration(0.05)
+
+
+def mixed(i: int) -> Mapping[str, Any]:
+    """Sampling parameters of request i."""
+    return [{}, {"temperature": 0.8, "top_k": 5}, {"top_p": 0.8}][i % 3]
+
+
+CASES = {
+    "janus": Case(images("janus"), WORDS, mixed),
+    "emu3": Case(images("emu3"), WORDS, lambda i: {"height": 32, "width": 32, "temperature": 1 - i / 10}),
+    "chameleon": Case(images("chameleon"), WORDS, mixed),
+    "imagegpt": Case(lambda _: mmspec.load(tiny_models.imagegpt()), [None] * 4, mixed),
+    "llamagen": Case(classes, [3, 1, 4, 1, 5], lambda i: [{}, {"guidance_scale": 4.0}][i % 2]),
+    "flat": Case(flat, TEXTS, mixed),
+    "csm": Case(csm, TEXTS),
+    "dia": Case(dia, TEXTS),
+    "higgs": Case(higgs, TEXTS, mixed),
+    "musicgen": Case(musicgen, TEXTS, lambda i: {"guidance_scale": 1.0 + i}, groups=2),
+    "spoken": Case(
+        lambda _: mmspec.load("spoken"), ["one", "two", "three four", "five"], mixed, ("table:window=8", "scd")
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [(name, recipe) for name, case in CASES.items() for recipe in case.recipes]
+)
+def test_a_request_gets_the_tokens_that_it_gets_alone(name: str, recipe: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    pipe = case.make(tmp_path)
+    if hasattr(pipe, "set_progress_bar_config"):
+        pipe.set_progress_bar_config(disable=True)
+    engine = Engine(pipe, recipe, max_rows=4)
+    requests = [(prompt, {"seed": 7 * i, **case.options(i)}) for i, prompt in enumerate(case.prompts)]
+    found: dict[str, Any] = {}
+    given: dict[str, list[Tensor]] = {}
+    added, most = 0, 0
+    while added < len(requests) or engine.has_unfinished:
+        if added < len(requests):
+            prompt, options = requests[added]
+            engine.add(prompt, request_id=str(added), output_type="latent", **options)
+            added += 1
+        for output in engine.step():
+            given.setdefault(output.request_id, []).append(output.tokens)
+            if output.finished:
+                assert output.error is None, output.error
+                found[output.request_id] = output
+        most = max(most, len(engine._groups))
+    for i, (prompt, options) in enumerate(requests):
+        call = {"class_labels" if isinstance(prompt, int) else "prompt": prompt, "output_type": "latent"}
+        if isinstance(pipe, SpeechPipeline):
+            call = {"text": prompt}
+        whole = pipe(**call, **options, recipe=recipe)
+        tokens = found[str(i)].result.tokens
+        for own, alone in zip(tokens, whole.tokens, strict=True):
+            # A call pads its rows to the limit.
+            assert torch.equal(own, alone[: len(own)])
+            assert len(alone) == len(own) or (alone[len(own) :] == alone[-1]).all()
+        assert torch.equal(torch.cat(given[str(i)]), torch.cat(list(tokens)))
+    assert most <= case.groups
