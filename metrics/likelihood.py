@@ -7,6 +7,7 @@ distribution is kept. Measuring them takes time in every target call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ class Likelihood(Metric):
 
     def measure(self, rows: Rows, reference: Any) -> Estimate:
         return resample_mean(np.stack(rows))
+
+    def sample_scores(self, rows: Rows) -> Sequence[float]:
+        return [float(value) for value in rows]
 
 
 ENTROPY = Likelihood("entropy", higher_is_better=None)

@@ -175,6 +175,14 @@ class Metric(ABC):
             reference: The result of `make_reference` or `load_reference`; None unless `needs_reference`.
         """
 
+    def sample_scores(self, rows: Rows) -> Sequence[float] | None:
+        """A score of each sample, by which reports find the prompts that lose; None for a metric of whole sets.
+
+        Args:
+            rows: See `extract`.
+        """
+        return None
+
     def make_reference(self, rows: Rows, extractor: str) -> Any:
         """The reference that `measure` compares with, from the rows of the reference samples.
 
@@ -222,6 +230,9 @@ class MeanMetric(Metric):
 
     def measure(self, rows: Rows, reference: Any) -> Estimate:
         return resample_mean(np.stack(rows))
+
+    def sample_scores(self, rows: Rows) -> Sequence[float]:
+        return [float(score) for score in rows]
 
 
 class FeatureMetric(Metric):

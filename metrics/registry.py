@@ -4,6 +4,10 @@
 |---|---|---|
 | `attributes`, `captions` | images | on `shapes`: share of stated attributes shown, share of prompts shown completely |
 | `clip` | images | CLIP score, needs weights of CLIP |
+| `hpsv2`, `pickscore` | images | human preference by HPSv2 and PickScore, need their weights |
+| `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
+| `diversity@X` | both | mean distance between seeds of one prompt, over features of X |
+| `dnsmos` | speech | DNSMOS (overall), needs `pip install "mmspec[dnsmos]"`, which holds the weights |
 | `cmmd` | images | CMMD to the reference, needs weights of CLIP |
 | `fid`, `kid`, `is` | images | the standard definitions, need weights of Inception |
 | `wer`, `cer` | speech | word and character error rate by Whisper; `wer@spoken` by the embedded recognizer |
@@ -39,6 +43,11 @@ METRICS: Mapping[str, str] = {
     "attributes": "mmspec.metrics.image.attributes:ATTRIBUTES",
     "captions": "mmspec.metrics.image.attributes:CAPTIONS",
     "clip": "mmspec.metrics.image.clip_score:CLIP_SCORE",
+    "hpsv2": "mmspec.metrics.image.preference:HPSV2",
+    "pickscore": "mmspec.metrics.image.preference:PICKSCORE",
+    "geneval": "mmspec.metrics.image.geneval:GENEVAL",
+    "geneval@EXTRACTOR": "mmspec.metrics.image.geneval:task_metric",
+    "diversity@EXTRACTOR": "mmspec.metrics.image.diversity:Diversity",
     "cmmd": "mmspec.metrics.image.cmmd:CMMD",
     "fid": "mmspec.metrics.image.frechet:FID",
     "fd@EXTRACTOR": "mmspec.metrics.image.frechet:FrechetDistance",
@@ -52,6 +61,7 @@ METRICS: Mapping[str, str] = {
     "cer": "mmspec.metrics.audio.word_error_rate:CER",
     "cer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:CharacterErrorRate",
     "speaker": "mmspec.metrics.audio.speaker:SPEAKER",
+    "dnsmos": "mmspec.metrics.audio.dnsmos:DNSMOS",
     "mcd": "mmspec.metrics.audio.cepstrum:MCD",
     "stft": "mmspec.metrics.audio.stft_distance:STFT",
     "clap": "mmspec.metrics.audio.clap_score:CLAP_SCORE",

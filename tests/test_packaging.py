@@ -23,7 +23,7 @@ ROOTS = {
     "kernels": "mmspec.kernels",
     "metrics": "mmspec.metrics",
 }
-DATA = {".json", ".safetensors", ".typed", ".html", ".css", ".js"}
+DATA = {".json", ".safetensors", ".typed", ".html", ".css", ".js", ".yaml"}
 
 
 @pytest.fixture(scope="module")

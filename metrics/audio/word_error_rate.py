@@ -116,6 +116,9 @@ class ErrorRate(Metric):
 
         return resample(rate, len(counts))
 
+    def sample_scores(self, rows: Rows) -> Sequence[float]:
+        return [float(wrong / max(total, 1)) for wrong, total in rows]
+
 
 class WordErrorRate(ErrorRate):
     """Word error rate, `wer@EXTRACTOR`.

@@ -50,6 +50,9 @@ class EvalConfig:
         clap: Weights of the extractor.
         wavlm: Weights of the extractor.
         whisper: Weights of the extractor.
+        hpsv2: Weights of the extractor.
+        pickscore: Weights of the extractor.
+        detector: Weights of the extractor.
         drafter: A folder that `mmspec train-drafter` wrote, for recipes that draft with it.
         temperature: None is the model's default.
         top_k: None is the model's default.
@@ -59,6 +62,7 @@ class EvalConfig:
         device: Where the model and the extractors run.
         strict: Refuse files that cannot be read, instead of leaving them out.
         fingerprint: Of the model's weights, once loaded; see `mmspec.bulk.fingerprint`.
+        suite: The benchmark whose prompts and metrics these are; None for the user's own.
     """
 
     model: str
@@ -74,6 +78,9 @@ class EvalConfig:
     clap: str | None = None
     wavlm: str | None = None
     whisper: str | None = None
+    hpsv2: str | None = None
+    pickscore: str | None = None
+    detector: str | None = None
     drafter: str | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -83,6 +90,7 @@ class EvalConfig:
     device: str = "cpu"
     strict: bool = False
     fingerprint: str = ""
+    suite: str | None = None
 
     @property
     def weights(self) -> dict[str, str]:

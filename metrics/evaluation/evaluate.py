@@ -19,6 +19,7 @@ from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, generate, keys
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord
 from mmspec.metrics.evaluation.media import check_readable, list_media
 from mmspec.metrics.evaluation.quality import Quality, check_kind, compare, find_metrics
+from mmspec.metrics.evaluation.scores import SampleScores
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.metric import Metric
 from mmspec.recipes import Recipe, parse
@@ -53,10 +54,12 @@ class EvaluationResult:
     Attributes:
         rows: One per recipe, plain first.
         skipped: Why files were left out, one line each.
+        scores: Of single samples, for metrics that have them; None where nothing was measured.
     """
 
     rows: list[RecipeResult]
     skipped: list[str]
+    scores: SampleScores | None = None
 
 
 def check(config: EvalConfig) -> list[Metric]:
@@ -196,7 +199,12 @@ def evaluate(
         for metric in metrics
     }
     rows = [_result(i, name, generated, quality, gate, config.batch) for i, name in enumerate(config.recipes)]
-    return EvaluationResult(rows, skipped)
+    scores = {
+        metric.name: dict(zip(config.recipes, found, strict=True))
+        for metric in metrics
+        if None not in (found := [metric.sample_scores(table[metric.column]) for table in tables])
+    }
+    return EvaluationResult(rows, skipped, SampleScores.of([units(config)[i] for i in kept], scores))
 
 
 def readable(

@@ -122,8 +122,10 @@ def aligned(lines: Sequence[Sequence[str]], texts: int) -> str:
 
 
 def guarantee(row: Mapping[str, Any]) -> str:
-    """Whether a recipe keeps the target distribution: "exact", "relaxed" or "CHECK FAILED"."""
-    return "relaxed" if not row["exact"] else "exact" if row["gate"] else "CHECK FAILED"
+    """Whether a recipe keeps the target distribution: "exact", "relaxed", "CHECK FAILED", or "not checked yet"."""
+    if not row["exact"]:
+        return "relaxed"
+    return "not checked yet" if row["gate"] is None else "exact" if row["gate"] else "CHECK FAILED"
 
 
 def short(interval: Mapping[str, Any] | None) -> str:

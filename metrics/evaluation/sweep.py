@@ -2,8 +2,10 @@
 
 - Seeds: `0..9` is every whole number from 0 to 9, `0..3,7` is 0 to 3 and 7.
 - Knobs: `lantern:delta=0.1..0.5` is five recipes evenly from end to end, `delta=0.1..0.5/3` is three, and
-  `delta=0.1|0.2|0.4` is those three values; values between whole-number ends are rounded. Several ranges in one recipe
-  give every combination.
+  `delta=0.1|0.2|0.4` is those three values; values between whole-number ends are rounded.
+- Names: `scd|eagle+lantern` is `scd+lantern` and `eagle+lantern`.
+
+Several ranges in one recipe give every combination.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def expand(recipe: str) -> list[Recipe]:
         knob, equals, value = setting.partition("=")
         choices.append([f"{knob}{equals}{one}" for one in _values(recipe, value.strip())])
         limits.RECIPES.check(f"--recipes: {recipe!r}", prod(map(len, choices)))
-    found = [parse(f"{name}{colon}{','.join(combination)}") for combination in product(*choices)]
+    names = ["+".join(pieces) for pieces in product(*(part.split("|") for part in name.split("+")))]
+    limits.RECIPES.check(f"--recipes: {recipe!r}", len(names) * prod(map(len, choices)))
+    found = [parse(f"{one}{colon}{','.join(combination)}") for one in names for combination in product(*choices)]
     return list({str(one): one for one in found}.values())
 
 

@@ -25,7 +25,7 @@ class ClipExtractor:
         ModelError: If one of them cannot be loaded.
     """
 
-    name = "clip"
+    name: str = "clip"
 
     def __init__(self, where: str, device: str = "cpu") -> None:
         from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel

@@ -16,6 +16,9 @@ EXTRACTORS: Mapping[str, str] = {
     "clap": "mmspec.metrics.extractors.clap:ClapExtractor",
     "wavlm": "mmspec.metrics.extractors.wavlm:WavLMExtractor",
     "whisper": "mmspec.metrics.extractors.whisper:WhisperExtractor",
+    "hpsv2": "mmspec.metrics.extractors.preference:hpsv2",
+    "pickscore": "mmspec.metrics.extractors.preference:pickscore",
+    "detector": "mmspec.metrics.extractors.detector:ObjectDetector",
     "spoken": "mmspec.metrics.extractors.spoken:load",
 }
 """Name -> "module:function" of (weights, device)."""

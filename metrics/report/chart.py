@@ -47,7 +47,7 @@ def chart(points: Sequence[Point], label: str, higher_is_better: bool | None, x_
         higher_is_better: On the vertical axis, for the front; None omits the front.
         x_label: Of the horizontal axis, on which higher is better.
     """
-    xs, ys = _ticks([v for p in points for v in p.x]), _ticks([v for p in points for v in p.y])
+    xs, ys = ticks([v for p in points for v in p.x]), ticks([v for p in points for v in p.y])
 
     def at(x: float, y: float) -> tuple[float, float]:
         return (
@@ -126,7 +126,7 @@ def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at
     for y in ys:
         _, py = at(xs[0], y)
         parts.append(Element("path", class_="grid", d=f"M{LEFT} {py:.1f}H{WIDTH - RIGHT}"))
-        parts.append(Element("text", _short(y), x=LEFT - 8, y=f"{py + 4.5:.1f}", text_anchor="end"))
+        parts.append(Element("text", tick_label(y), x=LEFT - 8, y=f"{py + 4.5:.1f}", text_anchor="end"))
     middle, center = (TOP + HEIGHT - BOTTOM) / 2, (LEFT + WIDTH - RIGHT) / 2
     parts.append(Element("text", x_label, class_="axis", x=center, y=HEIGHT - 8, text_anchor="middle"))
     turned = f"rotate(-90 15 {middle})"
@@ -134,11 +134,11 @@ def _axes(xs: Sequence[float], ys: Sequence[float], label: str, x_label: str, at
     return parts
 
 
-def _short(value: float) -> str:
+def tick_label(value: float) -> str:
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
 
 
-def _ticks(values: Sequence[float]) -> list[float]:
+def ticks(values: Sequence[float]) -> list[float]:
     """Four to nine round numbers whose range holds the values."""
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # ticks are rounded to ten digits

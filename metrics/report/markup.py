@@ -150,6 +150,11 @@ def document(title: str, sheet: str, body: Iterable[Children], script: str = "")
     return f"<!DOCTYPE html>\n{Element('html', head, Element('body', body, code), lang='en')}\n"
 
 
+def style(sheet: str) -> Element:
+    """A style sheet, a constant, inside a drawing."""
+    return _Style(sheet)
+
+
 def drawing(svg: Element) -> str:
     """A file with an SVG, which holds no script and no address."""
     return f'<?xml version="1.0" encoding="utf-8"?>\n{svg}\n'

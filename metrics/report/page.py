@@ -12,10 +12,12 @@ from mmspec.metrics.report.curves import charts
 from mmspec.metrics.report.differences import differences
 from mmspec.metrics.report.drafts import drafts
 from mmspec.metrics.report.grid import definitions
+from mmspec.metrics.report.losses import prompts_that_lose
 from mmspec.metrics.report.markup import Children, Element, document
+from mmspec.metrics.report.places import places
 from mmspec.metrics.report.recipes import recipes_table
 from mmspec.metrics.report.runs import ReportRun, between_runs
-from mmspec.metrics.report.samples import samples, viewer
+from mmspec.metrics.report.samples import Budget, samples, viewer
 from mmspec.metrics.report.slider import scales, slider
 from mmspec.metrics.report.style import STYLE
 from mmspec.metrics.report.timing import timing
@@ -54,7 +56,9 @@ def page(runs: Sequence[ReportRun], notice: Children = None) -> str:
     models = " and ".join(dict.fromkeys(Path(run.record["config"]["model"]).name for run in runs))
     metrics = common_metrics(runs)
     offered = scales(rows, metrics)
-    sides = [[_head(run), samples(run.record["config"], run.folder)] for run in runs]
+    budget = Budget()
+    sides = [[_head(run), samples(run.record["config"], run.folder, budget)] for run in runs]
+    lost = [_named(run, prompts_that_lose(run.record, run.folder, budget)) for run in runs]
     sections: dict[str, Children] = {
         "loss": slider(rows, offered),
         "curves": charts(rows, metrics),
@@ -66,7 +70,8 @@ def page(runs: Sequence[ReportRun], notice: Children = None) -> str:
         "differences": [differences(_own(run), run.name) for run in runs],
         "runs": between_runs(runs),
         "time": timing(rows),
-        "drafts": drafts(rows),
+        "drafts": [drafts(rows), [_named(run, places(run.record, run.folder)) for run in runs]],
+        "losses": lost,
         "samples": sides,
         "facts": [_facts(run) for run in runs],
     }
@@ -93,7 +98,8 @@ def page(runs: Sequence[ReportRun], notice: Children = None) -> str:
 
 _TITLES = {
     "loss": "How much may be lost?", "curves": "Curves", "recipes": "Recipes", "differences": "Differences",
-    "runs": "Between runs", "time": "Time", "drafts": "Drafts", "samples": "Samples", "facts": "Configuration",
+    "runs": "Between runs", "time": "Time", "drafts": "Drafts", "losses": "Which prompts lose",
+    "samples": "Samples", "facts": "Configuration",
 }  # fmt: skip
 
 
@@ -120,6 +126,11 @@ def _own(run: ReportRun) -> list[Record]:
 def common_metrics(runs: Sequence[ReportRun]) -> list[str]:
     """The metrics that every run has."""
     return [n for n in runs[0].record["rows"][0]["quality"] if all(n in r.record["rows"][0]["quality"] for r in runs)]
+
+
+def _named(run: ReportRun, parts: list[Element]) -> list[Element | None]:
+    """A part of the page of one run under the run's name."""
+    return [_head(run), *parts] if parts else []
 
 
 def _head(run: ReportRun) -> Element | None:

@@ -60,7 +60,7 @@ caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-pa
 th, td { padding: .47rem .93rem .47rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
   vertical-align: top; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-tbody th { font-weight: 400; }
+tbody th { font-weight: 400; } th.words { white-space: normal; min-width: 16rem; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
 td small { display: block; font-size: .77rem; line-height: 1.25; color: var(--soft); }
 td.bad, td.bad small { color: var(--bad); } td.good, td.good small { color: var(--good); }

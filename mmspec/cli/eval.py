@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,8 +18,11 @@ from mmspec.cli.exactness_gate import gate
 from mmspec.cli.metric_weights import (
     ClapWeights,
     ClipWeights,
+    DetectorWeights,
     Dinov2Weights,
+    HPSv2Weights,
     InceptionWeights,
+    PickScoreWeights,
     ShapesWeights,
     WavLMWeights,
     WhisperWeights,
@@ -87,6 +91,9 @@ def evaluate(
     clap: ClapWeights = None,
     wavlm: WavLMWeights = None,
     whisper: WhisperWeights = None,
+    hpsv2: HPSv2Weights = None,
+    pickscore: PickScoreWeights = None,
+    detector: DetectorWeights = None,
     drafter: Drafter = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -96,6 +103,17 @@ def evaluate(
     strict: Annotated[
         bool | None, typer.Option("--strict", help="Refuse files that cannot be read, instead of leaving them out.")
     ] = None,
+    suite: Annotated[
+        _Text,
+        typer.Option(
+            show_default=False,
+            help="Prompts, metrics and settings of a benchmark: partiprompts, coco, drawbench, geneval, dpg, "
+            "imagenet50k, seed-tts, libritts. Its prompts come by --prompts, as a path or hub:OWNER/NAME/FILE.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be generated, and predict calls, memory and hours.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Generate with every recipe, measure speed and quality with intervals, and write the results to a folder.
@@ -108,13 +126,22 @@ def evaluate(
         "reference": reference, "batch": batch, "shapes": shapes, "inception": inception, "clip": clip,
         "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "drafter": drafter,
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
-        "strict": strict,
+        "strict": strict, "suite": suite, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
     }  # fmt: skip
     from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
 
     given = {} if config is None else read_file(config)
     given |= {key: value for key, value in flags.items() if value is not None}
+    if given.get("suite"):
+        from mmspec.metrics.evaluation.suites.plan import planned
+
+        given = planned(given)
     resolved = resolve({**DEFAULTS, **given})
+    if dry_run:
+        from mmspec.metrics.evaluation.suites.plan import dry_run as plan
+
+        print(plan(resolved, int(os.environ.get("WORLD_SIZE", "1"))))
+        return
 
     from mmspec.bulk.fingerprint import fingerprint
     from mmspec.distributed import local_device, process_group
@@ -123,9 +150,16 @@ def evaluate(
     from mmspec.metrics.evaluation.evaluate import check, prepare
     from mmspec.metrics.evaluation.evaluate import evaluate as run
     from mmspec.metrics.evaluation.results import record_of, table, write_results
+    from mmspec.metrics.evaluation.scores import write_scores
+    from mmspec.metrics.evaluation.suites.classes import SUITE as CLASSES
+    from mmspec.metrics.evaluation.suites.classes import by_class
     from mmspec.metrics.report.page import write_report
 
     check(resolved)
+    if resolved.suite:
+        from mmspec.metrics.evaluation.suites.plan import check_reference
+
+        check_reference(resolved)
     check_folder(output, resolved)
     with ExitStack() as stack:
         processes = stack.enter_context(process_group())
@@ -133,7 +167,7 @@ def evaluate(
         check_device(device)
         pipe = load_pipeline(resolved.model, device, resolved.drafter)
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
-        evaluation = prepare(pipe, resolved, processes)
+        evaluation = prepare(by_class(pipe) if resolved.suite == CLASSES else pipe, resolved, processes)
         if processes.rank == 0:
             stack.enter_context(open_folder(output, resolved))
         processes.gather(None)  # wait until the folder exists
@@ -146,6 +180,8 @@ def evaluate(
             print(f"mmspec: left out: {reason}", file=sys.stderr)
         record = record_of(resolved, result, {**environment(), "processes": processes.count})
         write_results(record, output)
+        if result.scores is not None:
+            write_scores(result.scores, output)
         write_report(record, output)
     print(json.dumps(record) if as_json else table(record["rows"]))
 

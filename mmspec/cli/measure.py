@@ -13,8 +13,11 @@ import typer
 from mmspec.cli.metric_weights import (
     ClapWeights,
     ClipWeights,
+    DetectorWeights,
     Dinov2Weights,
+    HPSv2Weights,
     InceptionWeights,
+    PickScoreWeights,
     ShapesWeights,
     WavLMWeights,
     WhisperWeights,
@@ -45,6 +48,9 @@ def measure(
     clap: ClapWeights = None,
     wavlm: WavLMWeights = None,
     whisper: WhisperWeights = None,
+    hpsv2: HPSv2Weights = None,
+    pickscore: PickScoreWeights = None,
+    detector: DetectorWeights = None,
     device: Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="Refuse files that cannot be read.")] = False,
     as_json: Json = False,
@@ -56,7 +62,7 @@ def measure(
     """
     networks = {
         "shapes": shapes, "inception": inception, "clip": clip, "dinov2": dinov2, "clap": clap, "wavlm": wavlm,
-        "whisper": whisper,
+        "whisper": whisper, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
     }  # fmt: skip
     weights = {name: where for name, where in networks.items() if where}
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))

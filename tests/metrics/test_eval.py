@@ -438,3 +438,18 @@ def test_two_processes_with_uneven_shards_give_the_results_of_one(pipe: Pipe, tm
             for end in ("value", "low", "high"):
                 assert theirs["quality"][name][end] == pytest.approx(found[end], abs=1e-6), name
         assert theirs["speed"]["speedup"] == pytest.approx(mine["speed"]["speedup"])
+
+
+def test_names_of_a_recipe_may_be_alternatives() -> None:
+    assert list(map(str, expand("scd|eagle|tree-eagle+lantern++:factor=2|5"))) == [
+        "scd+lantern++:factor=2.0", "scd+lantern++:factor=5.0", "eagle+lantern++:factor=2.0",
+        "eagle+lantern++:factor=5.0", "tree-eagle+lantern++:factor=2.0", "tree-eagle+lantern++:factor=5.0",
+    ]  # fmt: skip
+    assert list(map(str, expand("scd|plain"))) == ["scd", "plain"]
+    with pytest.raises(UnknownNameError):
+        expand("scd|+lantern")
+
+
+def test_the_curve_s_configuration_can_be_read(root: Path) -> None:
+    recipes = yaml.safe_load((root / "examples/quality_vs_speed/curve.yaml").read_text())["recipes"]
+    assert len(expand_all(recipes)) == 1 + 3 + 9 * 5 * 3

@@ -1,0 +1,1 @@
+"""Benchmarks that papers print, as suites of `mmspec eval`: prompts, numbers of samples, metrics, and their sources."""

@@ -1,0 +1,161 @@
+"""GenEval's rules against the original's verdicts; preference scores and DNSMOS against their definitions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor, SwinConfig
+from transformers.models.mask2former import modeling_mask2former
+
+from mmspec.errors import ArgumentError, PromptError, UnknownNameError
+from mmspec.metrics.audio.dnsmos import DNSMOS
+from mmspec.metrics.extractors.audio import Waveform
+from mmspec.metrics.extractors.detector import Detection, ObjectDetector
+from mmspec.metrics.extractors.image import Images
+from mmspec.metrics.extractors.preference import hpsv2, pickscore
+from mmspec.metrics.image.diversity import Diversity
+from mmspec.metrics.image.geneval import GENEVAL, TASKS, ClipColors, crop_of, parse, shows, task_metric
+from mmspec.metrics.image.preference import HPSV2, PICKSCORE
+from mmspec.metrics.metric import SampleBatch
+
+
+def test_geneval_agrees_with_the_original(root: Path) -> None:
+    cases = json.loads((root / "tests/golden/geneval/verdicts.json").read_text())
+    assert len(cases) >= 50 and {case["task"] for case in cases} == set(TASKS)
+    empty = np.zeros((0, 0), dtype=bool)
+    for case in cases:
+        detections = [Detection(name, score, tuple(box), empty) for name, score, box, _ in case["objects"]]
+        colors = {tuple(box): color for _, _, box, color in case["objects"]}
+
+        def color_of(image: Images, objects: Any, name: str, colors: Any = colors) -> list[str]:
+            return [colors[one.box] for one in objects]
+
+        task = parse(case["prompt"])
+        assert task.name == case["task"]
+        assert shows(task, np.zeros((1, 1, 3), np.uint8), detections, color_of) is case["right"], case["prompt"]
+
+
+def test_geneval_refuses_other_prompts() -> None:
+    for prompt in ("a cat", "a photo of cats", "a photo of a red car and a dog", "a photo of five clocks"):
+        with pytest.raises(PromptError, match="not one of GenEval's"):
+            parse(prompt)
+    assert parse("a photo of an orange").wanted[0].name == "orange"
+    assert parse("a photo of an orange orange").wanted[0].color == "orange"
+    with pytest.raises(UnknownNameError, match="counting"):
+        task_metric("count")
+    with pytest.raises(ArgumentError, match="--detector and --clip"):
+        GENEVAL.load_extractor({"detector": "x"}, "cpu")
+
+
+def test_geneval_averages_tasks() -> None:
+    rows = [np.array([0.0, 1.0])] * 3 + [np.array([2.0, 0.0]), np.array([2.0, 1.0])] * 3
+    assert GENEVAL.measure(rows, None).value == pytest.approx(0.75)
+    assert task_metric("counting").measure(rows, None).value == pytest.approx(0.5)
+
+
+def test_a_detector_of_transformers_finds_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The loss, which is never computed here, is what asks for scipy.
+    monkeypatch.setattr(modeling_mask2former, "requires_backends", lambda *_: None)
+    torch.manual_seed(0)
+    backbone = SwinConfig(
+        image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=backbone, hidden_dim=32, mask_feature_size=32, feature_size=32, encoder_layers=1,
+        decoder_layers=2, num_attention_heads=2, dim_feedforward=32, encoder_feedforward_dim=32, num_queries=5,
+        id2label={0: "cat", 1: "Motorbike"},
+    )  # fmt: skip
+    Mask2FormerForUniversalSegmentation(config).save_pretrained(tmp_path)
+    Mask2FormerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
+    detector = ObjectDetector(str(tmp_path))
+    images = np.random.default_rng(0).integers(0, 256, (2, 48, 40, 3), dtype=np.uint8)
+    found = detector.detect(images, 0.0)
+    assert len(found) == 2 and found[0] and detector.fingerprint
+    for one in found[0]:
+        assert one.name in ("cat", "motorbike") and one.mask.shape == (48, 40)
+        left, top, right, bottom = map(int, one.box)
+        assert one.mask[top:bottom, left:right].sum() == one.mask.sum() and 0 <= one.score <= 1
+    scores = [one.score for one in found[0]]
+    assert scores == sorted(scores, reverse=True)
+    # The package's own post-processing, whose scores are the same product.
+    with torch.no_grad():
+        pixels = detector.processor(images=list(images[:1]), input_data_format="channels_last", return_tensors="pt")
+        output = detector.model(pixel_values=pixels.pixel_values)
+    theirs = detector.processor.post_process_instance_segmentation(output, threshold=0.0, target_sizes=[(48, 40)])[0]
+    assert {round(segment["score"], 3) for segment in theirs["segments_info"]} & {round(s, 3) for s in scores}
+
+
+def test_crops_are_gray_outside_of_the_mask() -> None:
+    image = np.full((4, 6, 3), 7, dtype=np.uint8)
+    mask = np.zeros((4, 6), dtype=bool)
+    mask[1:3, 2:5] = True
+    mask[1, 2] = False
+    crop = crop_of(image, Detection("cat", 1.0, (2.0, 1.0, 5.0, 3.0), mask))
+    assert crop.shape == (2, 3, 3) and crop[0, 0].tolist() == [153] * 3 and crop[1, 2].tolist() == [7] * 3
+
+
+CLIP = "examples/quality_vs_speed/clip"
+
+
+def test_preference_scores_are_those_of_the_model(root: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    prompts = ["a red circle", "a blue square above a green star"]
+    batch = SampleBatch([Path("a"), Path("b")], prompts, images=images)
+    extractor = pickscore(str(root / CLIP), "cpu")
+    with torch.no_grad():
+        tokens = extractor.tokenizer(prompts, padding=True, return_tensors="pt")
+        pixels = extractor.processor(images=list(images), input_data_format="channels_last", return_tensors="pt")
+        output = extractor.model(**tokens, pixel_values=pixels.pixel_values)
+    own = output.logits_per_image.diag().numpy()
+    assert PICKSCORE.scores(batch, extractor) == pytest.approx(own, rel=1e-5)
+    cosines = (output.image_embeds * output.text_embeds).sum(1).numpy()
+    assert HPSV2.scores(batch, hpsv2(str(root / CLIP), "cpu")) == pytest.approx(100 * cosines, rel=1e-4)
+    assert extractor.name == "pickscore"
+
+
+def test_colors_are_named_by_clip(root: Path) -> None:
+    judge = ClipColors(hpsv2(str(root / CLIP), "cpu"))
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    one = Detection("circle", 1.0, (0.0, 0.0, 64.0, 64.0), np.ones((64, 64), dtype=bool))
+    (color,) = judge(image, [one], "circle")
+    assert color in ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+
+
+def test_diversity_is_the_mean_distance_within_prompts() -> None:
+    metric = Diversity("shapes")
+    rows = [
+        np.array([mark, *point], dtype=np.float64)
+        for mark, point in [(1, (0, 0)), (2, (5, 5)), (1, (3, 4)), (2, (5, 6))]
+    ]
+    assert metric.measure(rows, None).value == pytest.approx((5 + 1) / 2)
+    with pytest.raises(ArgumentError, match="two prompts with two seeds"):
+        metric.measure([np.array([float(i), 0.0]) for i in range(4)], None)
+
+
+def test_dnsmos_reads_waveforms_at_16_khz(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    package, module = ModuleType("speechmos"), ModuleType("speechmos.dnsmos")
+
+    def run(wave: Any, sr: int) -> dict[str, float]:
+        seen.append((wave.shape, wave.dtype, sr, float(np.abs(wave).max())))
+        return {"ovrl_mos": 3.0, "sig_mos": 4.0}
+
+    module.run = run  # type: ignore[attr-defined]
+    package.dnsmos = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "speechmos", package)
+    monkeypatch.setitem(sys.modules, "speechmos.dnsmos", module)
+    wave = Waveform(1.5 * np.ones(8000), 8000)
+    batch = SampleBatch([Path("a.wav")], audio=[wave])
+    assert DNSMOS.scores(batch, DNSMOS.load_extractor({}, "cpu")) == pytest.approx([3.0])
+    assert seen[0][1:3] == (np.float32, 16000) and seen[0][3] <= 1 and abs(seen[0][0][0] - 16000) <= 1
+    monkeypatch.setitem(sys.modules, "speechmos", None)
+    with pytest.raises(ArgumentError, match="mmspec\\[dnsmos\\]"):
+        DNSMOS.load_extractor({}, "cpu")
