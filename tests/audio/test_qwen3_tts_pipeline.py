@@ -124,6 +124,33 @@ def test_windows_of_several_frames_and_draft_models(tmp_path: Path) -> None:
         load(tmp_path / "wrong", "custom_voice", draft_model=str(other))
 
 
+def test_rows_do_not_depend_on_their_batch(tmp_path: Path) -> None:
+    """Rows of prompts of other lengths, which end at different frames; and parts that reach their limit say so."""
+    for ahead, recipe in ((0, "scd:window=2"), (2, "scd")):
+        pipe = load(tmp_path / str(ahead), "custom_voice", ahead=ahead)
+        texts = ["Hi there.", "A longer text, with words.", "o"]
+        together = pipe(texts, seed=4, recipe=recipe)
+        for i, text in enumerate(texts):
+            alone = pipe(text, seed=4 + i, recipe=recipe)
+            assert torch.equal(
+                alone.tokens[0][: len(together[i].tokens[0])], together[i].tokens[0][: len(alone.tokens[0])]
+            )
+            np.testing.assert_allclose(alone.audio, together[i].audio, atol=1e-5)
+            assert alone.truncated == together[i].truncated
+        assert len({audio.audio.shape for audio in together}) > 1
+    short = load(tmp_path / "short", "custom_voice", frames=2)("Hi there.", seed=0)
+    assert short.truncated and "reached its limit of 8 tokens" in short.notes[0]
+
+
+def test_dtype_of_the_files(tmp_path: Path) -> None:
+    """The model is in bfloat16, its codec in float32, which its audio needs."""
+    folder = golden.copy(tmp_path / "model", "custom_voice")
+    pipe = mmspec.load(str(folder), config={"frames": 6}, dtype="auto")
+    assert pipe.adapter.model.dtype == torch.bfloat16
+    for recipe in ("plain", "scd:window=2"):
+        assert pipe("Yes", recipe=recipe, seed=0).audio.dtype == np.float32
+
+
 def test_refused_folders_and_options(tmp_path: Path) -> None:
     folder = golden.copy(tmp_path / "model", "custom_voice")
     for config, message in (

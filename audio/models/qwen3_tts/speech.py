@@ -31,11 +31,13 @@ from mmspec.audio.models.qwen3_tts.prompt import (
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
+from mmspec.checkpoint import describe
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.folder import LOAD_ERRORS, read_json
+from mmspec.hub import current_access
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -260,9 +262,10 @@ def read_tokenizer(where: str | Path) -> Any:
         ArgumentError: If it cannot be loaded.
     """
     try:
-        return Qwen2Tokenizer.from_pretrained(where)
+        access = current_access()
+        return Qwen2Tokenizer.from_pretrained(where, cache_dir=access.cache_dir, token=access.token)
     except (*LOAD_ERRORS, ImportError) as error:
-        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {type(error).__name__}: {error}") from None
+        raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {describe(error)}") from None
 
 
 def from_folder(
