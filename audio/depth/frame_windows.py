@@ -28,6 +28,7 @@ from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import cache_bytes
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -144,6 +145,11 @@ class FrameTarget:
         self._tokens, self._hidden = self._tokens[row_ids], self._hidden[row_ids]
         for sampler in self._samplers:
             sampler.select_rows(torch.tensor(row_ids, device=self.device))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._model)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: the model takes rows in, and frames end in the same way."""

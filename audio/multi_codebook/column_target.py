@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.multi_codebook.cross_attention import CrossAttention
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.sampling.logits import Logits, cfg_rows
 
@@ -68,6 +68,11 @@ class ColumnTarget:
             self._cross_attention.select_rows(cfg_rows(row_ids, self._rows, self._guided, self.device))
         self._rows = len(row_ids)
         self._target.select_rows(row_ids)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._target)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""

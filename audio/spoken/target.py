@@ -166,6 +166,11 @@ class SpokenTarget:
         """Logits of features, without the bias that depends on the phone: drafts that it forbids are rejected."""
         return self._net.head(features)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self._cache.nbytes
+
     def can_join(self, other: object) -> bool:
         return isinstance(other, SpokenTarget) and other._net is self._net
 

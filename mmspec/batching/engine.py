@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmspec.arguments import check_integer, shown
 from mmspec.batching.fair_queue import FairQueue
@@ -20,6 +22,7 @@ from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 
 MOST_ROWS = 4096
+MOST_KINDS = 1024  # kinds of rows whose size in bytes is remembered
 
 
 def supports_engine(pipe: Any) -> bool:
@@ -48,6 +51,9 @@ class Engine:
         recipe: The default recipe of a request, e.g. `"scd:window=32"`; None is the pipeline's.
         max_rows: Rows that are decoded at a time, at most.
         max_waiting: Requests that wait, at most; more are refused.
+        max_cache_bytes: Bytes of the KV caches of all running rows, at most; None is unlimited. The size of a row is
+            known once one of its recipe has been decoded; draft models and heads do not count. A row that is larger on
+            its own runs alone.
         max_prefill: Rows that join in one step, at most; None is `max_rows`. Their prompts are read in one call, for
             which all running rows wait.
 
@@ -63,12 +69,15 @@ class Engine:
         *,
         max_rows: int = 16,
         max_waiting: int = 1024,
+        max_cache_bytes: int | None = None,
         max_prefill: int | None = None,
     ) -> None:
         check_integer("max_rows", max_rows, 1, MOST_ROWS)
         check_integer("max_waiting", max_waiting, 0, 2**31)
         if max_prefill is not None:
             check_integer("max_prefill", max_prefill, 1, MOST_ROWS)
+        if max_cache_bytes is not None:
+            check_integer("max_cache_bytes", max_cache_bytes, 1, 2**63)
         if not supports_engine(pipe):
             raise ArgumentError(
                 f"pipe={type(pipe).__name__} is not supported by engines, which decode models with one stream of tokens"
@@ -78,6 +87,8 @@ class Engine:
         self.max_rows = max_rows
         self.max_waiting = max_waiting
         self._max_prefill = max_prefill or max_rows
+        self._max_cache_bytes = max_cache_bytes
+        self._row_bytes: dict[Hashable, int] = {}  # by kind of row, as of the latest one
         self._lock = threading.Lock()  # of the queue, the requests and the counts
         self._stepping = threading.Lock()
         self._queue: FairQueue[Row] = FairQueue()
@@ -222,10 +233,11 @@ class Engine:
                 return []
             self._queue.remove(lambda row: row.progress.cancelled)
         self._retries = [[row for row in rows if not row.progress.cancelled] for rows in self._retries]
+        outputs = []
         for group in list(self._groups):
             group.stop([row for row in _rows(group) if row.progress.cancelled])
-            self._collect(group)
-        return [self._end(progress, "cancelled") for progress in leaving]
+            outputs += self._collect(group)
+        return outputs + [self._end(progress, "cancelled") for progress in leaving]
 
     def _admit(self) -> list[RequestOutput]:
         """Reads the prompts of waiting rows and lets them join."""
@@ -236,7 +248,11 @@ class Engine:
         free = min(self.max_rows - sum(len(group.rows) for group in self._groups), self._max_prefill)
         by_kind: dict[Hashable, list[Row]] = {}
         with self._lock:
+            room = self._room()
             while free > 0 and len(self._queue):
+                room -= self._bytes_of(self._queue.peek())
+                if room < 0 and (self._groups or by_kind):
+                    break
                 row = self._queue.pop()
                 by_kind.setdefault((row.kind, row.prompt.kind), []).append(row)
                 if row.progress.started is None:
@@ -246,6 +262,18 @@ class Engine:
         for rows in by_kind.values():
             outputs += self._start(rows)
         return outputs
+
+    def _room(self) -> float:
+        """Bytes of KV cache that more rows may take."""
+        if self._max_cache_bytes is None:
+            return math.inf
+        return self._max_cache_bytes - sum(group.running * group.row_bytes for group in self._groups)
+
+    def _bytes_of(self, row: Row) -> float:
+        """Bytes of KV cache of a row. Rows of which none has been decoded take the whole room, one at a time."""
+        if self._max_cache_bytes is None:
+            return 0.0
+        return self._row_bytes.get((row.kind[:-1], row.prompt.kind), self._max_cache_bytes)
 
     def _start(self, rows: list[Row]) -> list[RequestOutput]:
         """Prefills rows of one kind as a batch, which joins a running one if it can."""
@@ -258,6 +286,9 @@ class Engine:
             group = start_group(rows, prepared)
         except Exception as error:
             return self._fail(rows, error)
+        if len(self._row_bytes) > MOST_KINDS:
+            self._row_bytes.clear()
+        self._row_bytes[rows[0].kind[:-1], rows[0].prompt.kind] = group.row_bytes
         outputs = self._collect(group)
         if not group.rows:
             return outputs
@@ -287,16 +318,23 @@ class Engine:
     def _collect(self, group: Group) -> list[RequestOutput]:
         """Takes the new tokens of a group; returns the outputs. A group without rows is dropped."""
         rows = _rows(group)
-        for row in group.collect():
-            self._totals.tokens += row.decoded
-            self._totals.row_calls += row.calls
-        if not group.rows:
-            self._drop(group)
+        self._take(group)
         outputs = []
         for progress in {id(row.progress): row.progress for row in rows}.values():
             if not progress.cancelled or progress.done:
                 outputs += self._give(progress)
+        if ended := [row for row in _rows(group) if row.progress.done]:  # with an error
+            group.stop(ended)
+            self._take(group)
+        if not group.rows:
+            self._drop(group)
         return outputs
+
+    def _take(self, group: Group) -> None:
+        """Reads the tokens of a group's rows; those that have finished leave it."""
+        for row in group.collect():
+            self._totals.tokens += row.decoded
+            self._totals.row_calls += row.calls
 
     def _drop(self, group: Group) -> None:
         """Forgets a group, and with it its caches."""
@@ -313,6 +351,8 @@ class Engine:
             row = progress.rows[progress.front]
             if row.tokens is None:
                 break
+            if row.seen is not None and not _agree(row.tokens, row.seen[0]):
+                return [*outputs, self._end(progress, "error", row.seen[1])]
             last = row.stats is not None and progress.front == len(progress.rows) - 1
             if len(row.tokens) > row.given and not last:
                 outputs.append(self._output(progress, row))
@@ -371,6 +411,8 @@ class Engine:
             return [self._end(rows[0].progress, "error", error)]
         half = -(-len(rows) // 2)
         for row in rows:
+            if row.tokens is not None and row.given:
+                row.seen = row.tokens[: row.given], error
             row.alone, row.tokens, row.stats, row.calls, row.decoded = half, None, None, 0, 0
         self._retries += [rows[:half], rows[half:]] if rows else []
         return []
@@ -415,6 +457,12 @@ class _Totals:
         self.accepted += int(meter.accepted.sum())
         for part, seconds in meter.clock.seconds().items():
             self.parts[part] += seconds
+
+
+def _agree(tokens: Tensor, seen: Tensor) -> bool:
+    """Whether tokens begin as those that have been given out, as far as both go."""
+    n = min(len(tokens), len(seen))
+    return torch.equal(tokens[:n], seen[:n])
 
 
 def _rows(group: Group) -> list[Row]:

@@ -12,6 +12,7 @@ from mmspec.batching.request import PreparedRequest, PreparedRows, Request, RowP
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.stats import Meter, RowStats
+from mmspec.decoding.target import cache_bytes
 from mmspec.engine import build_rule, running_batch, window_policy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -57,6 +58,7 @@ class Row:
         given: The number of them that have been given out.
         stats: Its statistics, once it has finished.
         calls: Target calls so far.
+        seen: After a new start: the tokens that have been given out, and the error before it.
         alone: How many rows may be decoded in one batch with it, after an error in its batch; None for any number.
     """
 
@@ -68,6 +70,7 @@ class Row:
     given: int = 0
     stats: RowStats | None = None
     calls: int = 0
+    seen: tuple[Tensor, Exception] | None = None
     alone: int | None = None
 
     @property
@@ -105,7 +108,12 @@ class Group:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache, if the target knows."""
-        return int(getattr(self.batch.target, "cache_bytes", 0))
+        return cache_bytes(self.batch.target)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the KV cache per row, if the target knows."""
+        return self.cache_bytes // len(self.batch.state.ids)
 
     def step(self) -> None:
         """Decodes one window."""

@@ -24,7 +24,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.target import EarlyExit, LayerFeatureTarget, SupportsTreeEarlyExit, can_join, join_targets
+from mmspec.decoding.target import (
+    EarlyExit,
+    LayerFeatureTarget,
+    SupportsTreeEarlyExit,
+    cache_bytes,
+    can_join,
+    join_targets,
+)
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
@@ -261,6 +268,11 @@ class CUDAGraphTarget:
         else:
             self._live = row_ids if self._live is None else [self._live[row] for row in row_ids]
             self._index = cfg_rows(self._live, self._target.rows, self._target.cfg_factor == 2, self.device)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._target)
 
     def can_join(self, other: object) -> bool:
         return isinstance(other, CUDAGraphTarget) and can_join(self._target, other._target)

@@ -89,6 +89,11 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, views [R, heads, capacity, head_dim]."""
         return self.keys[index], self.values[index]

@@ -23,6 +23,7 @@ from mmspec.decoding.target import (
     SupportsTreeEarlyExit,
     Target,
     TreeTarget,
+    cache_bytes,
     can_join,
     join_targets,
 )
@@ -149,6 +150,11 @@ class ProcessedTarget:
         self._tokens, self._entries = self._tokens[row_ids], self._entries[row_ids]
         self._before = self._before[row_ids]
         self._target.select_rows(row_ids)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._target)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: their processors are equal, and so is their guidance."""

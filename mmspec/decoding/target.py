@@ -227,3 +227,8 @@ def join_targets(target: Target, other: Target, row_ids: list[int]) -> None:
     """Lets the rows of `other` join a `JoinableTarget`; see its `join`."""
     assert isinstance(target, JoinableTarget), f"rows cannot join a {type(target).__name__}"
     target.join(other, row_ids)
+
+
+def cache_bytes(target: object) -> int:
+    """Bytes of a target's KV cache; 0 if the target does not tell."""
+    return int(getattr(target, "cache_bytes", 0))

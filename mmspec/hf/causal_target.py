@@ -150,6 +150,11 @@ class CausalTarget:
         if self._layer_features is not None:
             self._layer_features = self._layer_features[index.to(self._layer_features.device)]
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self._cache.nbytes
+
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: a target of the same model, guided or not as this one."""
         return (

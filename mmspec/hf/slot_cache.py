@@ -100,6 +100,11 @@ class SlotCache(Cache):
         """Writes the next window to `slots`, int64 [R, W], all below `end`."""
         self.window.end, self.window.slots = end, slots
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
+
     def select_rows(self, row_ids: Tensor) -> None:
         """Keeps these rows (int64 [R']), in this order, and drops all others."""
         for layer in self.layers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,46 @@ def test_no_more_rows_run_than_allowed() -> None:
         engine.step()
         most = max(most, engine.stats().running)
     assert most == 3 and pipe.largest == 2
+
+
+def test_the_bytes_of_kv_caches_are_bounded() -> None:
+    engine = Engine(ToyPipe(), "plain", max_rows=8, max_cache_bytes=250)
+    for _ in range(7):
+        engine.add("good")
+    most, largest = 0, 0
+    while engine.has_unfinished:
+        engine.step()
+        most, largest = max(most, engine.stats().running), max(largest, engine.stats().cache_bytes)
+    assert most == 2 and largest <= 250
+    small = Engine(ToyPipe(), "plain", max_rows=8, max_cache_bytes=50)  # a row is larger on its own
+    for _ in range(3):
+        small.add("good")
+    assert len(finish(small)) == 3
+
+
+def test_tokens_that_change_after_a_new_start_end_the_request() -> None:
+    pipe = ToyPipe()
+    engine = Engine(pipe, "plain", max_rows=2)
+    engine.add("good", request_id="good")
+    for _ in range(3):
+        engine.step()
+    (row,) = engine._groups[0].rows.values()
+    row.prompt = replace(row.prompt, seed=12345)  # as if a batch of another shape rounded differently
+    engine.add("raise", request_id="bad")
+    last = finish(engine)
+    assert pipe.alone("plain", 0)[:3] != pipe.alone("plain", 12345)[:3]
+    assert last["good"].finish_reason == last["bad"].finish_reason == "error"
+    assert str(last["good"].error) == "a row raised"
+
+
+def test_the_window_is_chosen_by_load() -> None:
+    pipe = ToyPipe()
+    engine = Engine(pipe, "scd:window=auto", max_rows=6)
+    for seed in range(9):
+        engine.add("good", seed=seed)
+    found = finish(engine)
+    assert all(len(output.result) == N for output in found.values())
+    assert engine.stats().running == 0
 
 
 def test_users_are_served_in_turn() -> None:

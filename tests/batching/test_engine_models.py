@@ -27,6 +27,7 @@ from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.batching.engine import Engine
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
+from mmspec.vision.llamagen import graph_cache
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
 WORDS = ["a red dog", "cat", "a green cat", "red", "green green dog", "a dog"]
@@ -150,3 +151,23 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(name: str, recipe: str, tm
             assert len(alone) == len(own) or (alone[len(own) :] == alone[-1]).all()
         assert torch.equal(torch.cat(given[str(i)]), torch.cat(list(tokens)))
     assert most <= case.groups
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=4"])
+def test_rows_join_targets_with_captured_calls(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU captured calls run eagerly, through the same buffers and places of rows as on a CUDA device."""
+    monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: True)
+    pipe = classes(Path())
+    pipe.set_progress_bar_config(disable=True)
+    labels = [3, 1, 4, 1, 5, 0, 2]
+    engine, found = Engine(pipe, recipe, max_rows=4), dict[str, Tensor]()
+    for i, label in enumerate(labels):
+        engine.add(label, request_id=str(i), seed=i, output_type="latent")
+        for output in engine.step() + engine.step():
+            if output.finished:
+                found[output.request_id] = output.result.tokens[0]
+    while engine.has_unfinished:
+        found |= {output.request_id: output.result.tokens[0] for output in engine.step() if output.finished}
+    for i, label in enumerate(labels):
+        alone = pipe(class_labels=label, seed=i, recipe=recipe, output_type="latent")
+        assert torch.equal(found[str(i)], alone.tokens[0])

@@ -31,6 +31,10 @@ class FaultyTarget(ToyTarget):
 
     faults: list[str | None]
 
+    @property
+    def cache_bytes(self) -> int:
+        return 100 * len(self.faults)
+
     def prefill(self) -> Logits:
         if "prefill" in self.faults:
             raise RuntimeError("a prompt could not be read")

@@ -167,6 +167,11 @@ class LlamaGenTarget:
         if self._padding is not None:
             self._padding = self._padding[index]
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self._cache.nbytes
+
     def can_join(self, other: object) -> bool:
         return (
             isinstance(other, LlamaGenTarget)

@@ -22,6 +22,7 @@ from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.target import cache_bytes
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
@@ -81,6 +82,11 @@ class CsmFrames:
     def select_rows(self, row_ids: list[int]) -> None:
         self._target.select_rows(row_ids)
         self._length = self._length[row_ids]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._target)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: it is of the same model."""

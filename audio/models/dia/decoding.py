@@ -35,7 +35,7 @@ from mmspec.audio.multi_codebook.decoding import (
 )
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
@@ -239,6 +239,11 @@ class DiaTarget:
     def select_rows(self, row_ids: list[int]) -> None:
         self._history.select_rows(row_ids)
         self._inner.select_rows(row_ids)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._inner)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""

@@ -29,7 +29,7 @@ from mmspec.audio.multi_codebook.decoding import (
 )
 from mmspec.audio.multi_codebook.history import ColumnHistory
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
@@ -227,6 +227,11 @@ class HiggsTarget:
         self._inner.select_rows(row_ids)
         if self._sampler is not None:
             self._sampler.select_rows(torch.tensor(row_ids, device=self.device))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._inner)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same limit of repetitions, or none."""
