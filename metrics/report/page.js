@@ -78,7 +78,7 @@
     const update = () => {
       const [best, worst, option] = pick();
       const unit = option.dataset.unit ? " " + option.dataset.unit : "";
-      text("#unit", option.dataset.unit || "of " + option.value);
+      text("#unit", option.dataset.unit);
       loss.setAttribute("aria-valuetext", `${exact.value}${unit} of ${option.value}`);
       if (!best) { text("#chosen", "none"); text("#why", "No recipe qualifies."); return; }
       const link = one("#chosen", choice);
@@ -123,7 +123,7 @@
       const same = w > 0 && w === left.naturalWidth && h === left.naturalHeight;
       canvas.parentElement.hidden = !same || left.src === right.src;
       if (canvas.parentElement.hidden) return;
-      Object.assign(canvas, { width: w, height: h });
+      Object.assign(canvas, { width: w, height: h, className: right.className });
       const context = canvas.getContext("2d", { willReadFrequently: true });
       const pixels = [left, right].map((image) => {
         context.drawImage(image, 0, 0);
@@ -176,6 +176,7 @@
         }
         display();
         viewer.showModal();
+        one("#next", viewer).focus();
       });
     }
     against.addEventListener("change", display);

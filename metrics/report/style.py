@@ -119,7 +119,7 @@ dialog::backdrop { background: rgb(0 0 0 / .6); }
 .pair { display: flex; flex-wrap: wrap; gap: .8rem; justify-content: center; }
 .pair figure { padding: .5rem; flex: 0 1 auto; max-width: 100%; } .pair figure[hidden] { display: none; }
 .pair img, .pair canvas { display: block; max-width: 100%; height: auto; }
-.pair .coarse, .pair .coarse + canvas { width: 20rem; }
+.pair .coarse { width: 20rem; }
 .pair figcaption { padding-top: .3rem; font-size: .87rem; overflow-wrap: anywhere; }
 .buttons { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .8rem 0 .3rem; }
 .lost { display: grid; gap: .93rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 30rem), 1fr)); }
