@@ -180,9 +180,10 @@ class SpeechPipeline:
         """
         if not isinstance(self.adapter, SupportsHeads):
             raise ArgumentError(f"drafter={str(folder)!r} was given, but this model does not take drafters")
-        head = load_head(folder)
+        prepared = self.prepare(["one"], 1)
+        head = load_head(folder, prepared.embedding)
         with torch.no_grad():
-            target = feature_target(self.prepare(["one"], 1))
+            target = feature_target(prepared)
             target.prefill()
             width = target.features().shape[-1]
         check_fits_model(folder, "vocab_size", head.vocab_size, target.vocab_size)

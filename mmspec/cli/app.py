@@ -18,6 +18,7 @@ from mmspec.cli.check import check
 from mmspec.cli.convert import convert
 from mmspec.cli.env import env
 from mmspec.cli.eval import evaluate
+from mmspec.cli.export_drafter import export_drafter
 from mmspec.cli.generate import generate
 from mmspec.cli.image import image
 from mmspec.cli.ls import ls
@@ -49,6 +50,7 @@ app.command("report")(report)
 app.command("measure")(measure)
 app.command("train-drafter")(train_drafter)
 app.command("convert")(convert)
+app.command("export-drafter")(export_drafter)
 app.command("serve")(serve)
 app.command("demo")(demo)
 app.command("ls")(ls)

@@ -20,8 +20,9 @@ from mmspec.files import check_writable
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "medusa", "block", "grid", "small")
+KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "small")
 LOSSES = ("kl", "tvd", "lk", "smooth-l1+ce")
+ROTARY = ("auto", "1d")
 DEPTHS = {"block": 15, "grid": 15}  # tokens ahead by default; 4 for other kinds
 
 
@@ -40,8 +41,8 @@ def train_drafter(
     kind: Annotated[
         str,
         typer.Option(
-            help="eagle: a layer on the model's features; medusa: heads on them; block: a whole block in one pass; "
-            "grid: the next row of an image; small: a smaller model."
+            help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
+            "the features; block: a whole block in one pass; grid: the next row of an image; small: a smaller model."
         ),
     ] = "eagle",
     loss: Annotated[
@@ -83,6 +84,22 @@ def train_drafter(
     guidance_scale: Annotated[
         float | None, typer.Option(min=0.0, max=100.0, help="Guidance that it will be used at; default: the model's.")
     ] = None,
+    rotary: Annotated[
+        str,
+        typer.Option(
+            help="auto: a 2-D rotary embedding where the tokens of an image fill a square; 1d: never, as `mmspec "
+            "export-drafter` requires."
+        ),
+    ] = "auto",
+    mask_token: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Token of the model that a block head reads as mask, as `mmspec export-drafter` requires; the head "
+            "then keeps the model's embedding.",
+            show_default="an embedding of its own",
+        ),
+    ] = None,
     keep_features: Annotated[
         bool,
         typer.Option(help="Cache the model's features on disk; otherwise each step computes them."),
@@ -104,7 +121,7 @@ def train_drafter(
     was stopped. With --drafter, a small model starts from the weights of that drafter. Under `accelerate launch` or
     torchrun, several processes share the work.
     """
-    for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES)):
+    for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES), ("rotary", rotary, ROTARY)):
         if value not in known:
             raise unknown_name(name, value, known)
     if drafter is not None and kind != "small":
@@ -137,6 +154,8 @@ def train_drafter(
         markov_rank,
         temperature,
         guidance_scale,
+        rotary,
+        mask_token,
     )
     with process_group() as processes:
         if batch < processes.count:

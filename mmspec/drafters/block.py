@@ -13,6 +13,7 @@ from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
+from mmspec.heads.draft_vocabulary import expand
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
@@ -51,7 +52,7 @@ class BlockRunner:
         self._features = torch.empty(0)  # by slot, [R, capacity, layers * D]
         self._cache = KVCache(1, 0, head.kv_heads, 0, head.head_dim, head.dtype, head.device)
         self._revealed: tuple[Tensor, NDArray[np.int64]] | None = None
-        # Of the last pass: hidden states [R, depth, D], logits [R, depth, V], and the states of the sequential head
+        # Of the last pass: hidden states [R, depth, D], logits of drafted tokens, and the states of the sequential head
         # after the entries read so far, [R, entries, r].
         self._hidden = self._logits = self._states = torch.empty(0)
         if head.layer_ids:
@@ -191,7 +192,10 @@ class BlockRunner:
         hidden = head(both[:, None], slots[:, None], context, visible[:, None])[:, 0]
         hidden = hidden[:, int(not head.sample_from_anchor) :][:, :depth]
         self._hidden = hidden
-        self._logits = self._target.head(hidden.to(self._target.features()))
+        if head.lm_head is None:
+            self._logits = self._target.head(hidden.to(self._target.features()))
+        else:
+            self._logits = head.lm_head(hidden)
 
     def _corrected(self, tokens: Tensor, depth: NDArray[np.int64], parents: NDArray[np.int64]) -> Logits:
         """The logits [B, W, V] after entries of the tree, with the bias of the sequential head.
@@ -213,6 +217,7 @@ class BlockRunner:
             bias, after = self._head.markov_head(both, hidden, before)
             self._states = torch.cat([self._states, after], dim=1)
             logits = logits + bias.to(logits)
+        logits = expand(logits, self._head.d2t, self._head.vocab_size).to(self._target.device)
         return split_cfg(logits, self._guided)
 
     def _with_uncond(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:

@@ -1,7 +1,8 @@
-"""The draft runner of an EAGLE head (Li et al. 2024, arXiv 2401.15077).
+"""The draft runner of an EAGLE head (Li et al. 2024, arXiv 2401.15077) or an EAGLE-3 head (arXiv 2503.01840).
 
-At committed tokens the head reads the target's features, at draft tokens the features that it predicted itself. Its KV
-cache is indexed by slot. Rollback is writing again: accepted tokens are read once more, with the target's features.
+At committed tokens the head reads the target's features, at draft tokens its own outputs: the features that it predicts
+(EAGLE), or the output of its layer in place of the target's fused features (EAGLE-3). Its KV cache is indexed by slot.
+Rollback is writing again: accepted tokens are read once more, with the target's features.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch import Tensor
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
-from mmspec.decoding.target import FeatureTarget
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
@@ -31,24 +33,29 @@ class EagleRunner:
     R is B, or 2 B with guidance: the head then runs on the features of conditional and unconditional rows.
 
     Args:
-        head: The head.
-        target: Provides the features, and the LM head that maps predicted features to logits.
+        head: The head; an EAGLE-3 head needs a `LayerFeatureTarget`.
+        target: Provides the features and, for an EAGLE head, the LM head that maps predicted features to logits.
         sampler: Makes the draft distributions of those logits.
         length: Positions per row.
         window: Entries in one target call.
     """
 
-    def __init__(self, head: EagleHead, target: FeatureTarget, sampler: TokenSampler, length: int, window: int) -> None:
+    def __init__(
+        self, head: EagleHead | Eagle3Head, target: FeatureTarget, sampler: TokenSampler, length: int, window: int
+    ) -> None:
         self.calls = 0
         self._head = head
         self._target = target
+        if isinstance(head, Eagle3Head):
+            assert isinstance(target, LayerFeatureTarget)
+            target.collect_layers(head.layers_of(target.layers))
         self._sampler = HeadSampler(sampler, target)
         self._capacity = head.prefix + length + window
         self._started = self._guided = False
         self._unread = 0  # slots before the root that some row has not read with the target's features yet
         # By slot: the target's feature that the token there was sampled from, [R, capacity, D], and the KV cache.
         self._features = torch.empty(0)
-        self._cache = KVCache(1, 0, head.heads, 0, head.hidden_size // head.heads, head.dtype, head.device)
+        self._cache = KVCache(1, 0, head.heads, 0, head.head_dim, head.dtype, head.device)
         self._predicted = torch.empty(0)  # [R, entries, D], the features predicted after the entries read so far
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
@@ -56,7 +63,7 @@ class EagleRunner:
             self._start()
             return
         entries = np.pad(verdict.path, ((0, 0), (1, 0)))
-        features = self._target.features()
+        features = self._target_features()
         row = torch.arange(len(features), device=features.device)[:, None]
         slots = self._head.prefix + state.length[:, None] + np.arange(entries.shape[1])
         new = features[row, self._with_uncond(entries).to(features.device)].to(self._features)
@@ -130,11 +137,10 @@ class EagleRunner:
 
     def _start(self) -> None:
         """Allocates the cache and takes the prompt's features from the target."""
-        features, head = self._target.features(), self._head
+        features, head = self._target_features(), self._head
         self._started, self._guided = True, len(features) > self._sampler.rows
         self._unread = head.prefix + 1
-        head_dim = head.hidden_size // head.heads
-        self._cache = KVCache(1, len(features), head.heads, self._capacity, head_dim, head.dtype, head.device)
+        self._cache = KVCache(1, len(features), head.heads, self._capacity, head.head_dim, head.dtype, head.device)
         prompt = features[:, -self._unread :].to(head.device, head.dtype)
         # If the prompt is shorter than the prefix of the head, the first slots stay empty.
         missing = self._unread - prompt.shape[1]
@@ -172,9 +178,18 @@ class EagleRunner:
             bias = additive_mask(mask, q.dtype, hidden=-torch.inf).to(q.device).repeat(1 + self._guided, 1, 1, 1)
         return self._head.finish(x, q, seen, bias)
 
-    def _logits(self, features: Tensor) -> Logits:
-        """The logits [B, W, V] of predicted features [R, W, D]."""
-        return split_cfg(self._target.head(features.to(self._target.features())), self._guided)
+    def _target_features(self) -> Tensor:
+        """The features of the target's last call that the head reads, [R, W, D]."""
+        if not isinstance(self._head, Eagle3Head):
+            return self._target.features()
+        assert isinstance(self._target, LayerFeatureTarget)
+        return self._head.fuse(self._target.layer_features().to(self._head.device))
+
+    def _logits(self, outputs: Tensor) -> Logits:
+        """The logits [B, W, V] of the head's outputs [R, W, D]."""
+        if isinstance(self._head, Eagle3Head):
+            return split_cfg(self._head.logits(outputs).to(self._target.device), self._guided)
+        return split_cfg(self._target.head(outputs.to(self._target.features())), self._guided)
 
     def _with_uncond(self, slots: NDArray[np.int64]) -> Tensor:
         """Slots int64 [B, ...], repeated for the unconditional rows: [R, ...]."""

@@ -17,6 +17,7 @@ from mmspec.drafters.model_runner import ModelRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
@@ -61,7 +62,12 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
         raise ModelError(
             f"drafter has a vocabulary of {head.vocab_size} tokens, the model {target.vocab_size}; they must match"
         )
-    if isinstance(head, EagleHead):
+    if isinstance(head, Eagle3Head) and not isinstance(target, LayerFeatureTarget):
+        raise ArgumentError(
+            f"recipe {recipe.name!r} is not possible here: an EAGLE-3 head reads features of several layers, and "
+            f"{type(target).__name__} provides those of the last one only"
+        )
+    if isinstance(head, EagleHead | Eagle3Head):
         return EagleRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
     if isinstance(head, BlockHead):
         if head.layer_ids and not isinstance(target, LayerFeatureTarget):

@@ -20,6 +20,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
+from mmspec.heads.draft_vocabulary import register_vocabulary
 from mmspec.heads.eagle import MAX_GRID, MAX_POSITIONS, MLP
 from mmspec.heads.eagle import norm as normed
 from mmspec.heads.markov import MarkovHead
@@ -87,6 +88,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         grid_size: Tokens per image side, for a 2-D rotary embedding; None for a 1-D one.
         prefix: Number of prompt slots that the head reads before the one that token 0 was sampled from.
         max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
+        draft_vocab_size: Size of the draft vocabulary, for which it has an LM head; None for V, with the target's.
 
     Raises:
         ArgumentError: If a size is not allowed.
@@ -115,8 +117,10 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         grid_size: int | None = None,
         prefix: int = 0,
         max_position_embeddings: int = 2048,
+        draft_vocab_size: int | None = None,
     ) -> None:
         super().__init__()
+        drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         for name, value, least, most in (
             ("num_attention_heads", num_attention_heads, 1, 4096),
@@ -124,6 +128,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             ("num_hidden_layers", num_hidden_layers, 1, 256),
             ("block_size", block_size, 2, 1024),
             ("markov_rank", markov_rank, 0, 2**16),
+            ("draft_vocab_size", drafted, 1, vocab_size),
             ("grid_size", grid_size, 1, MAX_GRID),
             ("prefix", prefix, 0, MAX_POSITIONS),
             ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
@@ -163,8 +168,12 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         self.norm = nn.RMSNorm(hidden_size, eps=rms_norm_eps)
         self.markov_head: MarkovHead | None = None
         if markov_rank:
-            self.markov_head = MarkovHead(vocab_size, markov_rank, hidden_size, markov_head_type)
-        self._grid_size, self._slots, self._theta = grid_size, max_position_embeddings, rope_theta
+            self.markov_head = MarkovHead(vocab_size, markov_rank, hidden_size, markov_head_type, drafted)
+        self.lm_head = nn.Linear(hidden_size, drafted, bias=False) if drafted < vocab_size else None
+        self.d2t: Tensor | None
+        self.t2d: Tensor | None
+        register_vocabulary(self, vocab_size, drafted)
+        self.grid_size, self.max_position_embeddings, self.rope_theta = grid_size, max_position_embeddings, rope_theta
         self._rotate = rotate_halves if grid_size is None else rotate
         self._table: tuple[Tensor, Tensor] | None = None
 
@@ -199,10 +208,10 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         if self._table is None or self._table[0].device != self.device:
             # The table is reused by later calls with gradients, so it must not be an inference tensor.
             with torch.inference_mode(False):
-                if self._grid_size is None:
-                    table = row_table(self._slots, self.head_dim, self._theta)
+                if self.grid_size is None:
+                    table = row_table(self.max_position_embeddings, self.head_dim, self.rope_theta)
                 else:
-                    table = grid_table(self._grid_size, self.prefix + 1, self.head_dim, self._theta, "identity")
+                    table = grid_table(self.grid_size, self.prefix + 1, self.head_dim, self.rope_theta, "identity")
                 self._table = table[0].to(self.device), table[1].to(self.device)
         cos, sin = self._table
         slots = slots.clamp(max=len(cos) - 1)

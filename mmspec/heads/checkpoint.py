@@ -10,15 +10,25 @@ from typing import Any
 from torch import Tensor
 
 from mmspec import checkpoint
+from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_tensors
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.speculators import (
+    block_arguments,
+    check_vocabulary,
+    eagle3_arguments,
+    head_tensors,
+    is_block,
+    is_eagle3,
+)
 
-Head = EagleHead | MedusaHeads | BlockHead | GridHead
+Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -27,31 +37,68 @@ _GRID_SIZES = {"t2i": 16, "t2i2": 32}
 _LLAMAGEN_PREFIX = 119
 
 
-def load_head(folder: str | Path) -> Head:
+def load_head(folder: str | Path, embedding: Tensor | None = None) -> Head:
     """Loads a draft head from a folder with `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
-    Reads folders written by `save_pretrained`, and the published LANTERN drafters (for LlamaGen, Anole and
-    Lumina-mGPT), whose `config.json` is that of a one-layer Llama.
+    Reads folders written by `save_pretrained`; folders of the package `speculators` and EAGLE-3 heads of AngelSlim, see
+    `mmspec.heads.speculators`; and the published LANTERN drafters (for LlamaGen, Anole and Lumina-mGPT), whose
+    `config.json` is that of a one-layer Llama.
+
+    Args:
+        folder: The folder.
+        embedding: Embedding [V, D] of the target's tokens, for a file without the one of the head.
 
     Raises:
         ModelError: If a file is missing or unreadable, or if the keys or shapes are not those of a head.
     """
     folder = Path(folder)
     config, tensors = read_object(folder / "config.json"), read_tensors(folder)
-    head_class: type[Head] = EagleHead
-    if "medusa_num_heads" in config:
-        head_class = MedusaHeads
-    elif "block_size" in config:
-        head_class = BlockHead
-    elif "grid_width" in config:
-        head_class = GridHead
-    arguments = eagle_arguments(config, tensors) if head_class is EagleHead else config
+    head_class, arguments = head_arguments(str(folder), config, tensors)
+    foreign = is_eagle3(config) or is_block(config)
+    if foreign:
+        tensors = head_tensors(tensors)
+        if "embed_tokens.weight" not in tensors and embedding is not None:
+            tensors["embed_tokens.weight"] = embedding
     parameters = inspect.signature(head_class.__init__).parameters
     with building(f"drafter {str(folder)!r}", "a draft head as its config.json describes"):
         head = head_class(**{name: value for name, value in arguments.items() if name in parameters})
+    if isinstance(head, Eagle3Head | BlockHead):
+        if head.d2t is not None:
+            check_vocabulary(str(folder), tensors, head.vocab_size)
+        elif foreign:  # maps of a whole vocabulary say nothing, and a block head then shares the target's LM head
+            unused = ("d2t", "t2d", *(["lm_head.weight"] if isinstance(head, BlockHead) else []))
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     check_tensors(f"drafter {str(folder)!r}", tensors, head)
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
+
+
+def head_arguments(
+    folder: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> tuple[type[Head], Mapping[str, Any]]:
+    """The class of a head, and its arguments, from its configuration.
+
+    Raises:
+        ModelError: If the configuration asks for something that no head does.
+    """
+    if is_eagle3(config):
+        return Eagle3Head, eagle3_arguments(folder, config)
+    if is_block(config):
+        return BlockHead, block_arguments(folder, config)
+    if (algorithm := config.get("speculators_model_type")) is not None:
+        raise ModelError(
+            f"drafter {folder!r} is of the kind {shown(algorithm)} of speculators; mmspec reads eagle3, dflash and "
+            "dspark"
+        )
+    if "medusa_num_heads" in config:
+        return MedusaHeads, config
+    if "block_size" in config:
+        return BlockHead, config
+    if "grid_width" in config:
+        return GridHead, config
+    if "norm_output" in config:
+        return Eagle3Head, config
+    return EagleHead, eagle_arguments(config, tensors)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -141,6 +141,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.heads = num_attention_heads
+        self.head_dim = hidden_size // num_attention_heads
         self.prefix = prefix
         self.embed_tokens = nn.Embedding(vocab_size, hidden_size)
         self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=bias)

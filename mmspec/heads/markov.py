@@ -22,26 +22,29 @@ class MarkovHead(nn.Module):
         hidden_size: Width D of the hidden states of the block.
         head_type: "vanilla": W2 W1[token]; "gated": the hidden state of the slot gates W1[token]; "rnn": a recurrent
             state runs over the block.
+        draft_vocab_size: Size of the draft vocabulary; None for V.
 
     Raises:
         ArgumentError: If the type is unknown.
     """
 
-    def __init__(self, vocab_size: int, rank: int, hidden_size: int, head_type: str) -> None:
+    def __init__(
+        self, vocab_size: int, rank: int, hidden_size: int, head_type: str, draft_vocab_size: int | None = None
+    ) -> None:
         super().__init__()
         if head_type not in TYPES:
             raise ArgumentError(f"markov_head_type={head_type!r} is not allowed; it must be one of {', '.join(TYPES)}")
         self.rank = rank
         self.head_type = head_type
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(rank, draft_vocab_size or vocab_size, bias=False)
         if head_type == "gated":
             self.gate_proj = nn.Linear(hidden_size + rank, rank)
         elif head_type == "rnn":
             self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The bias [..., V] and the next state [..., r] of one slot of each block.
+        """The bias [..., drafted] and the next state [..., r] of one slot of each block.
 
         Args:
             tokens: The token before the slot, int64 [...].

@@ -19,11 +19,13 @@ from mmspec.codebook import Codebook
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.target import EarlyExit
+from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.drafters.ngram import NGramTable
 from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import Head
+from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import Logits
@@ -63,7 +65,8 @@ class ToyTarget:
         generators = [torch.Generator().manual_seed(s) for s in table_seeds(seed)]
         shape = int(starts[-1]), vocab_size
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
-        self._features = torch.empty(0)
+        self._features = self._layer_features = torch.empty(0)
+        self._collected: tuple[int, ...] = ()
         # The cache: the prefix x_1 .. x_n as a number in base V, by row and n.
         self._number = torch.zeros(batch_size, length + 1, dtype=torch.int64)
 
@@ -75,11 +78,28 @@ class ToyTarget:
         logits = Logits(table[0][index], table[1][index] if guided else None)
         if early_exit is None:
             self._features = logits.cond if logits.uncond is None else torch.cat([logits.cond, logits.uncond])
+            if self._collected:
+                tables = [self._tables[n % LAYERS] for n in self._collected]  # LAYERS is the whole model
+                found = [torch.cat([side[index] for side in table]) for table in tables]
+                padded = [F.pad(x, (0, FEATURES - self.vocab_size)) for x in found]
+                self._layer_features = torch.cat(padded, dim=-1)
         return logits
 
     def features(self) -> Tensor:
         """The logits of the last call, padded to `FEATURES`."""
         return F.pad(self._features, (0, FEATURES - self.vocab_size))
+
+    @property
+    def fused_layers(self) -> tuple[int, ...]:
+        return spread_layers(LAYERS)
+
+    def collect_layers(self, layers: Sequence[int]) -> None:
+        """See `mmspec.decoding.target.LayerFeatureTarget`; the layers are 1 to `LAYERS`."""
+        self._collected = tuple(layers)
+
+    def layer_features(self) -> Tensor:
+        """The logits of early exits after the last call, padded to `FEATURES` each."""
+        return self._layer_features
 
     def head(self, features: Tensor) -> Tensor:
         return features[..., : self.vocab_size]
@@ -131,6 +151,9 @@ class ToyTarget:
         if len(self._features):
             cfg_factor = len(self._features) // len(self._number)
             self._features = self._features.unflatten(0, (cfg_factor, -1))[:, row_ids].flatten(0, 1)
+            if self._collected:
+                kept = self._layer_features.unflatten(0, (cfg_factor, -1))[:, row_ids]
+                self._layer_features = kept.flatten(0, 1)
         self._number = self._number[row_ids]
 
     def can_join(self, other: object) -> bool:
@@ -139,6 +162,9 @@ class ToyTarget:
     def join(self, other: ToyTarget, row_ids: list[int]) -> None:
         factor = len(self._features) // len(self._number)
         self._features = put_rows(self._features[:, -1:], other._features[:, -1:], row_ids, cfg_factor=factor)
+        if self._collected:
+            mine, theirs = self._layer_features[:, -1:], other._layer_features[:, -1:]
+            self._layer_features = put_rows(mine, theirs, row_ids, cfg_factor=factor)
         self._number = put_rows(self._number, other._number, row_ids)
 
 
@@ -250,6 +276,20 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
         for p in (*block.parameters(), *grid.parameters()):
             torch.nn.init.normal_(p, std=0.5)
     return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid}
+
+
+def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) -> Eagle3Head:
+    """An EAGLE-3 head for `ToyTarget`, with random weights; it drafts the last `draft_vocab_size` tokens."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = Eagle3Head(
+            vocab_size, FEATURES, 24, 4, 2, layer_ids=(1, 2, 4), draft_vocab_size=draft_vocab_size, prefix=1
+        )
+        for p in head.parameters():
+            torch.nn.init.normal_(p, std=0.35)
+    if head.d2t is not None and head.t2d is not None:
+        restrict(head.d2t, head.t2d, torch.arange(vocab_size - head.draft_vocab_size, vocab_size))
+    return head.eval()
 
 
 def toy_resources(

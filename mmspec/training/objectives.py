@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.sampler import TokenSampler
@@ -198,6 +199,14 @@ def eagle_loss(head: EagleHead, teacher: TeacherOutput, loss: str, depth: int) -
     tokens = teacher.tokens[:, :-1].repeat(len(features) // len(teacher.tokens), 1)
     unrolled = head.unroll(tokens, features, depth)
     return ahead_loss(loss, teacher, [x[:, d:].to(teacher.features) for d, x in enumerate(unrolled)])
+
+
+def eagle3_loss(head: Eagle3Head, teacher: TeacherOutput, loss: str, depth: int) -> Tensor:
+    """As `eagle_loss`, for a head that has its own LM head: losses compare distributions only."""
+    context = teacher.context[:, :-1].to(head.dtype)
+    tokens = teacher.tokens[:, :-1].repeat(len(context) // len(teacher.tokens), 1)
+    own = replace(teacher, lm_head=lambda outputs: head.logits(outputs).float())
+    return ahead_loss(loss, own, [x[:, d:] for d, x in enumerate(head.unroll(tokens, context, depth))])
 
 
 def medusa_loss(heads: MedusaHeads, teacher: TeacherOutput, loss: str) -> Tensor:

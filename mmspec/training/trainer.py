@@ -23,6 +23,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing, replacing_folder
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
@@ -34,6 +35,7 @@ from mmspec.training.objectives import (
     LOSSES,
     TeacherOutput,
     draft_model_loss,
+    eagle3_loss,
     eagle_loss,
     feature_target,
     medusa_loss,
@@ -44,6 +46,7 @@ from mmspec.training.sequences import TrainingSequences, read_sequences, write_s
 
 DRAFT_RECIPES = {
     "eagle": "eagle",
+    "eagle3": "eagle",
     "medusa": "medusa",
     "block": "block",
     "grid": "grid",
@@ -64,7 +67,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "medusa", "block", "grid" or "small".
+        kind: "eagle", "eagle3", "medusa", "block", "grid" or "small".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -77,6 +80,9 @@ class TrainingSettings:
         hidden: Width of the MLP of an EAGLE, block or grid head; 0 for 8/3 of the feature width.
         seed: Seed of the sequences, the weights and the order of the sequences.
         keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
+        rotary: "auto" for a 2-D rotary embedding where tokens fill a square, else 1-D; "1d" always for 1-D.
+        mask_token: The token of the target that a block head reads as mask; it then keeps the target's embedding. None
+            for an embedding of its own.
         init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
         layers: Number of layers of a block head.
         markov_rank: Rank of the sequential head of a block head; 0 for none.
@@ -101,14 +107,16 @@ class TrainingSettings:
     markov_rank: int = 64
     temperature: float | None = None
     guidance_scale: float | None = None
+    rotary: str = "auto"
+    mask_token: int | None = None
 
     def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
         """Prompts that are ready to be decoded at these settings."""
         return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
 
     def __post_init__(self) -> None:
-        if self.loss == "smooth-l1+ce" and self.kind in ("small", "block", "grid"):
-            drafter = "small model" if self.kind == "small" else f"{self.kind} head"
+        names = {"small": "small model", "block": "block head", "grid": "grid head", "eagle3": "head of EAGLE-3"}
+        if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
         if self.loss == LK and self.kind == "small":
             raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
@@ -286,7 +294,7 @@ class Trainer:
     @property
     def _layer_ids(self) -> tuple[int, ...]:
         """The target's layers that the drafter reads."""
-        return self.model.layer_ids if isinstance(self.model, BlockHead) else ()
+        return (self.model.layer_ids or ()) if isinstance(self.model, BlockHead | Eagle3Head) else ()
 
     def _average_gradients(self, loss: float) -> float:
         """Averages the gradients over processes, in place, and returns the mean loss."""
@@ -392,12 +400,17 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
         return MedusaHeads(target.vocab_size, dim, settings.depth).to(target.device)
     heads = next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0)
     grid = isqrt(layout.length)
-    square = layout.width == grid and grid * grid == layout.length
+    square = settings.rotary == "auto" and layout.width == grid and grid * grid == layout.length
+    if settings.mask_token is not None and (settings.kind != "block" or settings.mask_token >= target.vocab_size):
+        raise ArgumentError(
+            f"--mask-token: {settings.mask_token} must be one of the model's {target.vocab_size} tokens, and requires "
+            "--kind block"
+        )
     hidden = settings.hidden or -(-8 * dim // 3 // 32) * 32
     theta, side = (100.0, grid) if square else (10000.0, None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed % 2**63)
-        head: EagleHead | BlockHead | GridHead
+        head: EagleHead | Eagle3Head | BlockHead | GridHead
         if settings.kind == "block":
             head = BlockHead(
                 target.vocab_size,
@@ -408,10 +421,24 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
                 layer_ids=target.fused_layers if isinstance(target, LayerFeatureTarget) else (),
                 block_size=settings.depth,
                 sample_from_anchor=True,
+                mask_token_id=settings.mask_token,
                 markov_rank=settings.markov_rank,
                 rope_theta=theta,
                 grid_size=side,
                 max_position_embeddings=layout.length + 1,
+            )
+        elif settings.kind == "eagle3":
+            if not isinstance(target, LayerFeatureTarget) or not target.fused_layers:
+                raise ArgumentError("no drafter of kind 'eagle3' can be trained for this model: it exposes no layers")
+            head = Eagle3Head(
+                target.vocab_size,
+                dim,
+                hidden,
+                heads,
+                layer_ids=target.fused_layers,
+                rope_theta=theta,
+                grid_size=side,
+                max_position_embeddings=layout.length,
             )
         elif settings.kind == "grid":
             if layout.width is None:
@@ -431,6 +458,8 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
         if prepared.embedding is not None:
             table = head.left if isinstance(head, GridHead) else head.embed_tokens
             table.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
+        if settings.mask_token is not None and isinstance(head, BlockHead):
+            head.embed_tokens.requires_grad_(False)
     return head.to(target.device)
 
 
@@ -442,6 +471,8 @@ def drafter_loss(
     generator: torch.Generator,
 ) -> Tensor:
     """The loss of one batch; `generator` chooses the parts of the sequences that a block head is trained on."""
+    if isinstance(model, Eagle3Head):
+        return eagle3_loss(model, teacher, settings.loss, settings.depth)
     if isinstance(model, EagleHead):
         return eagle_loss(model, teacher, settings.loss, settings.depth)
     if isinstance(model, MedusaHeads):
@@ -463,7 +494,7 @@ def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: Traini
 def with_drafter(prepared: PreparedPrompts, model: Any, kind: str) -> PreparedPrompts:
     """The same prompts with this drafter in place of the pipeline's own."""
     if kind != "small":
-        return replace(prepared, resources=replace(prepared.resources, heads={kind: model}))
+        return replace(prepared, resources=replace(prepared.resources, heads={model.kind: model}))
     assert prepared.small_target is not None
     make = prepared.small_target
     return replace(prepared, resources=replace(prepared.resources, draft_model=lambda: make(model)))

@@ -341,7 +341,7 @@ class LlamaGenGenerator:
             check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
             self._set_draft_transformer(small.to(self.transformer.device, self.transformer.dtype))
             return
-        head = load_head(folder)
+        head = load_head(folder, self.transformer.tok_embeddings.weight.detach())
         check_fits_model(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
         check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
         self.heads[head.kind] = head

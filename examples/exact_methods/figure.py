@@ -1,0 +1,113 @@
+"""Draws figure.svg and prints the tables of README.md, from the sample journals of results folders of `mmspec eval`.
+
+    python figure.py RESULTS/rough RESULTS/shapes RESULTS/spoken
+
+Tokens per target call are those of all samples together, with 95 % intervals by bootstrap over samples.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import defaultdict
+from math import log2
+from pathlib import Path
+
+from mmspec.recipes import parse
+
+WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 300, 46, 34, 60
+COLORS = {"scd": "#c0392b", "scd, gumbel": "#e67e22", "sjd": "#2980b9", "scd, refresh=model": "#8e44ad",
+          "scd, refresh=eagle": "#16a085", "scd, start=model": "#7f8c8d", "table": "#27ae60", "recycle": "#95a5a6",
+          "draft": "#34495e", "eagle": "#d35400", "layer-skip": "#bdc3c7"}  # fmt: skip
+Cell = tuple[float, float, float, int]
+
+
+def measured(folder: Path) -> dict[str, Cell]:
+    """Tokens per call of each recipe: value, both ends of the interval, and the number of samples."""
+    samples: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for file in sorted(folder.glob("samples-*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            sample = json.loads(line)
+            samples[sample["recipe"]].append((sample["tokens"], sample["calls"]))
+    rng, found = random.Random(0), {}
+    for recipe, rows in samples.items():
+        draws = []
+        for _ in range(1000):
+            chosen = rng.choices(rows, k=len(rows))
+            draws.append(sum(t for t, _ in chosen) / sum(c for _, c in chosen))
+        draws.sort()
+        value = sum(t for t, _ in rows) / sum(c for _, c in rows)
+        found[recipe] = value, draws[25], draws[974], len(rows)
+    return found
+
+
+def family(recipe: str) -> tuple[str, int]:
+    """The line of the figure that a recipe belongs to, and its window."""
+    parsed = parse(recipe)
+    options = {k: v for k, v in parsed.knobs.items() if k in ("coupling", "refresh", "start")}
+    given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto")]
+    return ", ".join([parsed.parts[0], *given]).replace("coupling=", ""), parsed.window
+
+
+def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:
+    """The marks of one model: a line per family over the window, on a logarithmic axis."""
+    lines: dict[str, list[tuple[int, Cell]]] = defaultdict(list)
+    for recipe, cell in cells.items():
+        title, window = family(recipe)
+        if title in COLORS and window > 1:
+            lines[title].append((window, cell))
+    top = max(cell[2] for points in lines.values() for _, cell in points) * 1.05
+
+    def place(window: int, value: float) -> tuple[float, float]:
+        span = log2(window) - 2  # from 4 on
+        return x0 + (span + 0.3) / 5.6 * WIDTH, TOP + HEIGHT * (1 - value / top)
+
+    parts = [f'<text x="{x0 + WIDTH / 2}" y="20" text-anchor="middle" font-weight="bold">{name}</text>']
+    for window in (4, 8, 16, 32, 64, 128):
+        x, _ = place(window, 0)
+        parts.append(f'<path d="M{x:.1f} {TOP}V{TOP + HEIGHT}" stroke="#eee"/>')
+        parts.append(f'<text x="{x:.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{window}</text>')
+    step = 1 if top < 7 else 2 if top < 14 else 4
+    for value in range(0, int(top) + 1, step):
+        _, y = place(4, value)
+        parts.append(f'<path d="M{x0} {y:.1f}h{WIDTH}" stroke="#eee"/>')
+        parts.append(f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{value}</text>')
+    for title, points in lines.items():
+        points.sort()
+        path = " ".join("{:.1f},{:.1f}".format(*place(w, cell[0])) for w, cell in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{COLORS[title]}" stroke-width="2"/>')
+        for window, (value, low, high, _) in points:
+            (x, y), (_, y1), (_, y2) = place(window, value), place(window, low), place(window, high)
+            parts.append(f'<path d="M{x:.1f} {y1:.1f}V{y2:.1f}" stroke="{COLORS[title]}" opacity="0.5"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLORS[title]}"/>')
+    return parts
+
+
+def main() -> None:
+    folders = [Path(name) for name in sys.argv[1:]]
+    everything = {folder.name: measured(folder) for folder in folders}
+    width = LEFT + len(folders) * (WIDTH + GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 110}" font-family="sans-serif" '
+        'font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for i, (name, cells) in enumerate(everything.items()):
+        parts += panel(name, cells, LEFT + i * (WIDTH + GAP))
+    parts.append(
+        f'<text x="{width / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">window (tokens in a target call)</text>'
+    )
+    for i, (title, color) in enumerate(COLORS.items()):
+        x, y = LEFT + i % 6 * (width - LEFT) // 6, TOP + HEIGHT + 56 + i // 6 * 18
+        parts.append(
+            f'<path d="M{x} {y - 4}h18" stroke="{color}" stroke-width="3"/><text x="{x + 23}" y="{y}">{title}</text>'
+        )
+    Path("figure.svg").write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+    for name, cells in everything.items():
+        print(f"\n### {name}\n\n| recipe | tokens per call | N |\n| --- | ---: | ---: |")
+        for recipe, (value, low, high, count) in cells.items():
+            print(f"| `{recipe}` | {value:.2f} [{low:.2f}, {high:.2f}] | {count} |")
+
+
+if __name__ == "__main__":
+    main()

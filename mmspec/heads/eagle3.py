@@ -1,0 +1,317 @@
+"""The EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer on features of several layers of the target.
+
+The hidden states of a low, a middle and a high layer are fused into one feature per token. The input of a slot is its
+token and the fused feature that the token was sampled from; at draft tokens the head's own output takes the place of
+the fused feature. Unlike the head of EAGLE-1, it has its own norm and LM head, over all tokens of the target or over a
+smaller draft vocabulary. Tokens outside of it are never drafted: their probability is 0 in the draft distribution.
+
+Parameter names and shapes are those of the class `Eagle3DraftModel` of the package `speculators`, which vLLM runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.draft_vocabulary import expand, register_vocabulary
+from mmspec.heads.eagle import MAX_GRID, MAX_POSITIONS, MLP, KeysValues, norm, shift
+from mmspec.heads.rotary import grid_table, rotate, rotate_halves, row_table
+
+
+class Eagle3Attention(nn.Module):
+    """Attention whose input is a token's embedding and a feature, [R, W, 2 D]."""
+
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool, qk_norm: bool
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(2 * dim, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(2 * dim, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(2 * dim, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias)
+        self.q_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [R, heads, W, head_dim], before the rotary embedding."""
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = norm(self.q_norm, q), norm(self.k_norm, k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+class Eagle3Layer(nn.Module):
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        eps: float,
+        bias: bool,
+        qk_norm: bool,
+        norm_before_residual: bool,
+    ) -> None:
+        super().__init__()
+        self.self_attn = Eagle3Attention(dim, heads, kv_heads, head_dim, eps, bias, qk_norm)
+        self.mlp = MLP(dim, hidden)
+        self.hidden_norm = nn.RMSNorm(dim, eps=eps)
+        self.input_layernorm = nn.RMSNorm(dim, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
+        self.norm_before_residual = norm_before_residual
+
+    def project(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The residual [R, W, D], and queries, keys and values, each [R, heads, W, head_dim]."""
+        normed = norm(self.hidden_norm, features)
+        x = torch.cat([norm(self.input_layernorm, embedded), normed], dim=-1)
+        return normed if self.norm_before_residual else features, *self.self_attn.project(x)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer after attention; `attended` [R, heads, W, head_dim] is the attention output."""
+        x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(norm(self.post_attention_layernorm, x))
+
+
+class Eagle3Head(nn.Module, PyTorchModelHubMixin):
+    """An EAGLE-3 head. Recipes that draft with an EAGLE head, such as `eagle` and `eagle-2`, run it too.
+
+    Token i of the sequence has slot `prefix + i`, as in `mmspec.heads.eagle.EagleHead`.
+
+    Args:
+        vocab_size: Size V of the target's vocabulary.
+        hidden_size: Width D of the target's features and of the layer.
+        intermediate_size: Width of the MLP.
+        num_attention_heads: Number of attention heads.
+        num_key_value_heads: Number of heads of keys and values; None for `num_attention_heads`.
+        head_dim: Width of a head; None for D divided by the number of heads.
+        layer_ids: The target's layers whose hidden states are fused: n is the output of its first n layers. None for
+            three that depend on the target's depth, see `layers_of`.
+        draft_vocab_size: Size of the draft vocabulary; None for V.
+        qk_norm: Whether queries and keys are normalized, as in Qwen3.
+        norm_before_residual: Whether the residual is the normalized feature.
+        norm_before_fc: Whether the concatenated hidden states are normalized before they are fused.
+        fc_norm: Whether the hidden states of each layer are normalized before they are fused.
+        norm_output: Whether draft tokens read the normalized output.
+        rms_norm_eps: Epsilon of the RMS norms.
+        rope_theta: Base of the rotary embedding.
+        attention_bias: Whether the projections of the attention have biases.
+        grid_size: Tokens per image side, for a 2-D rotary embedding; None for a 1-D one.
+        prefix: Number of prompt slots that the head reads before the one that token 0 was sampled from.
+        max_position_embeddings: Number of slots of a 1-D rotary embedding; unused with `grid_size`.
+
+    Raises:
+        ArgumentError: If a size is not allowed.
+    """
+
+    kind = "eagle"
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_attention_heads: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        layer_ids: Sequence[int] | None = None,
+        draft_vocab_size: int | None = None,
+        qk_norm: bool = False,
+        norm_before_residual: bool = False,
+        norm_before_fc: bool = False,
+        fc_norm: bool = False,
+        norm_output: bool = False,
+        rms_norm_eps: float = 1e-6,
+        rope_theta: float = 10000.0,
+        attention_bias: bool = False,
+        grid_size: int | None = None,
+        prefix: int = 0,
+        max_position_embeddings: int = 2048,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
+        for name, value, least, most in (
+            ("num_attention_heads", num_attention_heads, 1, 4096),
+            ("num_key_value_heads", kv_heads, 1, 4096),
+            ("draft_vocab_size", drafted, 1, vocab_size),
+            ("grid_size", grid_size, 1, MAX_GRID),
+            ("prefix", prefix, 0, MAX_POSITIONS),
+            ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+        ):
+            if not (name == "grid_size" and value is None) and not (isinstance(value, int) and least <= value <= most):
+                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
+        if num_attention_heads % kv_heads:
+            raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
+        if head_dim is None and hidden_size % num_attention_heads:
+            raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
+        if norm_before_fc and fc_norm:
+            raise ArgumentError("norm_before_fc and fc_norm exclude each other")
+        self.vocab_size = vocab_size
+        self.draft_vocab_size = drafted
+        self.hidden_size = hidden_size
+        self.layer_ids = None if layer_ids is None else tuple(layer_ids)
+        self.heads = kv_heads
+        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.prefix = prefix
+        count = 3 if self.layer_ids is None else len(self.layer_ids)
+        self.embed_tokens = nn.Embedding(vocab_size, hidden_size)
+        self.fc = nn.Linear(count * hidden_size, hidden_size, bias=False)
+        layer = Eagle3Layer(
+            hidden_size,
+            intermediate_size,
+            num_attention_heads,
+            kv_heads,
+            self.head_dim,
+            rms_norm_eps,
+            attention_bias,
+            qk_norm,
+            norm_before_residual,
+        )
+        self.layers = nn.ModuleList([layer])
+        self.norm = nn.RMSNorm(hidden_size, eps=rms_norm_eps)
+        self.lm_head = nn.Linear(hidden_size, drafted, bias=False)
+        self.input_norm = nn.RMSNorm(count * hidden_size, eps=rms_norm_eps) if norm_before_fc else None
+        norms = [nn.RMSNorm(hidden_size, eps=rms_norm_eps) for _ in range(count)]
+        self.fc_norm = nn.ModuleList(norms) if fc_norm else None
+        self.d2t: Tensor | None
+        self.t2d: Tensor | None
+        register_vocabulary(self, vocab_size, drafted)
+        self.norm_output = norm_output
+        self.grid_size, self.max_position_embeddings, self.rope_theta = grid_size, max_position_embeddings, rope_theta
+        self._rotate = rotate_halves if grid_size is None else rotate
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    @property
+    def layer(self) -> Eagle3Layer:
+        """The decoder layer."""
+        layer = self.layers[0]
+        assert isinstance(layer, Eagle3Layer)
+        return layer
+
+    def layers_of(self, layers: int) -> tuple[int, ...]:
+        """The layers whose hidden states are fused, for a target of `layers` layers.
+
+        Raises:
+            ModelError: If the target is not as deep.
+        """
+        # The default of vLLM and of `speculators`, for targets deep enough.
+        low, high = min(2, layers), max(layers - 3, 0)
+        found = (low, layers // 2, high) if self.layer_ids is None else self.layer_ids
+        if max(found) > layers or min(found) < 0:
+            raise ModelError(f"drafter reads layers {list(found)}, and the model has {layers}; it is for another model")
+        return found
+
+    def init_weights(self, std: float = 0.02) -> None:
+        """Initializes weights for training; the layer starts as the identity."""
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.zeros_(p)
+            elif p.ndim == 2:
+                nn.init.normal_(p, std=std)
+
+    def fuse(self, hidden: Tensor) -> Tensor:
+        """Fused features [R, W, D] of the hidden states of `layer_ids`, concatenated, [R, W, layers * D]."""
+        hidden = hidden.to(self.dtype)
+        if self.input_norm is not None:
+            hidden = norm(self.input_norm, hidden)
+        if self.fc_norm is not None:
+            norms = [layer for layer in self.fc_norm if isinstance(layer, nn.RMSNorm)]
+            chunks = hidden.chunk(len(norms), dim=-1)
+            hidden = torch.cat([norm(layer, chunk) for layer, chunk in zip(norms, chunks, strict=True)], dim=-1)
+        return self.fc(hidden)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Logits [R, W, V] of outputs [R, W, D]; -inf for tokens that are not in the draft vocabulary."""
+        z = self.lm_head(outputs if self.norm_output else norm(self.norm, outputs))
+        return expand(z, self.d2t, self.vocab_size)
+
+    def rotary(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
+        if self._table is None or self._table[0].device != self.device:
+            # The table is reused by later calls with gradients, so it must not be an inference tensor.
+            with torch.inference_mode(False):
+                if self.grid_size is None:
+                    table = row_table(self.max_position_embeddings, self.head_dim, self.rope_theta)
+                else:
+                    table = grid_table(self.grid_size, self.prefix, self.head_dim, self.rope_theta, "identity")
+                self._table = table[0].to(self.device), table[1].to(self.device)
+        cos, sin = self._table
+        slots = slots.clamp(max=len(cos) - 1)
+        return cos[slots][:, None], sin[slots][:, None]
+
+    def project(self, tokens: Tensor, features: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, KeysValues]:
+        """The residual [R, W, D], the rotated queries, and keys with values, each [R, heads, W, head_dim].
+
+        Args:
+            tokens: int64 [R, W].
+            features: Fused features that the tokens were sampled from, or outputs of the head, [R, W, D].
+            slots: Slots of the tokens, int64 [R, W].
+        """
+        x, q, k, v = self.layer.project(self.embed_tokens(tokens), features.to(self.dtype))
+        cos, sin = self.rotary(slots)
+        return x, self._rotate(q, cos, sin).to(v.dtype), (self._rotate(k, cos, sin).to(v.dtype), v)
+
+    def finish(self, x: Tensor, q: Tensor, cache: KeysValues, bias: Tensor | None) -> Tensor:
+        """The output after each token, [R, W, D], which draft tokens read and `logits` takes.
+
+        Args:
+            x: From `project`.
+            q: From `project`.
+            cache: Keys and values of all slots that are attended to.
+            bias: Attention bias, 0 or -inf; None to attend to all of `cache`.
+        """
+        gqa = q.shape[1] != cache[0].shape[1]
+        return self._output(x, F.scaled_dot_product_attention(q, *cache, attn_mask=bias, enable_gqa=gqa))
+
+    def _output(self, x: Tensor, attended: Tensor) -> Tensor:
+        out = self.layer.finish(x, attended)
+        return norm(self.norm, out) if self.norm_output else out
+
+    def unroll(self, tokens: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
+        """Outputs at each depth of drafts that begin at every slot, for training; see `EagleHead.unroll`.
+
+        The head is trained on its own outputs, as the paper's training-time test does.
+
+        Args:
+            tokens: Tokens of all slots from the first on, int64 [R, S].
+            hidden: Hidden states of `layer_ids` that the tokens were sampled from, [R, S, layers * D].
+            depth: Number of depths.
+
+        Returns:
+            `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
+        """
+        size = tokens.shape[1]
+        slots = torch.arange(size, device=tokens.device).expand(tokens.shape)
+        ones = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
+        features = self.fuse(hidden)
+        outputs: list[Tensor] = []
+        caches: list[KeysValues] = []  # of each depth
+        for d in range(depth):
+            x, q, (k, v) = self.project(tokens, features, slots)
+            repeats = q.shape[1] // k.shape[1]
+            caches.append((k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)))
+            k, v = caches[0]
+            scores = (q @ k.transpose(-1, -2)).masked_fill(ones.triu(1 - d), -torch.inf)
+            drafted = [(q * shift(k, d - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(caches) if i > 0]
+            weights = (torch.cat([scores, *drafted], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
+            attended = weights[..., :size] @ v
+            for i, (_, v) in enumerate(caches[1:], start=1):
+                attended = attended + weights[..., size + i - 1 : size + i] * shift(v, d - i)
+            outputs.append(self._output(x, attended))
+            features = shift(outputs[-1], 1)
+        return outputs

@@ -1,0 +1,117 @@
+"""Block heads in the format of `speculators`: against its classes, and exact with a reduced draft vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from golden import GOLDEN, expected
+from safetensors.torch import load_file
+from torch import Tensor
+
+import mmspec.testing.toys
+from mmspec.decoding.layout import Layout
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.block import BlockHead
+from mmspec.heads.checkpoint import load_head
+from mmspec.heads.draft_vocabulary import restrict
+from mmspec.heads.speculators import write_speculators
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.exactness import check
+from mmspec.testing.toys import FEATURES
+
+CASES = ("dflash", "dflash_reduced", "dspark", "dspark_reduced")
+
+
+def loaded(folder: Path, embedding: Tensor) -> BlockHead:
+    head = load_head(folder, embedding)
+    assert isinstance(head, BlockHead)
+    return head
+
+
+@torch.no_grad()
+def difference(head: BlockHead, wanted: dict[str, Tensor]) -> float:
+    """The largest difference of the logits of blocks at some anchors."""
+    anchors, slots = wanted["anchors"], torch.arange(wanted["tokens"].shape[1])[None]
+    tokens = torch.full((1, len(anchors), head.block_size), head.mask_token_id)
+    tokens[0, :, 0] = wanted["tokens"][0, anchors]
+    at = (anchors[:, None] + torch.arange(head.block_size))[None]
+    hidden = head(tokens, at, head.context(wanted["hidden"], slots), (slots < anchors[:, None])[None])[0]
+    z = hidden @ (wanted["lm_head"] if head.lm_head is None else head.lm_head.weight).T
+    if head.markov_head is not None:
+        state = hidden.new_zeros(len(anchors), head.markov_head.rank)
+        for i in range(head.block_size):
+            bias, state = head.markov_head(wanted["before"][:, i], hidden[:, i], state)
+            z[:, i] += bias
+    return float((z - wanted["logits"]).abs().max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folder_of_speculators_gives_the_logits_of_its_class(case: str, tmp_path: Path) -> None:
+    folder = GOLDEN / "speculators" / case
+    wanted = expected(folder)
+    head = loaded(folder, wanted["embed_tokens"])
+    assert difference(head, wanted) < 1e-4
+    write_speculators(head, tmp_path, None, ["Qwen2ForCausalLM"], 8, speculative_tokens=3)
+    saved, written = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path))
+    layer, own = saved.pop("transformer_layer_config"), written.pop("transformer_layer_config")
+    assert own == {name: layer[name] for name in own}
+    # The confidence head, which only vLLM's scheduling uses, is not kept.
+    off = {"transformers_version": None, "enable_confidence_head": False, "confidence_head_with_markov": False}
+    assert {**saved, **off} == {**written, **off}
+    theirs, ours = (load_file(path / "model.safetensors") for path in (folder, tmp_path))
+    theirs = {name: x for name, x in theirs.items() if not name.startswith("confidence_head")}
+    assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    assert difference(loaded(tmp_path, wanted["embed_tokens"]), wanted) < 1e-4
+
+
+def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "speculators" / "dflash" / "config.json").read_text())
+    weights = (GOLDEN / "speculators" / "dflash" / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights)
+
+    def load(**changes: Any) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+        load_head(tmp_path)
+
+    with pytest.raises(ModelError, match="missing: embed_tokens.weight"):
+        load()
+    with pytest.raises(ModelError, match="is of the kind 'mtp' of speculators; mmspec reads eagle3, dflash and dspark"):
+        load(speculators_model_type="mtp")
+    with pytest.raises(ModelError, match="does not state transformer_layer_config and mask_token_id"):
+        load(mask_token_id=None)
+    sliding = {**config["transformer_layer_config"], "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ModelError, match="layer_types="):
+        load(transformer_layer_config=sliding)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"grid_size": 3}, "2-D rotary embedding"),
+        ({}, "mask token 9 is not one of the target's 9 tokens"),
+        ({"mask_token_id": 8}, "reads the target's last features"),
+    ]
+    for options, message in refused:
+        with pytest.raises(ArgumentError, match=message):
+            write_speculators(BlockHead(9, 16, 24, 2, **options), tmp_path, None, [], 8)
+
+
+@pytest.mark.parametrize("recipe", ["block:window=4", "tree-block:branch=2/1"])
+def test_distribution_with_a_reduced_vocabulary(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token is never drafted; power as in `tests/testing/test_grid.py`."""
+
+    def heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        head = BlockHead(
+            vocab_size, FEATURES, 24, 2, block_size=4, markov_rank=4, prefix=1, draft_vocab_size=vocab_size - 1
+        )
+        for p in head.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+        assert head.d2t is not None and head.t2d is not None
+        restrict(head.d2t, head.t2d, torch.arange(1, vocab_size))
+        return {"block": head}
+
+    monkeypatch.setattr(mmspec.testing.toys, "toy_heads", heads)
+    setting = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)
+    result = check(recipe, setting, samples=20_000, layout=Layout(length=4, width=2), seed=3)
+    assert result.ok and result.tokens_per_call > 1, result
