@@ -17,7 +17,7 @@ _MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing tak
 _ROUND = 64  # slots
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kept:
     """A set of CUDA graphs.
 
