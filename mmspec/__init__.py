@@ -11,15 +11,17 @@ if not (_here / "vision").is_dir():
 if TYPE_CHECKING:
     from mmspec.batching.async_engine import AsyncEngine
     from mmspec.batching.engine import Engine
+    from mmspec.generator import Generator
     from mmspec.hf.generate import generate
     from mmspec.loading import load
     from mmspec.recipes import Recipe
 
 __version__ = "0.1.0"
-__all__ = ["AsyncEngine", "Engine", "Recipe", "__version__", "generate", "load"]
+__all__ = ["AsyncEngine", "Engine", "Generator", "Recipe", "__version__", "generate", "load"]
 
 _HOMES = {
     "load": "mmspec.loading",
+    "Generator": "mmspec.generator",
     "Recipe": "mmspec.recipes",
     "generate": "mmspec.hf.generate",
     "Engine": "mmspec.batching.engine",

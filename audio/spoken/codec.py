@@ -96,7 +96,7 @@ class SpokenStream:
 
     @torch.inference_mode()
     def push(self, codes: Tensor) -> Tensor:
-        self._codes = torch.cat([self._codes.expand(len(codes), -1), codes[:, 0]], dim=1)
+        self._codes = torch.cat([self._codes.expand(len(codes), -1), codes[:, 0].to(self._codes.device)], dim=1)
         return self._decode_blocks(self._first + self._codes.shape[1] - self._codec.reach)
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmspec.audio.spoken.analysis import SIZE, spread_filters
 from mmspec.audio.spoken.config import FRAME, SAMPLING_RATE
+from mmspec.sampling.precision import widest
 
 _MAX_HARMONIC = 7800.0  # Hz
 _NOISE = 1024 * FRAME  # samples before the noise repeats
@@ -81,7 +82,7 @@ class Vocoder:
         if count <= 0:
             return frames.new_zeros(batch, 0)
         if self._excited is None:
-            self._phase = torch.zeros(batch, dtype=torch.float64, device=frames.device)
+            self._phase = torch.zeros(batch, dtype=widest(frames.device), device=frames.device)
             self._excited = self._excite(frames[:, :2, 0], 0)
             self._tail = frames.new_zeros(batch, 1, SIZE - FRAME)
         fresh = self._excite(frames[:, 1 : count + 2, 0], self._start + 1)
@@ -106,7 +107,7 @@ class Vocoder:
         batch, count = len(hertz), hertz.shape[1] - 1
         share = torch.arange(1, FRAME + 1, device=hertz.device) / FRAME
         pitch = (hertz[:, :-1, None] + (hertz[:, 1:] - hertz[:, :-1])[..., None] * share).flatten(1)
-        periods = (pitch.double() / SAMPLING_RATE).cumsum(1) + self._phase[:, None]
+        periods = (pitch.to(self._phase.dtype) / SAMPLING_RATE).cumsum(1) + self._phase[:, None]
         self._phase = periods[:, -1] % 1
         phase = ((periods + 0.5) % 1 - 0.5).float()
         harmonics = (_MAX_HARMONIC / pitch).floor()

@@ -11,6 +11,7 @@ from mmspec.bulk.media import AudioClip, Medium, encode_medium, media_of, suffix
 from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import RowStats
+from mmspec.errors import PromptError
 from mmspec.recipes import parse
 
 
@@ -83,6 +84,30 @@ def generate_batch(pipe: Any, requests: Sequence[SampleRequest]) -> list[Generat
         GeneratedSample(request, str(recipe), medium, ids, row, seconds)
         for request, medium, ids, row in zip(requests, media, tokens, rows, strict=True)
     ]
+
+
+def generate_accepted(
+    pipe: Any, requests: Sequence[SampleRequest]
+) -> tuple[list[GeneratedSample], list[tuple[SampleRequest, str]]]:
+    """Generates samples in one call, or one by one if the model does not accept one of the prompts.
+
+    Returns:
+        The samples, and the requests that the model does not accept, with the reason.
+
+    Raises:
+        ArgumentError: If the pipeline does not accept a setting.
+    """
+    try:
+        return generate_batch(pipe, requests), []
+    except PromptError as error:
+        if len(requests) == 1:
+            return [], [(requests[0], str(error))]
+    samples, refused = list[GeneratedSample](), list[tuple[SampleRequest, str]]()
+    for request in requests:
+        made, unmade = generate_accepted(pipe, [request])
+        samples += made
+        refused += unmade
+    return samples, refused
 
 
 def _tokens_of(output: Any, count: int) -> list[list[Any]]:

@@ -91,7 +91,8 @@ class PromptLine:
     id: str | None = None
 
 
-KEYS = [field.name for kind in (PromptLine, SampleSettings) for field in fields(kind)]
+SETTING_NAMES = tuple(field.name for field in fields(SampleSettings))
+KEYS = [*(field.name for field in fields(PromptLine)), *SETTING_NAMES]
 
 
 def read_requests(

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.bulk.calls import GeneratedSample, batches, generate_batch
+from mmspec.bulk.calls import GeneratedSample, batches, generate_accepted
 from mmspec.bulk.folder import FailedSample, SampleEntry, ShardFolder
 from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.stores import Store
-from mmspec.errors import PromptError
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,14 @@ def generate_missing(
     report(len(requests) - len(pending))
     generated = failed = 0
     for batch in batches(pending, batch_size):
-        samples, refused = _generate(pipe, batch)
+        samples, refused = generate_accepted(pipe, batch)
         entries = []
         for sample in samples:
             file = store.path(sample.request.name, sample.suffix)
             store.write(file, sample.encode(fingerprint))
             entries.append(_entry(sample, file))
         if refused:
-            folder.failures.append(refused)
+            folder.failures.append([FailedSample(one.name, one.prompt, one.id, why) for one, why in refused])
         if entries:
             folder.journal.append(entries)
             store.settle(entries, last=False)
@@ -79,22 +78,6 @@ def generate_missing(
         report(len(batch))
     store.settle([], last=True)
     return BulkResult(len(requests) - len(pending), generated, failed)
-
-
-def _generate(pipe: Any, batch: Sequence[SampleRequest]) -> tuple[list[GeneratedSample], list[FailedSample]]:
-    """The samples of a batch, and those that the model refuses, which do not stop the others."""
-    try:
-        return generate_batch(pipe, batch), []
-    except PromptError as error:
-        if len(batch) == 1:
-            request = batch[0]
-            return [], [FailedSample(request.name, request.prompt, request.id, str(error))]
-    samples, refused = list[GeneratedSample](), list[FailedSample]()
-    for request in batch:
-        some, none = _generate(pipe, [request])
-        samples += some
-        refused += none
-    return samples, refused
 
 
 def _entry(sample: GeneratedSample, file: str) -> SampleEntry:

@@ -125,15 +125,10 @@ def _run(
 
 def _load(name: str, recipe: Any, max_rows: int, max_waiting: int, device: str) -> ServedModel:
     """Loads a model."""
-    from mmspec.serving.engines import new_engine
-    from mmspec.serving.models import ServedModel, recipe_of
-    from mmspec.serving.raster import refuse_latents
+    from mmspec.serving.load import served_model
 
     pipe = load_image_generator(name, device) if name == "shapes" else load_pipeline(name, device)
-    if not hasattr(pipe, "stream"):
-        refuse_latents(pipe, name)
-    chosen = recipe_of(pipe, recipe)
-    return ServedModel(name, pipe, chosen, new_engine(pipe, chosen, max_rows, max_waiting))
+    return served_model(name, pipe, recipe, max_rows, max_waiting)
 
 
 def _require_extra() -> None:

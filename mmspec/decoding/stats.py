@@ -229,7 +229,7 @@ class Meter:
         self.tested[:drafts] += (slots < np.minimum(verdict.tested, gained)[:, None]).sum(0)
         if verdict.excess is not None:
             tested = torch.from_numpy(slots < gained[:, None]).to(p.device)
-            self.excess[ids] += (verdict.excess * tested).sum(1).double().cpu().numpy()
+            self.excess[ids] += (verdict.excess * tested).sum(1).cpu().double().numpy()
         if self.measure_entropy:
             self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)
 
@@ -288,13 +288,13 @@ class Meter:
         """
         counts = torch.from_numpy(emitted).to(p.device)
         bits = torch.special.entr(p).flatten(2).sum(-1) / np.log(2)
-        self.bits[ids] += (bits * counts).sum(1).double().cpu().numpy()
+        self.bits[ids] += (bits * counts).sum(1).cpu().double().numpy()
         if tokens.is_floating_point() or p.dim() != tokens.dim() + 1:
             self.has_ids = False
             return
         probs = p.gather(-1, tokens.clamp(0, p.shape[-1] - 1).unsqueeze(-1)).clamp(min=_MIN_PROB)
         surprise = -probs.log2().flatten(2).sum(-1)
-        self.surprise[ids] += (surprise * counts).sum(1).double().cpu().numpy()
+        self.surprise[ids] += (surprise * counts).sum(1).cpu().double().numpy()
 
     def row(self, index: int, truncated: bool = False) -> RowStats:
         """The statistics of one row of the request so far."""

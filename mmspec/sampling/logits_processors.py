@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.sampling.precision import widest
 from mmspec.sampling.top_p import keep_top_p
 
 FORBIDDEN = 1e4  # a logit reduced by this has probability 0 as long as another token is allowed
@@ -113,7 +114,7 @@ class RepetitionAware:
             nucleus = nucleus / nucleus.sum(-1, keepdim=True)
         latest = prefix[:, -self.window :]
         # Beside a token that is almost certain, the others are too small for float32.
-        exact = (logits.double() / self.temperature).softmax(-1) if self.exclude else raw
+        exact = (logits.to(widest(logits.device)) / self.temperature).softmax(-1) if self.exclude else raw
         chosen = repetition_aware(nucleus, exact, latest, self.limit, self.exclude).log()
         return torch.logaddexp(chosen, (logits / self.temperature).log_softmax(-1) + math.log(NEVER))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, PerCodebook
+from mmspec.sampling.precision import widest
 from mmspec.sampling.rejection import Draft, Verdict, ratio, sample_many
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
 
@@ -83,7 +84,7 @@ def acceptance_probs(rule: Accept, p: Tensor, draft: Draft, free: Tensor | None)
         ratios = torch.maximum(ratios, cells(p, draft.q, x))
     if free is not None:
         ratios = ratios.masked_fill(~free, 1.0)
-    return ratios.double().prod(-1)  # 32 ratios leave the range of float32
+    return ratios.to(widest(ratios.device)).prod(-1)  # 32 ratios leave the range of float32
 
 
 def thin(p: Tensor, q: Tensor, rng: WindowRNG) -> Tensor:
@@ -103,7 +104,7 @@ def thin(p: Tensor, q: Tensor, rng: WindowRNG) -> Tensor:
         u = numbers.uniforms(RESAMPLE, done * codebooks, tries * codebooks)[:, 0].unflatten(1, (tries, codebooks))
         p_left, q_left = p[left], q[left]
         y = sample_many(p_left, u.transpose(1, 2).contiguous())  # [R', K, tries]
-        covered = (q_left.gather(-1, y) / p_left.gather(-1, y)).double().prod(1)
+        covered = (q_left.gather(-1, y) / p_left.gather(-1, y)).to(widest(device)).prod(1)
         accept = numbers.uniforms(ACCEPT, 1 + done, tries)[:, 0] < 1 - covered
         done += tries
         finished, which = accept.any(1) | (done >= MAX_SAMPLES), accept.int().argmax(1)

@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.errors import ModelError
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.precision import widest
 
 _GROUP, _SMALL = 128, 4096  # tokens
 
@@ -158,25 +159,25 @@ def sample_many(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> T
     index = group[..., None] * _GROUP + lanes
     inside = weights.gather(-1, index.clamp(max=weights.shape[-1] - 1).flatten(-2)).view(index.shape)
     inside = inside.masked_fill_(index >= weights.shape[-1], 0.0)
-    lane = (below[..., None] + inside.cumsum(-1, dtype=torch.float64) <= goal[..., None]).sum(-1)
+    lane = (below[..., None] + inside.cumsum(-1, dtype=below.dtype) <= goal[..., None]).sum(-1)
     # Rounding may leave the running sum within a group slightly below the group's sum.
     lane = torch.minimum(lane, ((inside > 0) * lanes).amax(-1))
     return group * _GROUP + lane
 
 
 def _by_groups(weights: Tensor) -> Tensor:
-    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, float64 [..., groups].
+    """The running sum of `weights` [..., V] at the end of every group of adjacent tokens, `widest` [..., groups].
 
     In a small vocabulary each token is a group. In a large one a running sum over all tokens would dominate the cost
     of a sample.
     """
     if weights.shape[-1] <= _SMALL:
-        return weights.cumsum(-1, dtype=torch.float64)
+        return weights.cumsum(-1, dtype=widest(weights.device))
     whole = weights.shape[-1] // _GROUP * _GROUP
     sums = weights[..., :whole].unflatten(-1, (-1, _GROUP)).sum(-1)
     if whole < weights.shape[-1]:
         sums = torch.cat([sums, weights[..., whole:].sum(-1, keepdim=True)], dim=-1)
-    return sums.cumsum(-1, dtype=torch.float64)
+    return sums.cumsum(-1, dtype=widest(weights.device))
 
 
 def verify(p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:

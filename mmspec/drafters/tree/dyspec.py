@@ -85,7 +85,7 @@ class DySpecDrafter:
             # If every token is a child already, one is repeated, which the test ignores.
             x = sample(weights, u[row, torch.from_numpy(entry_depth), torch.from_numpy(place)], fallback=probs[row, at])
             total = weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny)
-            share = (weights[row, x] / total).double().cpu().numpy()
+            share = (weights[row, x] / total).cpu().double().numpy()
             remaining[row, at, x] = 0.0
             entry_value = value[rows, entry]
             value[rows, entry] = entry_value * (1 - share).clip(0)

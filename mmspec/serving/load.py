@@ -1,0 +1,28 @@
+"""From a pipeline to a model that a server serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.serving.engines import new_engine
+from mmspec.serving.models import ServedModel, recipe_of
+from mmspec.serving.raster import refuse_latents
+
+
+def served_model(name: str, pipe: Any, recipe: Any, max_rows: int, max_waiting: int) -> ServedModel:
+    """A model with its engine.
+
+    Args:
+        name: What requests call it.
+        pipe: A pipeline of `mmspec.load`.
+        recipe: A `mmspec.recipes.Recipe`; None is the pipeline's default.
+        max_rows: Requests that are decoded at the same time.
+        max_waiting: Requests that may wait.
+
+    Raises:
+        ArgumentError: If the server cannot serve the model.
+    """
+    if not hasattr(pipe, "stream"):
+        refuse_latents(pipe, name)
+    chosen = recipe_of(pipe, recipe)
+    return ServedModel(name, pipe, chosen, new_engine(pipe, chosen, max_rows, max_waiting))
