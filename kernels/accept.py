@@ -22,6 +22,7 @@ from torch import Tensor
 from mmspec.kernels.backend import chosen, launchable, warps
 from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import SoftmaxStats, logits, probabilities
+from mmspec.kernels.specialization import kernel
 
 EXACT, BETA, ENSEMBLE, OMEGA, LANTERN, LANTERN_PLUS, GSD = range(7)
 CODES = {
@@ -140,7 +141,7 @@ def _kept_order(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.constexp
     return _total_order(z, columns)
 
 
-@triton.jit
+@kernel
 def _count_accepted(
     cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, drafts, chances, us,
     near, vectors, known, accepted, excess, a, b, m, vocab, group, neighbors, dimensions,

@@ -17,6 +17,7 @@ from mmspec.kernels.backend import chosen, launchable, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.philox import UNIFORMS, block, words
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
+from mmspec.kernels.specialization import kernel
 
 CHUNK = 8192
 
@@ -92,7 +93,7 @@ def verify_columns_reference(
     return accepted.to(drafts.device), resampled.to(drafts.device)
 
 
-@triton.jit
+@kernel
 def _verify_columns(
     cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints,
     drafts, free, seeds, positions, iterations, accepted, resampled, m, cells, max_samples, vocab,

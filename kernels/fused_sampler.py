@@ -1,7 +1,7 @@
 """Kernel 1, the fused sampler: guidance, forbidden tokens, temperature, top-k, top-p and a sample in one pass.
 
 Each program handles one slot. It mixes guidance in, masks forbidden tokens, divides by the temperature, finds the top-k
-and top-p thresholds by bisection over the bits of the logits, and samples a token. Up to 32768 logits stay in
+and top-p thresholds by bisection over the bits of the logits, and samples a token. Up to 16384 logits stay in
 registers, so that memory is read once; longer rows are read again from the cache in each pass. The output is 40 bytes
 per slot (`SoftmaxStats`), a token, and the probability of the slot's draft.
 """
@@ -19,8 +19,9 @@ from mmspec.kernels.backend import chosen, launchable, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.philox import gumbel_reference, gumbels
 from mmspec.kernels.softmax_stats import SoftmaxStats, logits, mix, weights
+from mmspec.kernels.specialization import kernel
 
-WHOLE = 32768  # logits that a program can hold in registers
+WHOLE = 16384  # logits that a program can hold in registers; half as many with top-p, which needs more of them
 CHUNK = 8192
 
 
@@ -147,15 +148,25 @@ def fused_sample_reference(
 
 @triton.jit
 def _key(z):
-    """An integer with the order of z."""
+    """An int32 with the order of z."""
     bits = tl.where(z == 0, 0.0, z).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _from_key(key):
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _span(low, high):
+    """How far `high` lies above `low`, uint32: the difference of two int32 may not fit into one."""
+    return high.to(tl.uint32, bitcast=True) - low.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _add(one, two, three, first, second, third):
+    return one + first, two + second, three + third
 
 
 @triton.jit
@@ -169,7 +180,7 @@ def _tile(
     return logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
 
 
-@triton.jit
+@kernel
 def _fused_sample(
     cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts, seeds, positions,
     floats, ints, tokens, chances, width, vocab, stride_row, stride_slot, stride_column,
@@ -200,26 +211,33 @@ def _fused_sample(
         peak = tl.maximum(peak, top)
     bad = (nan_count > 0) | (peak == float("inf")) | (peak == float("-inf"))
 
-    # Top-k: the largest key that k tokens reach. Three pivots per step, counted in one sum of 20-bit fields.
-    k = tl.zeros((), tl.int64)
+    # Top-k: the largest key that k tokens reach. Three pivots per step, until one of them has exactly k tokens.
+    k = tl.zeros((), tl.int32)
     if TOP_K:
         k += tl.load(top_ks + row)
     low = _key(tl.full((), float("-inf"), tl.float32))
     if (k > 0) & (k < vocab) & (bad == 0) & (greedy == 0):
-        high = _key(peak) + 1
-        while high - low > 1:
-            step = (high - low + 3) // 4
+        high, reached = _key(peak) + 1, vocab
+        while (_span(low, high) > 1) & (reached != k):
+            step = ((_span(low, high) + 3) >> 2).to(tl.int32, bitcast=True)
             one, two, three = low + step, tl.minimum(low + 2 * step, high), tl.minimum(low + 3 * step, high)
-            counts = tl.zeros((), tl.int64)
+            first, second, third = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
             for start in range(0, vocab, BLOCK):
                 z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
                 key = _key(z)
-                fields = (key >= one).to(tl.int64) + ((key >= two).to(tl.int64) << 20)
-                counts += tl.sum(fields + ((key >= three).to(tl.int64) << 40), 0)
-            first, second, third = counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40
+                counts = ((key >= one).to(tl.int32), (key >= two).to(tl.int32), (key >= three).to(tl.int32))
+                a, b, c = tl.reduce(counts, 0, _add)
+                first, second, third = first + a, second + b, third + c
             base = low
             low = tl.where(third >= k, three, tl.where(second >= k, two, tl.where(first >= k, one, base)))
             high = tl.where(first < k, one, tl.where(second < k, two, tl.where(third < k, three, high)))
+            reached = tl.where(third >= k, third, tl.where(second >= k, second, tl.where(first >= k, first, reached)))
+        # The pivot may lie between two keys: the threshold is the least one of the tokens that reach it.
+        lowest = float("inf")
+        for start in range(0, vocab, BLOCK):
+            z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+            lowest = tl.minimum(lowest, tl.min(tl.where(_key(z) >= low, z, float("inf")), 0))
+        low = _key(lowest)
     floor, last = _from_key(low), vocab
 
     # Top-p: the smallest key above which less than this share of the mass lies.
@@ -234,8 +252,8 @@ def _fused_sample(
         goal = share.to(tl.float64) * total  # type: ignore[attr-defined]
         low, high = low - 1, _key(peak)
         above = tl.zeros((), tl.float64)
-        while high - low > 1:
-            middle = low + (high - low) // 2
+        while _span(low, high) > 1:
+            middle = low + (_span(low, high) >> 1).to(tl.int32, bitcast=True)
             over = tl.zeros((), tl.float64)
             for start in range(0, vocab, BLOCK):
                 z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
@@ -278,6 +296,14 @@ def _fused_sample(
             found = seek(w, goal - below, BLOCK, GROUP)
             token = tl.where((token == vocab) & (found < BLOCK), start + found, token)
             below += mass(w, BLOCK, GROUP)
+        if (token == vocab) & (bad == 0):
+            # With top-p the total is summed in another order, and rounding may leave the goal above the running sum:
+            # the last token of any weight.
+            for start in range(0, vocab, BLOCK):
+                z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                w = weights(z, start + lanes, floor, last, peak)
+                found = tl.max(tl.where(w > 0, start + lanes, -1), 0)
+                token = tl.where(found >= 0, found, token)
 
     point = tl.where(greedy & (bad == 0), best, -1)
     share = total.to(tl.float32)
@@ -324,7 +350,7 @@ def fused_sample_op(
         return fused_sample_reference(*arguments)
     batch, width, vocab = cond.shape
     floats, ints, tokens, chance = _outputs(cond)
-    whole = vocab <= WHOLE
+    whole = vocab <= (WHOLE if top_p is None else CHUNK)
     block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK
     rest = [None if t is None else t.contiguous() for t in arguments[2:]]
     with launchable(cond):

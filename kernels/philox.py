@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable
+from mmspec.kernels.specialization import kernel
 
 UNIFORMS, GUMBELS = 0, 1
 
@@ -79,7 +80,7 @@ def gumbels(seed, position, columns):
     return -tl.log(-tl.log(uniform))
 
 
-@triton.jit
+@kernel
 def _uniforms(out, seeds, positions, iterations, indices, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count

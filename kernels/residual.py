@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable, warps
-from mmspec.kernels.fused_sampler import CHUNK, WHOLE
+from mmspec.kernels.fused_sampler import CHUNK
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
+from mmspec.kernels.specialization import kernel
 
 
 def resample(p: SoftmaxStats, q: SoftmaxStats, active: Tensor, u: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def resample_reference(p: SoftmaxStats, q: SoftmaxStats, active: Tensor, u: Tens
     return torch.where(active, sample_reference(left, u), -1)
 
 
-@triton.jit
+@kernel
 def _resample(
     cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, active, us, tokens,
     vocab, slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
@@ -110,7 +111,7 @@ def resample_op(
         return resample_reference(SoftmaxStats(*p), SoftmaxStats(*q), active, u)
     vocab = cond.shape[-1]
     tokens = torch.empty(active.shape, dtype=torch.int64, device=active.device)
-    whole = vocab <= WHOLE
+    whole = vocab <= CHUNK
     block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK
     with launchable(cond):
         _resample[(active.numel(),)](

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable
+from mmspec.kernels.specialization import kernel
 
 SCALE, TEMPERATURE, FLOOR, PEAK, TOTAL = range(5)
 LINE, KIND, LAST, POINT, BEST = range(5)
@@ -117,14 +118,17 @@ def mix(
 
 @triton.jit
 def logits(
-    source, line, kind, scale, temperature, columns, GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr
+    source, line, kind, scale, temperature, columns,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, wanted=True,
 ):  # fmt: skip
     """The logits z of the tokens `columns` of one line, as in `mix`; -inf for columns outside the vocabulary.
+
+    None is read unless `wanted`. That is a mask and no part of the address, so that loads stay as wide as they can be.
 
     A `source` is (cond, uncond, allowed, floats, ints, S, V, strides of row, slot and token) of a `SoftmaxStats`.
     """
     cond, uncond, allowed, _, _, slots, vocab, stride_row, stride_slot, stride_column = source
-    inside = (columns >= 0) & (columns < vocab)
+    inside = (columns >= 0) & (columns < vocab) & wanted
     base = (line // slots).to(tl.int64) * stride_row + (line % slots).to(tl.int64) * stride_slot
     # For a whole row, offsets in int64 would take at least as many registers again as the logits.
     at = columns if UNIT else columns.to(tl.int64) * stride_column
@@ -160,13 +164,12 @@ def probabilities(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.conste
     line, kind = tl.load(ints + slot * 5), tl.load(ints + slot * 5 + 1)
     last, point = tl.load(ints + slot * 5 + 2), tl.load(ints + slot * 5 + 3)
     # A point mass needs no logits; its line may be that of another slot.
-    needed = tl.where((point < 0) & (columns < vocab), columns, -1)
-    z = logits(source, line, kind, scale, temperature, needed, GUIDED, MASKED, UNIT)
+    z = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT, point < 0)
     p = tl.div_rn(weights(z, columns, floor, last, peak), total + tl.zeros_like(z))
     return tl.where(point < 0, p, tl.where(columns == point, 1.0, 0.0))
 
 
-@triton.jit
+@kernel
 def _at(
     cond, uncond, allowed, floats, ints, tokens, out, slots, vocab, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,

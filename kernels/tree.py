@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.kernels.backend import chosen, launchable, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
+from mmspec.kernels.specialization import kernel
 
 WITHOUT_REPLACEMENT, INDEPENDENT, CHOSEN = range(3)
 CHUNK = 8192
@@ -155,7 +156,7 @@ def _left(
     return probs
 
 
-@triton.jit
+@kernel
 def _walk_tree(
     cond, uncond, allowed, floats, ints, tokens, children, draft_probs, accept_us, resample_us,
     out, accepted, tested, path, m, n, max_children, height, vocab, children_stride,

@@ -12,10 +12,9 @@ such as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns gr
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mmspec.decoding.target import (
     EarlyExit,
@@ -126,8 +127,9 @@ class GraphCache:
             found = _CapturedCall(batch_size, width, end, device)
             if device.type == "cuda":
                 try:
-                    self._pool = self._pool or torch.cuda.graph_pool_handle()
-                    found.capture(read, self._pool, first=not self._calls)
+                    with _capturing:
+                        self._pool = self._pool or torch.cuda.graph_pool_handle()
+                        found.capture(read, self._pool, first=not self._calls)
                 except RuntimeError:  # raised by torch and CUDA for operations that cannot be captured
                     self.works = False
                     return None
@@ -173,7 +175,7 @@ class _CapturedCall:
                 with torch.cuda.stream(warmup_stream):
                     if first:
                         read(self.tokens, self.slots, self._end)
-                    with _no_synchronization():
+                    with RefusesSynchronization():
                         read(self.tokens, self.slots, self._end)
             finally:
                 current.wait_stream(warmup_stream)  # an eager call would write to the same cache slots next
@@ -197,17 +199,32 @@ def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
-@contextmanager
-def _no_synchronization() -> Iterator[None]:
-    """A context in which synchronizing with the device raises an error; the same during a capture would corrupt it."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that the mode does not detect every synchronization
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+class RefusesSynchronization(TorchDispatchMode):
+    """A context in which an operator that synchronizes with a CUDA device raises an error; in a capture it would
+    corrupt the graph.
+
+    It holds for this thread alone, unlike `torch.cuda.set_sync_debug_mode`: others decode meanwhile.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        chosen_by_value = name in _INDEXES and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
+        if (name in _SYNCHRONIZES or chosen_by_value) and any(t.is_cuda for t in given):
+            raise RuntimeError(f"{name} synchronizes with the device")
+        out = func(*args, **(kwargs or {}))
+        tensors = [*given, *(t for t in tree_leaves(out) if isinstance(t, Tensor))]
+        # A number of the host is passed as an argument of the kernel.
+        if len({t.device.type for t in tensors if t.dim() or t.is_cuda}) > 1:
+            raise RuntimeError(f"{name} copies between host and device")
+        return out
+
+
+_SYNCHRONIZES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "item"}
+_INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
+_capturing = Lock()  # captures share streams, and libraries keep one workspace per stream
 
 
 class CUDAGraphTarget:

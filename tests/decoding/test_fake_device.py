@@ -4,6 +4,7 @@ copy between host and device. A capture would fail on either, and decoding would
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hf_image_cases import CASES, GUIDANCE, arguments, ours
 from transformers import GenerationMixin
 
 import mmspec
+from mmspec.decoding.cuda_graphs import RefusesSynchronization
 from mmspec.metrics.bench.gpu.counting import fake_device, trace
 
 IDS = torch.tensor([[5, 6, 7, 8], [4, 9, 3, 4]])
@@ -86,6 +88,22 @@ def test_llamagen(guided: bool) -> None:
     gpt = LlamaGenTransformer(vocab_size=20, dim=16, n_layer=2, n_head=2, num_classes=5, grid_size=4).eval()
     uncond = gpt.unconditional(2) if guided else None
     assert not problems(traced_reads(LlamaGenTarget(gpt, torch.arange(2), uncond, None, 4)))
+
+
+def test_captures_refuse_what_synchronizes_in_their_own_thread() -> None:
+    """As a warm-up of a capture meets it: reads of values and copies, but no arithmetic with numbers of the host."""
+    with fake_device() as device, torch.inference_mode():
+        x, host = torch.arange(4.0, device=device), torch.arange(4.0)
+        with RefusesSynchronization():
+            assert (2 * x + torch.tensor(1.0)).to(torch.float64).is_cuda
+            for refused in (lambda: x.cpu(), lambda: host.to(device), lambda: x.copy_(host), lambda: x[x > 1]):
+                with pytest.raises(RuntimeError, match="synchronizes|copies"):
+                    refused()
+            found: list[Any] = []
+            thread = Thread(target=lambda: found.append(torch.arange(3).to(torch.float32).sum().item()))
+            thread.start()
+            thread.join()
+        assert found == [3.0] and x.cpu().device.type == "cpu"
 
 
 def test_a_read_of_values_is_found() -> None:

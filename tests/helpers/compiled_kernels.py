@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from mmspec.kernels import accept, columns, fused_sampler, philox, residual, tree
+from mmspec.kernels.specialization import WIDE
 
 POINTERS = {
     "cond": "bf16", "uncond": "bf16", "q_cond": "bf16", "q_uncond": "bf16", "allowed": "i1", "q_allowed": "i1",
@@ -33,10 +39,17 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     """The kernels, with their compile-time constants (and the type of `out`) and numbers of warps."""
     kernels: list[tuple[Any, dict[str, Any], int]] = [(philox._uniforms, {"BLOCK": 256, "out": "fp32"}, 4)]
     for whole, block in ((True, 16384), (False, 8192)):
-        for cuts in (False, True):
-            more = {"TOP_K": cuts, "TOP_P": cuts, "DRAFTED": True, "GUMBEL": cuts, "WHOLE": whole, "BLOCK": block}
+        for top_k, top_p, gumbel in (
+            (False, False, False),
+            (True, False, False),
+            (True, True, False),
+            (True, True, True),
+        ):
+            if top_p and whole:
+                continue  # with top-p only 8192 tokens are held
+            more = {"TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "WHOLE": whole, "BLOCK": block}
             kernels.append((fused_sampler._fused_sample, more, block // 512))
-        kernels.append((residual._resample, {"WHOLE": whole, "BLOCK": block}, block // 512))
+        kernels.append((residual._resample, {"WHOLE": whole, "BLOCK": 8192}, 16))
     for rule in range(7):
         kernels.append((accept._count_accepted, {"RULE": rule, "NEAR": rule == 6, "BLOCK": 1024, "DIM": 8}, 4))
     for mode in range(3):
@@ -44,21 +57,50 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     return [*kernels, (columns._verify_columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
 
 
+STACK = 64  # bytes of registers per thread that a kernel may keep in memory instead
+CAPABILITIES = (80, 120)  # of the devices, besides 90, for which the largest kernels are compiled too
+
+
+def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90) -> Any:
+    """A kernel compiled as it is launched on contiguous logits whose vocabulary is divisible by 16."""
+    names = kernel.arg_names
+    known = {k: v for k, v in (COMMON | more).items() if k in names and k != "out"}
+    known |= {name: 1 for name in names if name.endswith("stride_column")}
+    pointers = POINTERS | ({"out": more["out"]} if "out" in more else {})
+    signature = {
+        name: "constexpr" if name in known else f"*{pointers[name]}" if name in pointers
+        else "fp32" if name in ("a", "b") else "i32" for name in names
+    }  # fmt: skip
+    wide = WIDE | {"vocab"} | {name for name in names if "stride" in name}
+    divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in wide - known.keys()}
+    return compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=divisible),
+        target=GPUTarget("cuda", capability, 32), options={"num_warps": warps},
+    )  # fmt: skip
+
+
+def stack_of(cubin: bytes) -> int:
+    """Bytes per thread that a kernel keeps in memory, by NVIDIA's `cuobjdump`, which comes with Triton."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        out = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return max(int(stack) for stack in re.findall(r"STACK:(\d+)", out))
+
+
 def main() -> None:
-    """Compiles all variants; exceptions of the compiler pass through."""
+    """Compiles all variants, and checks the spills of those of a decode; exceptions of the compiler pass through."""
     for kernel, more, warps in variants():
-        names = kernel.arg_names
-        known = {k: v for k, v in (COMMON | more).items() if k in names and k != "out"}
-        pointers = POINTERS | ({"out": more["out"]} if "out" in more else {})
-        signature = {
-            name: "constexpr" if name in known else f"*{pointers[name]}" if name in pointers
-            else "fp32" if name in ("a", "b") else "i32" for name in names
-        }  # fmt: skip
-        compiled = compile(
-            ASTSource(fn=kernel, signature=signature, constexprs=known),
-            target=GPUTarget("cuda", 90, 32), options={"num_warps": warps},
-        )  # fmt: skip
-        print(kernel.__name__, more, len(compiled.asm["cubin"]), "bytes", flush=True)
+        cubin = compiled(kernel, more, warps).asm["cubin"]
+        stack = stack_of(cubin)
+        print(kernel.__name__, more, len(cubin), "bytes,", stack, "bytes of stack", flush=True)
+        if not more.get("GUMBEL") and stack > STACK:
+            raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread")
+    for capability in CAPABILITIES:
+        for kernel, more, warps in variants()[1:3]:
+            compiled(kernel, more, warps, capability)
+            print(kernel.__name__, "for compute capability", capability, flush=True)
 
 
 if __name__ == "__main__":

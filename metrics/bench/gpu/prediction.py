@@ -18,7 +18,7 @@ from mmspec.metrics.bench.gpu.devices import Device
 from mmspec.metrics.bench.gpu.published import PublishedModel, StepModel
 
 # Outside of the model, between two calls: launches and waits, of a step without drafts and of a window, at any batch.
-# `tests/decoding/test_host_device.py` counts them.
+# Those of a window were counted in Triton's interpreter at batch 1 (`scd:window=8`); those of a step are estimated.
 PLAIN_LAUNCHES, PLAIN_WAITS = 12, 1
 WINDOW_LAUNCHES, WINDOW_WAITS = 46, 5
 _HIDDEN_LAUNCHES = 20  # of those, how many the host issues while the device still runs the model

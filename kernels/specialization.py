@@ -1,0 +1,32 @@
+"""Kernels that are compiled once for all sizes of a window.
+
+Triton compiles a kernel anew for integers that are 1 or divisible by 16, and for addresses divisible by 16. Of counts
+and of short lists neither makes a kernel faster, while a decode, whose windows and batches have many sizes, would stop
+to compile in its middle. Strides and the size of the vocabulary stay as they are: on them the width of loads depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import triton
+
+COUNTS = {
+    "width", "slots", "q_slots", "m", "n", "group", "neighbors", "dimensions", "cells", "max_samples", "max_children",
+    "height", "children_stride", "count",
+}  # fmt: skip
+WIDE = {"cond", "uncond", "q_cond", "q_uncond", "allowed", "q_allowed", "vectors", "draft_probs"}
+"""Tensors as wide as the vocabulary or a codebook."""
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """`triton.jit` for a kernel whose arguments have the names of this module."""
+    names = [name for name, one in signature(function).parameters.items() if one.annotation is one.empty]
+    wide = WIDE | COUNTS | {"vocab"} | {name for name in names if "stride" in name}
+    return triton.jit(
+        function,
+        do_not_specialize=[name for name in names if name in COUNTS],
+        do_not_specialize_on_alignment=[name for name in names if name not in wide],
+    )

@@ -1,0 +1,70 @@
+"""How many kernels a decode compiles: window widths, batch sizes and addresses that vary must not add any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from mmspec.decoding.layout import Layout
+from mmspec.engine import run
+from mmspec.kernels import accept, columns, fused_sampler, philox, residual, softmax_stats, tree
+from mmspec.kernels.specialization import COUNTS, WIDE
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.toys import ToyTarget
+
+KERNELS = [
+    accept._count_accepted, columns._verify_columns, fused_sampler._fused_sample, philox._uniforms, residual._resample,
+    softmax_stats._at, tree._walk_tree,
+]  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    not isinstance(fused_sampler._fused_sample, InterpretedFunction), reason="kernels are compiled on a CUDA device"
+)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.fn.__name__)
+def test_counts_and_small_tensors_are_not_specialized(kernel: Any) -> None:
+    names = set(kernel.arg_names)
+    assert set(kernel.kwargs["do_not_specialize"]) == names & COUNTS
+    assert not set(kernel.kwargs["do_not_specialize_on_alignment"]) & (WIDE | {"vocab", "stride_row"})
+    integers = {name for name in names if name in COUNTS or "stride" in name or name == "vocab"}
+    assert {"drafts", "us", "tokens"} & names <= set(kernel.kwargs["do_not_specialize_on_alignment"]) | integers
+
+
+def key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
+    """What Triton compiles a kernel for: types, and whether integers are 1 and numbers are divisible by 16."""
+    counts, small = (set(kernel.kwargs[name]) for name in ("do_not_specialize", "do_not_specialize_on_alignment"))
+    found: list[object] = [kernel.fn.__name__]
+    for name, value in (dict(zip(kernel.arg_names, args, strict=False)) | kwargs).items():
+        if isinstance(value, torch.Tensor):
+            found.append((name, value.dtype, name not in small and value.data_ptr() % 16 == 0))
+        elif name in counts or (isinstance(value, float) and not name.isupper()):
+            found.append((name, type(value)))
+        elif name.isupper() or not isinstance(value, int):
+            found.append((name, value))
+        elif name != "num_warps":
+            found.append((name, value == 1, value % 16 == 0))
+    return tuple(found)
+
+
+@pytest.mark.slow
+def test_a_decode_compiles_each_kernel_once_or_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 1 and 2, steps and windows of several widths; a kernel without drafts differs from one with."""
+    met = set[tuple[object, ...]]()
+    own = InterpretedFunction.run
+
+    def recording(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        met.add(key(self, args, kwargs))
+        return own(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", recording)
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    for rows, recipe in ((1, "plain"), (1, "scd:window=3"), (2, "scd:window=4")):
+        params = [SamplingParams(0.9, top_k=5)] * rows
+        run(ToyTarget(rows, 16, 5, 0), parse(recipe), Layout(5), params, range(rows))
+    by_name = [name for name, *_ in met]
+    assert len(met) <= 6 and max(map(by_name.count, by_name)) <= 2, sorted(map(str, met))
