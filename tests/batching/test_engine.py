@@ -28,6 +28,8 @@ RECIPES = [
     "scd:window=3,start=medusa",
     "scd:window=4,start=recycle",
     "block:window=3",
+    "grid:window=3",
+    "scd:window=4,start=grid",
     "scd:window=4,refresh=block",
     "tree-block:branch=2/2",
     "scd:window=4,refresh=model",
