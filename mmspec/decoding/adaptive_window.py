@@ -20,7 +20,6 @@ _MIN_CALLS = 3  # measured calls before two widths are compared; fewer are forgo
 _MIN_STEPS = 2  # the same for sequences of single steps
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
 _EXPLORATION_SHARE = 0.012  # share of a run's time that exploration may lose
-_HOPELESS = 0.5  # of the rate of single steps: a width slower than that is not measured twice in a row
 _LATE_SHARE = 0.95  # of a run's tokens
 _STEPS = 16  # consecutive single steps while drafting does not pay
 # Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
@@ -86,7 +85,7 @@ class AdaptiveWindow:
         if self._samples(1) < _MIN_STEPS:
             return 1  # what drafts are compared with, and the cheapest call where they do not pay
         first = min(_FIRST_WIDTH, self.widths[-1])
-        if self._samples(first) < _MIN_CALLS and not self._hopeless(first):
+        if self._samples(first) < _MIN_CALLS:
             return first
         best = self.best
         # After one window with drafts the rows of a batch stand at different positions, which makes all later steps
@@ -98,7 +97,7 @@ class AdaptiveWindow:
             budget = _EXPLORATION_SHARE * self._length / self.rate(best)
             if not recent and self._lost + self._expected_loss(width) <= budget:
                 return width
-            if self._samples(width) == 1 and self._last_call[width] == self._calls and not self._hopeless(width):
+            if self._samples(width) == 1 and self._last_call[width] == self._calls:
                 return width  # a single measurement is too noisy
         return best
 
@@ -135,10 +134,6 @@ class AdaptiveWindow:
     def _samples(self, width: int) -> int:
         """The number of measurements of a width."""
         return len(self._seconds[min(width, self.widths[-1])])
-
-    def _hopeless(self, width: int) -> bool:
-        """Whether a measured width is so much slower than single steps that noise cannot explain it."""
-        return 0 < self.rate(width) < _HOPELESS * self.rate(1)
 
     def _neighbors(self, best: int) -> list[int]:
         """The widths next to the best one; if that is 1, the best width with drafts."""
