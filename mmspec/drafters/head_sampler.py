@@ -41,7 +41,7 @@ class HeadSampler:
         self._sampler.select_rows(torch.tensor(row_ids, device=self._sampler.temperature.device))
 
     def join(self, other: HeadSampler, row_ids: list[int]) -> None:
-        """See `mmspec.sampling.sampler.Sampler.join`."""
+        """See `mmspec.sampling.sampler.JoinableSampler.join`."""
         self._sampler.join(other._sampler, row_ids)
 
     def root(self, state: BatchState, logits: Logits) -> Tensor:
