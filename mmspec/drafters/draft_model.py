@@ -76,7 +76,8 @@ class ModelDrafter:
         for i in range(count):
             cond, uncond = self._model.forward(step, at)
             self.calls += 1
-            slot = newest_slot if i == 0 else torch.zeros_like(newest_slot)
+            # Some targets return the last slot alone.
+            slot = newest_slot.clamp(max=cond.shape[1] - 1) if i == 0 else torch.zeros_like(newest_slot)
             newest = Logits(cond[rows, slot][:, None], None if uncond is None else uncond[rows, slot][:, None])
             q = self._sampler(newest, positions[:, i : i + 1])
             step, at = self._sampler.sample(q, draws.slot(i), DRAFT), state.length + i

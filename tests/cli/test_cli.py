@@ -63,13 +63,13 @@ def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipe:
     """Replaces the model `shapes` by a `Pipe`, and changes to an empty folder."""
     pipe = Pipe()
 
-    def load(model: str, *, device: str) -> Pipe:
+    def load(model: str, **options: Any) -> Pipe:
         if model != "shapes":
             raise UnknownNameError(f"unknown model {model!r}")
         return pipe
 
     monkeypatch.setattr(mmspec, "load", load, raising=False)
-    monkeypatch.setattr(generator, "load", lambda *, device: pipe)
+    monkeypatch.setattr(generator, "load", lambda **options: pipe)
     monkeypatch.chdir(tmp_path)
     return pipe
 
@@ -201,12 +201,13 @@ def test_an_interrupt_writes_nothing(pipe: Pipe, tmp_path: Path, capsys: pytest.
 def test_a_failed_write_keeps_the_old_file(
     pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def save(self: Image.Image, path: Path, **options: Any) -> None:
-        Path(path).write_bytes(b"half")
+    def write(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(b"half")
         raise OSError(28, "No space left on device")
 
     (tmp_path / "x.png").write_bytes(b"old")
-    monkeypatch.setattr(Image.Image, "save", save)
+    monkeypatch.setattr(Path, "write_bytes", write)
     assert main(["image", "a", "-o", "x.png"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert files(tmp_path) == ["x.png"]

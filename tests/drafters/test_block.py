@@ -160,7 +160,8 @@ def test_a_distribution_without_the_sequential_head_is_found(monkeypatch: pytest
     assert not result.ok, result
 
 
-def test_a_head_of_several_layers_needs_a_target_with_layers() -> None:
+def test_a_head_of_several_layers_needs_a_target_with_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyTarget, "collect_layers", None)
     head = BlockHead(3, 16, 24, 2, layer_ids=(1, 2))
     with pytest.raises(ArgumentError, match=r"the drafter reads layers \[1, 2\], and ToyTarget provides"):
         run(
