@@ -44,7 +44,7 @@ def traced_reads(target: Any, cell: tuple[int, ...] = (), codebooks: int = 1) ->
         codebooks: Ids per token in tokens [R, W * codebooks].
     """
     with fake_device() as device, torch.inference_mode():
-        _move(target, device, set())
+        _move(target, device, {})
         rows = target.rows * target.cfg_factor
         found = []
         for width in (1, 3):
@@ -56,7 +56,7 @@ def traced_reads(target: Any, cell: tuple[int, ...] = (), codebooks: int = 1) ->
         return found
 
 
-def _move(value: Any, device: torch.device, seen: set[int]) -> Any:
+def _move(value: Any, device: torch.device, seen: dict[int, Any]) -> Any:
     """Replaces every tensor that can be reached from a value; returns what replaces the value itself."""
     if isinstance(value, torch.device):
         return device
@@ -65,7 +65,7 @@ def _move(value: Any, device: torch.device, seen: set[int]) -> Any:
         return nn.Parameter(moved, requires_grad=False) if isinstance(value, nn.Parameter) else moved
     if id(value) in seen:
         return value
-    seen.add(id(value))
+    seen[id(value)] = value  # kept, since another object could get its id
     if isinstance(value, dict):
         for key, item in list(value.items()):
             value[key] = _move(item, device, seen)
