@@ -165,11 +165,6 @@ def _span(low, high):
 
 
 @triton.jit
-def _add(one, two, three, first, second, third):
-    return one + first, two + second, three + third
-
-
-@triton.jit
 def _tile(
     held, columns, source, line, kind, scale, temperature,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
@@ -225,9 +220,10 @@ def _fused_sample(
             for start in range(0, vocab, BLOCK):
                 z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
                 key = _key(z)
-                counts = ((key >= one).to(tl.int32), (key >= two).to(tl.int32), (key >= three).to(tl.int32))
-                a, b, c = tl.reduce(counts, 0, _add)
-                first, second, third = first + a, second + b, third + c
+                # Two counts of at most 2**15 share a sum.
+                both = tl.sum((key >= one).to(tl.int32) + ((key >= two).to(tl.int32) << 16), 0)
+                first, second = first + (both & 0xFFFF), second + (both >> 16)
+                third += tl.sum((key >= three).to(tl.int32), 0)
             base = low
             low = tl.where(third >= k, three, tl.where(second >= k, two, tl.where(first >= k, one, base)))
             high = tl.where(first < k, one, tl.where(second < k, two, tl.where(third < k, three, high)))
