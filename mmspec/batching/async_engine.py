@@ -40,7 +40,7 @@ class AsyncEngine:
         self.engine = Engine(pipe, **options)
         self._changed = threading.Condition()
         self._receivers: dict[str, _Receive] = {}
-        self._closing = False
+        self._closing = self._dropping = False
         self._error: BaseException | None = None
         self._worker = threading.Thread(target=self._work, name="mmspec-engine", daemon=True)
         self._worker.start()
@@ -66,18 +66,22 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
 
+        name = f"req-{uuid.uuid4().hex}" if request_id is None else request_id
+        left = threading.Event()
+
         def receive(output: RequestOutput | BaseException) -> None:
             try:
                 loop.call_soon_threadsafe(received.put_nowait, output)
             except RuntimeError:  # the loop has ended, and its generators with it
-                return
+                self._leave(name, receive, left)
 
-        name = f"req-{uuid.uuid4().hex}" if request_id is None else request_id
-        adding = asyncio.ensure_future(asyncio.to_thread(self._add, name, receive, prompt, user, options))
+        adding = asyncio.ensure_future(asyncio.to_thread(self._add, name, receive, left, prompt, user, options))
         try:
             await asyncio.shield(adding)
         except asyncio.CancelledError:
-            adding.add_done_callback(lambda done: done.exception() or self.cancel(name))
+            # The end of the loop cancels `adding` as well, and its thread goes on.
+            adding.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._leave(name, receive, left)
             raise
         finished = False
         try:
@@ -89,7 +93,7 @@ class AsyncEngine:
                 yield output
         finally:
             if not finished:
-                self.cancel(name)
+                self._leave(name, receive, left)
 
     def cancel(self, request_id: str) -> bool:
         """Cancels a request, which leaves at the next window; returns whether it was unfinished."""
@@ -97,6 +101,11 @@ class AsyncEngine:
         with self._changed:
             self._changed.notify_all()
         return found
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine has ended with an error of its own."""
+        return self._error is not None
 
     def stats(self) -> EngineStats:
         """What the engine has done so far."""
@@ -115,6 +124,7 @@ class AsyncEngine:
         with self._changed:
             self._closing = True
             if not drain:
+                self._dropping = True
                 for name in list(self._receivers):
                     self.engine.cancel(name)
             self._changed.notify_all()
@@ -126,8 +136,16 @@ class AsyncEngine:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose(drain=exc[0] is None)
 
-    def _add(self, name: str, receive: _Receive, prompt: Any, user: Hashable, options: dict[str, Any]) -> Request:
-        """Adds a request whose outputs go to `receive`."""
+    def _add(
+        self,
+        name: str,
+        receive: _Receive,
+        left: threading.Event,
+        prompt: Any,
+        user: Hashable,
+        options: dict[str, Any],
+    ) -> Request:
+        """Adds a request whose outputs go to `receive`, unless its receiver has `left` already."""
         with self._changed:
             if self._error is not None:
                 raise EngineClosedError("the engine has ended with an error") from self._error
@@ -140,11 +158,22 @@ class AsyncEngine:
             request = self.engine.add(prompt, request_id=name, user=user, **options)
         except BaseException:
             with self._changed:
-                del self._receivers[name]
+                self._receivers.pop(name, None)  # an engine that has ended has no receivers any more
+                self._changed.notify_all()  # it may wait for this request before it ends
             raise
         with self._changed:
+            if self._dropping or left.is_set():
+                self.engine.cancel(name)
             self._changed.notify_all()
         return request
+
+    def _leave(self, name: str, receive: _Receive, left: threading.Event) -> None:
+        """Cancels the request of a receiver, also one that is still being added, but no later one of its name."""
+        with self._changed:
+            left.set()
+            if self._receivers.get(name) is receive:
+                self.engine.cancel(name)
+            self._changed.notify_all()
 
     def _work(self) -> None:
         """Steps the engine whenever a request is unfinished, until the engine is closed."""
@@ -152,9 +181,11 @@ class AsyncEngine:
             while self._wait():
                 for output in self.engine.step():
                     with self._changed:
-                        known = self._receivers
-                        receive = known.pop(output.request_id) if output.finished else known[output.request_id]
-                    receive(output)
+                        receive = self._receivers.get(output.request_id)
+                        if output.finished:
+                            self._receivers.pop(output.request_id, None)
+                    if receive is not None:  # a request that was added to `engine` itself has no receiver
+                        receive(output)
         except BaseException as error:  # a fault of the engine itself: every request must hear of it
             with self._changed:
                 self._error, self._closing = error, True

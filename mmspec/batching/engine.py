@@ -91,6 +91,8 @@ class Engine:
         self._row_bytes: dict[Hashable, int] = {}  # by kind of row, as of the latest one
         self._lock = threading.Lock()  # of the queue, the requests and the counts
         self._stepping = threading.Lock()
+        # Tokenizers keep how they pad and cut in one place for all threads: another call may change it in between.
+        self._reading = threading.Lock()
         self._queue: FairQueue[Row] = FairQueue()
         self._requests: dict[str, Progress] = {}
         self._waiting = 0  # requests none of whose rows has been decoded yet
@@ -133,11 +135,13 @@ class Engine:
         """
         if self._waiting >= self.max_waiting:  # before any work; it is checked again below
             raise self._full()
+        if not _is_hashable(user):
+            raise ArgumentError(f"user={shown(user)} is not allowed; it must be hashable")
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise ArgumentError(f"request_id={shown(request_id)} is not allowed; it must be a string, or None")
         chosen = self.recipe if recipe is None else parse(recipe)
         given = {name: value for name, value in {"seed": seed, **options}.items() if value is not None}
-        with torch.no_grad():
+        with self._reading, torch.no_grad():
             prepared = self.pipe.read_request(prompt, given, chosen)
         name = request_id or f"req-{uuid.uuid4().hex}"
         request = Request(name, user, prepared.seed, tuple(prepared.notes))
@@ -181,7 +185,11 @@ class Engine:
             outputs = self._leave()
             outputs += self._admit()
             for group in list(self._groups):
-                outputs += self._step_group(group)
+                if group.running:
+                    outputs += self._step_group(group)
+            for group in list(self._groups):
+                if not group.running:  # its requests have ended with an error of their rows in another batch
+                    outputs += self._collect(group)
             return outputs
         finally:
             self._totals.seconds += time.perf_counter() - start
@@ -245,13 +253,15 @@ class Engine:
         retries, self._retries = self._retries, []
         for rows in retries:
             outputs += self._start(rows)
-        free = min(self.max_rows - sum(len(group.rows) for group in self._groups), self._max_prefill)
+        again = [row for rows in self._retries for row in rows]  # those that failed once more keep their places
+        running = len(again) + sum(len(group.rows) for group in self._groups)
+        free = min(self.max_rows - running, self._max_prefill)
         by_kind: dict[Hashable, list[Row]] = {}
         with self._lock:
-            room = self._room()
+            room = self._room() - sum(map(self._bytes_of, again))
             while free > 0 and len(self._queue):
                 room -= self._bytes_of(self._queue.peek())
-                if room < 0 and (self._groups or by_kind):
+                if room < 0 and (self._groups or again or by_kind):
                     break
                 row = self._queue.pop()
                 by_kind.setdefault((row.kind, row.prompt.kind), []).append(row)
@@ -293,15 +303,16 @@ class Engine:
         if not group.rows:
             return outputs
         for running in self._groups:
-            if running.can_join(group):
-                try:
-                    running.join(group)
-                except Exception as error:
-                    both = [*_rows(running), *_rows(group)]
-                    self._drop(running)
-                    self._totals.add(group)
-                    return outputs + self._fail(both, error)
-                return outputs
+            try:
+                if not running.can_join(group):
+                    continue
+                running.join(group)
+            except Exception as error:
+                both = [*_rows(running), *_rows(group)]
+                self._drop(running)
+                self._totals.add(group)
+                return outputs + self._fail(both, error)
+            return outputs
         self._groups.append(group)
         return outputs
 
@@ -347,18 +358,24 @@ class Engine:
         outputs: list[RequestOutput] = []
         if progress.done:
             return outputs
+        if faults := [row.fault for row in progress.rows if row.fault is not None]:
+            return [self._end(progress, "error", faults[0])]
         while progress.front < len(progress.rows):
             row = progress.rows[progress.front]
             if row.tokens is None:
                 break
-            if row.seen is not None and not _agree(row.tokens, row.seen[0]):
-                return [*outputs, self._end(progress, "error", row.seen[1])]
+            if row.seen is not None and not _agree(row.tokens, row.seen[0], row.stats is not None):
+                row.tokens, error = row.seen  # the others are not given out
+                return [*outputs, self._end(progress, "error", error)]
             last = row.stats is not None and progress.front == len(progress.rows) - 1
             if len(row.tokens) > row.given and not last:
                 outputs.append(self._output(progress, row))
             if row.stats is None or last:
                 break
-            self._continue(progress, row)
+            try:
+                self._continue(progress, row)
+            except Exception as error:
+                return [*outputs, self._end(progress, "error", error)]
             progress.front += 1
         if all(row.stats is not None for row in progress.rows):
             outputs.append(self._finish(progress))
@@ -410,6 +427,7 @@ class Engine:
         if len(rows) == 1:
             return [self._end(rows[0].progress, "error", error)]
         half = -(-len(rows) // 2)
+        _forget_frames(error)
         for row in rows:
             if row.tokens is not None and row.given:
                 row.seen = row.tokens[: row.given], error
@@ -433,6 +451,7 @@ class Engine:
 
     def _forget(self, progress: Progress) -> None:
         progress.done = True
+        self._retries = [[row for row in rows if not row.progress.done] for rows in self._retries]
         with self._lock:
             self._requests.pop(progress.request.id, None)
             self._queue.remove(lambda row: row.progress is progress)
@@ -459,10 +478,26 @@ class _Totals:
             self.parts[part] += seconds
 
 
-def _agree(tokens: Tensor, seen: Tensor) -> bool:
-    """Whether tokens begin as those that have been given out, as far as both go."""
+def _agree(tokens: Tensor, seen: Tensor, whole: bool) -> bool:
+    """Whether tokens begin as those that have been given out; if they are not the whole row yet, as far as both go."""
     n = min(len(tokens), len(seen))
-    return torch.equal(tokens[:n], seen[:n])
+    return torch.equal(tokens[:n], seen[:n]) and (n == len(seen) or not whole)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drops the stack of an error that is kept: its variables are the KV caches of the batch that failed."""
+    found: BaseException | None = error
+    while found is not None and found.__traceback__ is not None:
+        found.__traceback__ = None
+        found = found.__context__
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _rows(group: Group) -> list[Row]:

@@ -59,6 +59,7 @@ class Row:
         stats: Its statistics, once it has finished.
         calls: Target calls so far.
         seen: After a new start: the tokens that have been given out, and the error before it.
+        fault: Why its tokens could not be given out.
         alone: How many rows may be decoded in one batch with it, after an error in its batch; None for any number.
     """
 
@@ -71,6 +72,7 @@ class Row:
     stats: RowStats | None = None
     calls: int = 0
     seen: tuple[Tensor, Exception] | None = None
+    fault: Exception | None = None
     alone: int | None = None
 
     @property
@@ -139,10 +141,13 @@ class Group:
         running = set(state.ids[state.is_running].tolist())
         truncated, tokens, finished = state.truncated, state.on_host(), list[Row]()
         for index, row in list(self.rows.items()):
-            row.tokens, row.calls, row.decoded = tokens[index], int(meter.calls[index]), len(tokens[index])
-            for convert in (self._tokens, row.progress.prepared.codes):
-                if convert is not None:
-                    row.tokens = convert(row.tokens)
+            new, row.calls, row.decoded = tokens[index], int(meter.calls[index]), len(tokens[index])
+            try:
+                for convert in (self._tokens, row.progress.prepared.codes):
+                    new = new if convert is None else convert(new)
+                row.tokens = new
+            except Exception as error:  # of the pipeline, for this row
+                row.fault = error
             if index not in running:
                 row.stats = meter.row(index, bool(truncated[index]))
                 finished.append(row)

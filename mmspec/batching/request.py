@@ -137,7 +137,7 @@ class EnginePipeline(Protocol):
         ...
 
     def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
-        """Reads a request; called in the thread of the caller.
+        """Reads a request; called in the thread of the caller, but in one thread of an engine at a time.
 
         Args:
             prompt: The prompt.

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from mmspec.batching.async_engine import EngineClosedError
 from mmspec.errors import ArgumentError, MMSpecError, PromptError, UnknownNameError
 from mmspec.serving.accounting import Accounting
 from mmspec.serving.errors import ApiError, from_mmspec
@@ -70,6 +71,10 @@ class ActiveRequest:
         """The error of the response: what mmspec refuses becomes an `ApiError`."""
         if isinstance(error, QueueFullError):
             return ApiError(429, str(error), "queue_full", headers={"Retry-After": "1"})
+        if isinstance(error, EngineClosedError):
+            return ApiError(
+                503, "the engine of the model has ended; try another server", "draining", headers={"Retry-After": "1"}
+            )
         if isinstance(error, (ArgumentError, PromptError, UnknownNameError)):
             found = from_mmspec(error, self._fields)
             if isinstance(error, PromptError) and found.param is None:

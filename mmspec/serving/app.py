@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -21,7 +22,7 @@ from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
 from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
 from mmspec.serving.audio_encoder import MEDIA_TYPES as AUDIO_TYPES
-from mmspec.serving.errors import ApiError, from_validation, json_response
+from mmspec.serving.errors import ApiError, from_validation, json_response, unknown_parameter
 from mmspec.serving.generation import Generation
 from mmspec.serving.guards import Guards
 from mmspec.serving.images import ImageJob
@@ -36,6 +37,7 @@ from mmspec.serving.sse import HEADERS, MEDIA_TYPE
 from mmspec.serving.stored_images import StoredImages
 
 R = TypeVar("R", bound=GenerationRequest)
+T = TypeVar("T")
 
 
 class Application:
@@ -59,8 +61,7 @@ class Application:
         self.busy = 0
         self._draining = False
         self._stored = StoredImages()
-        for model in models:
-            self.metrics.watch(model)
+        self.metrics.watch(models)
         app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=self._lifespan)
         app.add_exception_handler(ApiError, _api_error)
         app.add_exception_handler(HTTPException, _http_error)
@@ -109,7 +110,7 @@ class Application:
         try:
             job = ImageJob(model, body, active.accounting, partial(self._address, request))
             if body.stream:
-                return await _stream(active, job, MEDIA_TYPE, HEADERS)
+                return await _stream(request, active, job, MEDIA_TYPE, HEADERS)
             answer = await unless_disconnected(request, job.respond())
         except BaseException as error:
             raise _ended(active, error) from error
@@ -122,11 +123,13 @@ class Application:
         model = self.models.find(body.model, "speech")
         active = self._active(model, "audio", SpeechRequest)
         try:
-            job = SpeechJob(model, body, active.accounting, self.settings)
+            make = partial(SpeechJob, model, body, active.accounting, self.settings)
+            # Reading a recording takes long, and other requests must not wait for it.
+            job = make() if body.ref_audio is None else await _in_worker(model, make)
             if body.stream_format == "sse":
-                return await _stream(active, job, MEDIA_TYPE, job.headers() | HEADERS)
+                return await _stream(request, active, job, MEDIA_TYPE, job.headers() | HEADERS)
             if job.streams:
-                return await _stream(active, job, AUDIO_TYPES[job.format], job.headers())
+                return await _stream(request, active, job, AUDIO_TYPES[job.format], job.headers())
             data, headers = await unless_disconnected(request, job.respond())
         except BaseException as error:
             raise _ended(active, error) from error
@@ -152,8 +155,9 @@ class Application:
 
     async def health(self) -> Response:
         """Whether the server takes requests."""
-        state = "draining" if self._draining else "ok"
-        return json_response({"status": state}, 503 if self._draining else 200)
+        failed = any(getattr(model.engine, "has_failed", False) for model in self.models.all.values())
+        state = "draining" if self._draining else "failed" if failed else "ok"
+        return json_response({"status": state}, 200 if state == "ok" else 503)
 
     async def show_metrics(self) -> Response:
         """Metrics for Prometheus."""
@@ -177,6 +181,9 @@ async def read_body(request: Request, schema: type[R]) -> R:
         raise ApiError(400, str(error), "invalid_json") from None
     if not isinstance(found, dict):
         raise ApiError(400, f"the request must be a JSON object, not {type(found).__name__}", "invalid_json")
+    known = schema.model_fields
+    if len(found) > len(known):  # an error for each of very many would take seconds
+        raise unknown_parameter(next(name for name in found if name not in known), known)
     try:
         return schema.model_validate(found)
     except ValidationError as error:
@@ -191,15 +198,21 @@ class _Job(Protocol):
     def parts(self, generation: Generation) -> AsyncIterator[bytes]: ...
 
 
-async def _stream(active: ActiveRequest, job: _Job, media_type: str, headers: Mapping[str, str]) -> Response:
+async def _stream(
+    request: Request, active: ActiveRequest, job: _Job, media_type: str, headers: Mapping[str, str]
+) -> Response:
     """A response that is sent while it is generated. What is refused at once still gets its own status."""
     generation = job.start()
     try:
-        await generation.started_well()
+        await unless_disconnected(request, generation.started_well())  # its place in the queue is free then
     except BaseException:
         await generation.close()
         raise
     return GeneratedResponse(active, generation, job.parts(generation), media_type, headers)
+
+
+async def _in_worker(model: ServedModel, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(model.worker, work)
 
 
 def _ended(active: ActiveRequest, error: BaseException) -> BaseException:

@@ -67,7 +67,7 @@ class AudioEncoder:
 
     def finish(self) -> bytes:
         """The rest of the file."""
-        self._close()
+        self.close()
         return self._sink.take(all=True)
 
     def __enter__(self) -> Self:
@@ -76,9 +76,10 @@ class AudioEncoder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the file; not to be called while another thread is in a method."""
         if self._file is not None:
             self._file.close()
 

@@ -21,6 +21,12 @@ class BoundedConnection(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None  # for the head of a request
     _stalled: asyncio.TimerHandle | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request of the connection is being answered, or the client has not read all of a response."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        return answering or bool(self.transport.get_write_buffer_size())
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > limits.CONNECTIONS.value:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmspec.batching.async_engine import AsyncEngine
 from mmspec.batching.engine import QueueFullError as BatchQueueFullError
+from mmspec.batching.engine import supports_engine
 from mmspec.serving.generation import CallOutput, DecodingRequest, Engine, QueueFullError
 from mmspec.serving.one_by_one import OneByOneEngine
 
@@ -21,7 +22,7 @@ def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Engin
         max_rows: Rows that are decoded at the same time.
         max_waiting: Requests that may wait.
     """
-    if not hasattr(pipe, "read_request"):
+    if not supports_engine(pipe):
         return OneByOneEngine(pipe, max_waiting)
     engine = AsyncEngine(pipe, recipe=recipe, max_rows=max_rows, max_waiting=max_waiting)
     return RunningBatch(engine, speech=hasattr(pipe, "stream"))
@@ -40,7 +41,6 @@ class RunningBatch:
 
     async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
         # Pixels and samples are decoded elsewhere, while the tokens come.
-        # Pixels and samples are decoded elsewhere, while the tokens come.
         options: dict[str, Any] = {**request.settings, "output_type": "latent"}
         if self._speech:
             options["voice"] = request.voice
@@ -58,6 +58,11 @@ class RunningBatch:
                     yield CallOutput(output.tokens, output.calls, output.part)
         except BatchQueueFullError as error:
             raise QueueFullError(str(error)) from error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine has ended with an error of its own."""
+        return self._engine.has_failed
 
     def stats(self) -> dict[str, float]:
         found = self._engine.stats().to_dict()

@@ -82,11 +82,20 @@ def from_validation(errors: Iterable[Mapping[str, Any]], fields: Iterable[str]) 
     if first["type"] == "missing":
         return ApiError(400, f"{name} is missing", "missing_required_parameter", top)
     if first["type"] == "extra_forbidden":
-        hint = did_you_mean(name, known)
-        return ApiError(
-            400, f"{name!r} is not a parameter{hint}; known: {', '.join(known)}", "unknown_parameter", name[:200]
-        )
+        return unknown_parameter(name, known)
     reason = str(first["msg"])
     reason = reason[:1].lower() + reason[1:]
     given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"
     return ApiError(400, f"{name}{given} is not allowed: {reason}", "invalid_value", top)
+
+
+def unknown_parameter(name: str, fields: Iterable[str]) -> ApiError:
+    """The error of a request with a parameter that does not exist, with status 400.
+
+    Args:
+        name: The parameter.
+        fields: The parameters of the request.
+    """
+    known = sorted(fields)
+    message = f"{name!r} is not a parameter{did_you_mean(name, known)}; known: {', '.join(known)}"
+    return ApiError(400, message, "unknown_parameter", name[:200])

@@ -25,4 +25,4 @@ def served_model(name: str, pipe: Any, recipe: Any, max_rows: int, max_waiting: 
     if not hasattr(pipe, "stream"):
         refuse_latents(pipe, name)
     chosen = recipe_of(pipe, recipe)
-    return ServedModel(name, pipe, chosen, new_engine(pipe, chosen, max_rows, max_waiting))
+    return ServedModel(name, pipe, chosen, new_engine(pipe, chosen, max_rows, max_waiting), max_waiting=max_waiting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -56,9 +56,9 @@ class ServerMetrics:
         """Counts a response; paths that do not exist are counted as one."""
         self.responses.labels(path if path in _PATHS else "other", str(status)).inc()
 
-    def watch(self, model: ServedModel) -> None:
-        """Reports the engines of a model from now on."""
-        self.registry.register(EngineCollector(model))
+    def watch(self, models: Sequence[ServedModel]) -> None:
+        """Reports the engines of models from now on."""
+        self.registry.register(EngineCollector(models))
 
     def text(self) -> bytes:
         """All metrics."""
@@ -66,19 +66,22 @@ class ServerMetrics:
 
 
 class EngineCollector:
-    """Reads the statistics of a model's engine when they are asked for.
+    """Reads the statistics of the models' engines when they are asked for.
 
     Args:
-        model: The model.
+        models: The models.
     """
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """A gauge for each number that the engine reports."""
-        for name, value in self._model.engine.stats().items():
-            text = f"{name.replace('_', ' ')} of the engine"
-            gauge = GaugeMetricFamily(f"mmspec_engine_{name}", text, labels=["model"])
-            gauge.add_metric([self._model.name], float(value))
-            yield gauge
+        """A gauge for each number that the engines report; the format allows one description of each."""
+        families: dict[str, GaugeMetricFamily] = {}
+        for model in self._models:
+            for name, value in model.engine.stats().items():
+                if name not in families:
+                    text = f"{name.replace('_', ' ')} of the engine"
+                    families[name] = GaugeMetricFamily(f"mmspec_engine_{name}", text, labels=["model"])
+                families[name].add_metric([model.name], float(value))
+        yield from families.values()

@@ -30,6 +30,7 @@ class ServedModel:
         recipe: The recipe of requests that name none.
         engine: Decodes requests.
         created: When the model was loaded, in seconds of the epoch.
+        max_waiting: Requests that may wait outside the engine, such as those that follow reference audio.
         worker: Decodes tokens to pixels or audio, one request at a time.
     """
 
@@ -38,6 +39,7 @@ class ServedModel:
     recipe: str
     engine: Engine
     created: int = field(default_factory=lambda: int(time.time()))
+    max_waiting: int = 1024
     worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mmspec-decode"))
 
     @property
@@ -77,7 +79,7 @@ class ServedModel:
     @cached_property
     def one_by_one(self) -> OneByOneEngine:
         """Decodes requests that need a pipeline of their own, such as one that follows reference audio."""
-        return OneByOneEngine(self.pipe)
+        return OneByOneEngine(self.pipe, self.max_waiting)
 
     def describe(self) -> dict[str, Any]:
         """The model in `GET /v1/models`."""
@@ -90,6 +92,8 @@ class ServedModel:
     async def aclose(self) -> None:
         """Ends the engine."""
         await self.engine.aclose()
+        if "one_by_one" in vars(self):
+            await self.one_by_one.aclose()
         self.worker.shutdown(wait=False, cancel_futures=True)
 
 

@@ -72,9 +72,15 @@ class OneByOneEngine:
             await task
         finally:
             left.set()
-            await asyncio.gather(task, return_exceptions=True)
-            self._running = 0
-            self._turn.release()
+            # The turn ends with the thread, even if this task is cancelled once more.
+            task.add_done_callback(self._end_turn)
+            await asyncio.wait([task])
+
+    def _end_turn(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # it has been raised, or is of no interest any more
+        self._running = 0
+        self._turn.release()
 
     def stats(self) -> dict[str, float]:
         return {"running": self._running, "waiting": self._waiting}

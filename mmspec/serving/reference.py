@@ -38,7 +38,10 @@ def read_reference(audio: str | None, text: str | None, settings: ServerSettings
         raise ApiError(
             403, "ref_audio is not allowed by this server (--allow-reference-audio)", "not_allowed", "ref_audio"
         )
-    scheme = urlsplit(audio[:4096]).scheme
+    try:
+        scheme = urlsplit(audio[:4096]).scheme
+    except ValueError:
+        raise _refused("ref_audio is not a URL, nor base64") from None
     if scheme == "file":
         return *_read(_local_file(audio, settings.media_folder)), text
     if scheme not in ("", "data"):

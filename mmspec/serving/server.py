@@ -40,8 +40,17 @@ class DrainingServer(uvicorn.Server):
         self._application.drain()
         self._stop_at = time.monotonic() + self._application.settings.drain_seconds
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request is being read or worked on, or a response has not been sent to its end."""
+        return bool(self._application.busy) or any(
+            connection.is_busy
+            for connection in self.server_state.connections
+            if isinstance(connection, BoundedConnection)
+        )
+
     async def on_tick(self, counter: int) -> bool:
-        if self._stop_at is not None and (not self._application.busy or time.monotonic() > self._stop_at):
+        if self._stop_at is not None and (not self._is_busy or time.monotonic() > self._stop_at):
             return True
         return await super().on_tick(counter)
 

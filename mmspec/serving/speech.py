@@ -6,6 +6,7 @@ import asyncio
 import base64
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +95,7 @@ class SpeechJob:
             "X-Channels": str(self.channels),
         }
         if self.notes:
-            headers["X-Notes"] = "; ".join(self.notes).encode("ascii", "backslashreplace").decode()[:1000]
+            headers["X-Notes"] = "; ".join(self.notes).encode("unicode_escape").decode()[:1000]
         return headers
 
     async def chunks(self, generation: Generation, whole: bool = False) -> AsyncIterator[tuple[bytes, list[Any]]]:
@@ -108,23 +109,28 @@ class SpeechJob:
         every = self.request.codec_chunk_frames or EVERY
         renderer = AudioRenderer(self.pipe or self.model.pipe, first, every, self.rate)
         loop, taken = asyncio.get_running_loop(), 0
-        with AudioEncoder(self.format, self.rate, self.channels, whole) as encoder:
+        encoder = AudioEncoder(self.format, self.rate, self.channels, whole)
 
-            def encode(outputs: list[CallOutput], last: bool) -> bytes:
-                audio: np.ndarray[Any, Any] = renderer.push(outputs, last)
-                if audio.shape[-1] and not self.samples:
-                    self.accounting.first_audio()
-                self.samples += audio.shape[-1]
-                data = encoder.push(audio)
-                return data + encoder.finish() if last else data
+        def encode(outputs: list[CallOutput], last: bool) -> bytes:
+            audio: np.ndarray[Any, Any] = renderer.push(outputs, last)
+            if audio.shape[-1] and not self.samples:
+                self.accounting.first_audio()
+            self.samples += audio.shape[-1]
+            data = encoder.push(audio)
+            return data + encoder.finish() if last else data
 
-            last = False
+        last = False
+        try:
             while not last:
                 await (generation.finish() if whole else generation.news())
                 last = generation.done
                 new, steps = generation.outputs[taken:], generation.steps[taken:]
                 taken += len(new)
                 yield await loop.run_in_executor(self.model.worker, encode, new, last), steps
+        finally:
+            # A client that leaves does not end an `encode` that is running: the file is closed after it, in its thread.
+            with suppress(RuntimeError):  # a worker that has ended: the file is closed with its last reference
+                self.model.worker.submit(encoder.close)
         self.accounting.add(generation)
         self.accounting.audio(self.samples / self.rate)
 

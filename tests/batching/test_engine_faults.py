@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +20,10 @@ from toy_pipe import N, ToyPipe
 from mmspec.batching.async_engine import AsyncEngine, EngineClosedError
 from mmspec.batching.engine import Engine, QueueFullError
 from mmspec.batching.fair_queue import FairQueue
-from mmspec.batching.request import RequestOutput
+from mmspec.batching.group import Group
+from mmspec.batching.request import PreparedRequest, RequestOutput
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
+from mmspec.recipes import Recipe
 
 
 def finish(engine: Engine, most: int = 300) -> dict[str, RequestOutput]:
@@ -343,3 +348,253 @@ def test_a_cancelled_task_cancels_its_request() -> None:
                 await asyncio.sleep(0.005)
 
     asyncio.run(main())
+
+
+class SlowPipe(ToyPipe):
+    """A toy pipeline that reads the prompts "slow" and "" only when `read` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.read = threading.Event(), threading.Event()
+
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        if prompt in ("", "slow"):
+            self.reading.set()
+            assert self.read.wait(20)
+        return super().read_request("good" if prompt == "slow" else prompt, options, recipe)
+
+
+def test_closing_ends_while_a_request_is_refused() -> None:
+    pipe = SlowPipe()
+    engine = AsyncEngine(pipe, recipe="plain")
+    refused = threading.Thread(target=lambda: asyncio.run(refuse(engine)), daemon=True)
+    refused.start()
+    assert pipe.reading.wait(20)
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    wait_for(lambda: engine._closing)
+    pipe.read.set()
+    refused.join(20)
+    closing.join(5)
+    assert not closing.is_alive()
+
+
+async def refuse(engine: AsyncEngine) -> None:
+    with pytest.raises(PromptError):
+        await collect_prompt(engine, "")
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_closing_without_draining_cancels_a_request_that_is_being_added() -> None:
+    pipe = SlowPipe()
+    engine = AsyncEngine(pipe, recipe="plain")
+    reasons: list[Any] = []
+
+    async def one() -> None:
+        reasons.extend([output.finish_reason async for output in engine.generate("slow")])
+
+    adding = threading.Thread(target=lambda: asyncio.run(one()), daemon=True)
+    adding.start()
+    assert pipe.reading.wait(20)
+    closing = threading.Thread(target=engine.close, args=(False,), daemon=True)
+    closing.start()
+    wait_for(lambda: engine._closing)
+    pipe.read.set()
+    adding.join(20)
+    closing.join(20)
+    assert reasons[-1] == "cancelled" and not closing.is_alive()
+
+
+def test_a_request_whose_loop_ends_while_it_is_added_is_cancelled() -> None:
+    pipe = SlowPipe()
+    engine = AsyncEngine(pipe, recipe="plain")
+
+    async def leave() -> None:
+        task = asyncio.create_task(collect_prompt(engine, "slow"))
+        while not pipe.reading.is_set():
+            await asyncio.sleep(0.002)
+        threading.Timer(0.2, pipe.read.set).start()  # after the loop has cancelled all tasks
+        del task
+
+    asyncio.run(leave())
+    wait_for(lambda: engine.stats().requests == 1 and not engine.engine.has_unfinished)
+    assert engine.stats().cancelled == 1
+    engine.close()
+
+
+def test_leaving_a_finished_request_cancels_no_other_of_its_name() -> None:
+    pipe = SlowPipe()
+
+    async def main() -> None:
+        async with AsyncEngine(pipe, recipe="plain", max_rows=1) as engine:
+            first = engine.generate("good", request_id="same")
+            await anext(first)
+            while engine.engine.has_unfinished:  # all outputs lie in the queue of `first`
+                await asyncio.sleep(0.002)
+            holder = engine.engine._stepping
+            holder.acquire()
+            try:
+                engine.engine.add("good", request_id="same", seed=1)
+                engine._receivers["same"] = lambda _: None
+                await first.aclose()
+                assert not engine.engine._requests["same"].cancelled
+            finally:
+                engine.engine._requests.clear()
+                engine.engine._queue.remove(lambda _: True)
+                engine._receivers.clear()
+                holder.release()
+
+    asyncio.run(main())
+
+
+def test_a_request_of_the_inner_engine_does_not_end_the_outer_one() -> None:
+    async def main() -> None:
+        async with AsyncEngine(ToyPipe(), recipe="plain", max_rows=2) as engine:
+            engine.engine.add("good")
+            assert await collect(engine, 1) is not None
+            assert not engine.has_failed
+
+    asyncio.run(main())
+
+
+class ConvertingPipe(ToyPipe):
+    """A toy pipeline whose prompt "codes" fails where its tokens are converted, and "later" in its second part."""
+
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        found = super().read_request(prompt, options, recipe)
+
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("the tokens could not be converted")
+
+        if prompt == "codes":
+            return replace(found, codes=fail)
+        if prompt == "later":
+            return replace(found, rows=[*found.rows, *found.rows], continued=fail)
+        return found
+
+
+@pytest.mark.parametrize("fault", ["codes", "later"])
+def test_tokens_that_cannot_be_converted_end_their_request_alone(fault: str) -> None:
+    pipe = ConvertingPipe()
+    engine = Engine(pipe, "plain", max_rows=3)
+    engine.add("good", request_id="early")
+    engine.step()
+    engine.add(fault, request_id="bad")
+    engine.add("good", request_id="late", seed=2)
+    last = finish(engine)
+    assert str(last["bad"].error) == "the tokens could not be converted"
+    assert last["early"].result == pipe.alone("plain", 0) and last["late"].result == pipe.alone("plain", 2)
+
+
+def test_no_more_rows_run_than_allowed_while_failed_ones_start_anew() -> None:
+    engine = Engine(ToyPipe(), "plain", max_rows=4)
+    for _ in range(3):
+        engine.add("good")
+    engine.add("prefill")
+    for _ in range(8):
+        engine.add("good")
+    while engine.has_unfinished:
+        engine.step()
+        assert sum(len(group.rows) for group in engine._groups) <= 4
+
+
+def test_a_user_that_cannot_be_a_key_is_refused() -> None:
+    engine = Engine(ToyPipe())
+    with pytest.raises(ArgumentError, match=r"user=\[\] is not allowed; it must be hashable"):
+        engine.add("good", user=[])  # type: ignore[arg-type]
+    assert not engine.has_unfinished
+
+
+def test_a_row_that_is_shorter_after_a_new_start_ends_with_the_error() -> None:
+    engine = Engine(ToyPipe(), "plain", max_rows=2)
+    engine.add("good", request_id="good")
+    for _ in range(3):
+        engine.step()
+    (row,) = engine._groups[0].rows.values()
+    row.prompt = replace(row.prompt, prompt=("good", 2))  # as if it ended sooner in a batch of another shape
+    assert row.given > 2
+    engine.add("raise", request_id="bad")
+    assert finish(engine)["good"].finish_reason == "error"
+
+
+def test_a_batch_that_failed_leaves_no_memory_while_its_rows_start_anew() -> None:
+    engine = Engine(ToyPipe(), "plain", max_rows=3)
+    for _ in range(2):
+        engine.add("good")
+    engine.step()
+    engine.step()
+    target = weakref.ref(engine._groups[0].batch.target)
+    engine.add("raise")
+    while engine._groups:
+        engine.step()
+    assert engine._retries
+    gc.collect()
+    assert target() is None
+
+
+def test_requests_are_read_one_at_a_time() -> None:
+    """Tokenizers of transformers keep padding and truncation in one place for all threads."""
+    inside: list[int] = []
+
+    class Pipe(ToyPipe):
+        def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+            inside.append(len(inside))
+            time.sleep(0.01)
+            assert len(inside) == 1
+            inside.pop()
+            return super().read_request(prompt, options, recipe)
+
+    engine = Engine(Pipe(), "plain", max_rows=2)
+    failures: list[BaseException] = []
+
+    def add() -> None:
+        try:
+            engine.add("good")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(finish(engine)) == 4
+
+
+def test_a_batch_whose_rows_have_ended_elsewhere_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe(ToyPipe):
+        def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+            found = super().read_request(prompt, options, recipe)
+            (row,) = found.rows
+            return replace(found, rows=[row, replace(row, prompt=("raise", N))])
+
+    running: list[int] = []
+    step = Group.step
+
+    def watched(group: Group) -> None:
+        running.append(group.running)
+        step(group)
+
+    monkeypatch.setattr(Group, "step", watched)
+    engine = Engine(Pipe(), "plain", max_rows=4)
+    engine.add("good", request_id="both")  # its parts start anew in two batches, and the second one fails
+    assert str(finish(engine)["both"].error) == "a row raised"
+    assert running and all(running) and not engine._groups
+
+
+def test_parts_of_a_failed_request_do_not_wait_any_more() -> None:
+    class Pipe(ToyPipe):
+        def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+            found = super().read_request(prompt, options, recipe)
+            return replace(found, rows=[*found.rows] * 3)
+
+    engine = Engine(Pipe(), "plain", max_rows=4)
+    engine.add("prefill", request_id="bad")
+    assert finish(engine)["bad"].finish_reason == "error"
+    assert not any(engine._retries)

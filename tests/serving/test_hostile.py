@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from served import Served, held_model, new_models, served
+import soundfile
+import torch
+from served import HeldEngine, Served, held_model, new_models, served
 
 from mmspec import limits
 from mmspec.errors import ArgumentError
+from mmspec.serving.audio_encoder import AudioEncoder
+from mmspec.serving.engines import new_engine
+from mmspec.serving.errors import from_validation
+from mmspec.serving.generation import CallOutput, DecodingRequest
+from mmspec.serving.one_by_one import OneByOneEngine
 from mmspec.serving.settings import ServerSettings, read_api_keys
 
 IMAGES, SPEECH = "/v1/images/generations", "/v1/audio/speech"
@@ -95,6 +105,20 @@ def test_only_json_is_read(server: Served) -> None:
     for kind in ("multipart/form-data; boundary=x", "text/plain", "application/x-www-form-urlencoded", ""):
         status, _, content = server.request(IMAGES, form, {"Content-Type": kind})
         assert status == 415 and json.loads(content)["error"]["code"] == "unsupported_media_type"
+
+
+def test_very_many_parameters_are_refused_at_the_first(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def counted(errors: Any, fields: Any) -> Any:
+        counts.append(len(errors))
+        return from_validation(errors, fields)
+
+    monkeypatch.setattr("mmspec.serving.app.from_validation", counted)
+    status, _, content = server.request(IMAGES, {"prompt": "a red circle"} | {f"x{i}": i for i in range(100_000)})
+    error = json.loads(content)["error"]
+    assert status == 400 and error["code"] == "unknown_parameter" and error["param"] == "x0"
+    assert not counts
 
 
 def test_unknown_paths_and_methods_have_the_same_shape(server: Served) -> None:
@@ -335,3 +359,155 @@ def test_limits_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch, se
     monkeypatch.setenv(limits.BODY_BYTES.variable, "20")
     status, _, content = server.request(IMAGES, IMAGE)
     assert status == 413 and b"more than 20 bytes" in content
+
+
+def test_a_client_that_leaves_while_audio_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libsndfile must not close a file in one thread while another thread writes to it."""
+    inside, closed_inside, closed = threading.Event(), list[bool](), threading.Event()
+    push, close = AudioEncoder.push, soundfile.SoundFile.close
+
+    def slow_push(encoder: AudioEncoder, audio: Any) -> bytes:
+        inside.set()
+        time.sleep(0.3)
+        try:
+            return push(encoder, audio)
+        finally:
+            inside.clear()
+
+    def watched_close(file: Any) -> None:
+        closed_inside.append(inside.is_set())
+        close(file)
+        closed.set()
+
+    monkeypatch.setattr(AudioEncoder, "push", slow_push)
+    monkeypatch.setattr(soundfile.SoundFile, "close", watched_close)
+    with served(new_models()) as running:
+        body = json.dumps({"input": "please turn on the red light"}).encode()
+        with connect(running) as connection:
+            connection.sendall(head(SPEECH, f"Content-Length: {len(body)}") + body)
+            assert inside.wait(30)
+        running.wait_idle()
+        assert closed.wait(10) and not any(closed_inside)
+
+
+class SilentEngine(HeldEngine):
+    """Gives nothing before the test lets it."""
+
+    async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+        self.held += 1
+        try:
+            while not self.release.is_set():
+                await asyncio.sleep(0.005)
+            yield CallOutput(torch.zeros(256, dtype=torch.int64), 1)
+        finally:
+            self.held -= 1
+
+
+def test_a_client_that_leaves_before_its_stream_begins_leaves_the_queue() -> None:
+    shapes, engine = new_models()[0], SilentEngine()
+    shapes.engine = engine
+    with served([shapes]) as running:
+        body = json.dumps(IMAGE | {"stream": True}).encode()
+        with connect(running) as connection:
+            connection.sendall(head(IMAGES, f"Content-Length: {len(body)}") + body)
+            wait(lambda: engine.held == 1)
+        wait(lambda: engine.held == 0)
+        running.wait_idle()
+        assert running.metric("mmspec_requests_finished_total", model="shapes", outcome="cancelled") == 1
+
+
+def test_each_metric_is_described_once(server: Served) -> None:
+    lines = server.request("/metrics")[2].decode().splitlines()
+    described = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(described) == len(set(described))
+    assert sum(line.startswith("mmspec_engine_running{") for line in lines) == 2
+
+
+def test_an_engine_that_has_ended_is_no_error_of_the_client() -> None:
+    models = new_models()
+
+    def fail() -> Any:
+        raise RuntimeError("the step failed")
+
+    with served(models) as running:
+        assert running.request("/health")[0] == 200
+        models[0].engine._engine.engine.step = fail  # type: ignore[attr-defined]
+        assert running.request(IMAGES, IMAGE)[0] == 500
+        status, _, content = running.request(IMAGES, IMAGE)
+        assert status == 503 and json.loads(content)["error"]["code"] == "draining"
+        assert running.request("/health")[0] == 503
+
+
+def test_models_that_engines_refuse_are_served_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken = new_models()[1].pipe
+    monkeypatch.setattr(spoken.adapter, "in_engines", False, raising=False)
+    assert isinstance(new_engine(spoken, "plain", 1, 1), OneByOneEngine)
+
+
+def test_remarks_with_control_characters_fit_in_a_header(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = server.application.models.all["spoken"].pipe
+    read = pipe.read
+
+    def noted(*args: Any) -> Any:
+        return replace(read(*args), notes=["a\r\nSet-Cookie: b\x07\u00e9"])
+
+    monkeypatch.setattr(pipe, "read", noted)
+    status, headers, _ = server.request(SPEECH, {"input": "hello", "seed": 1})
+    assert status == 200 and headers["x-notes"] == r"a\r\nSet-Cookie: b\x07\xe9" and "Set-Cookie" not in headers
+
+
+def test_recordings_are_not_read_in_the_thread_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def read(*_: Any) -> None:
+        names.append(threading.current_thread().name)
+
+    monkeypatch.setattr("mmspec.serving.speech.read_reference", read)
+    with served(new_models()[1:], ServerSettings(allow_reference_audio=True)) as running:
+        assert running.request(SPEECH, {"input": "hello", "ref_audio": "AAAA"})[0] == 200
+    assert names and all(name.startswith("mmspec-decode") for name in names)
+
+
+def test_draining_waits_for_what_a_slow_client_has_not_read_yet() -> None:
+    model, engine = held_model()
+    engine.release.set()
+    with served([model], ServerSettings(drain_seconds=60)) as running, ExitStack() as stack:
+        assert running.server is not None
+        connection = socket.socket()
+        connection.settimeout(20)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stack.enter_context(connection)
+        parts = urlsplit(running.address)
+        connection.connect((parts.hostname, parts.port))
+        running.application._stored._files["big.png"] = bytes(2**24)
+        connection.sendall(b"GET /v1/files/big.png HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        running.server.handle_exit(signal.SIGTERM, None)
+        time.sleep(4)  # more than uvicorn waits for connections
+        size = 0
+        while part := connection.recv(2**20):
+            size += len(part)
+        assert size > 2**24 - 1000
+
+
+def test_one_by_one_gives_back_its_turn_after_two_cancellations() -> None:
+    class Pipe:
+        def __call__(self, *_: Any, callback_on_step_end: Any, **__: Any) -> None:
+            time.sleep(0.2)
+            callback_on_step_end(None, 1, 0, {"tokens": torch.zeros(1, 1, dtype=torch.int64)})
+
+    async def main() -> None:
+        engine = OneByOneEngine(Pipe())
+
+        async def one() -> int:
+            return len([output async for output in engine.generate("", DecodingRequest(0, "plain"))])
+
+        task = asyncio.create_task(one())
+        await asyncio.sleep(0.05)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(one(), 5) == 1
+        await asyncio.wait_for(engine.aclose(), 5)
+
+    asyncio.run(main())

@@ -267,6 +267,7 @@ def test_reference_audio_if_allowed(tmp_path: Path) -> None:
             assert answer(url) == outside
         assert "not base64" in answer("AAA!") and "cannot read the recording" in answer("AAAA")
         assert "scheme 'http'" in answer("http://localhost/voice.wav")
+        assert answer("//[") == "ref_audio is not a URL, nor base64"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
