@@ -21,12 +21,10 @@ from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
 from mmspec.heads.draft_vocabulary import register_vocabulary
-from mmspec.heads.eagle import MAX_GRID, MAX_POSITIONS, MLP
-from mmspec.heads.eagle import norm as normed
+from mmspec.heads.layers import MLP, KeysValues, check_sizes
+from mmspec.heads.layers import norm as normed
 from mmspec.heads.markov import MarkovHead
-from mmspec.heads.rotary import grid_table, rotate, rotate_halves, row_table
-
-KeysValues = tuple[Tensor, Tensor]
+from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
 
 
 class BlockAttention(nn.Module):
@@ -122,19 +120,19 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         super().__init__()
         drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        for name, value, least, most in (
-            ("num_attention_heads", num_attention_heads, 1, 4096),
-            ("num_key_value_heads", kv_heads, 1, 4096),
-            ("num_hidden_layers", num_hidden_layers, 1, 256),
-            ("block_size", block_size, 2, 1024),
-            ("markov_rank", markov_rank, 0, 2**16),
-            ("draft_vocab_size", drafted, 1, vocab_size),
-            ("grid_size", grid_size, 1, MAX_GRID),
-            ("prefix", prefix, 0, MAX_POSITIONS),
-            ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
-        ):
-            if not (name == "grid_size" and value is None) and not (isinstance(value, int) and least <= value <= most):
-                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
+        check_sizes(
+            [
+                ("num_attention_heads", num_attention_heads, 1, 4096),
+                ("num_key_value_heads", kv_heads, 1, 4096),
+                ("num_hidden_layers", num_hidden_layers, 1, 256),
+                ("block_size", block_size, 2, 1024),
+                ("markov_rank", markov_rank, 0, 2**16),
+                ("draft_vocab_size", drafted, 1, vocab_size),
+                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
+                ("prefix", prefix, 0, MAX_POSITIONS),
+                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+            ]
+        )
         if num_attention_heads % kv_heads:
             raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
         if head_dim is None and hidden_size % num_attention_heads:
@@ -174,8 +172,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         self.t2d: Tensor | None
         register_vocabulary(self, vocab_size, drafted)
         self.grid_size, self.max_position_embeddings, self.rope_theta = grid_size, max_position_embeddings, rope_theta
-        self._rotate = rotate_halves if grid_size is None else rotate
-        self._table: tuple[Tensor, Tensor] | None = None
+        self.rotary = Rotary(head_dim, rope_theta, grid_size, prefix + 1, max_position_embeddings, before="identity")
 
     @property
     def device(self) -> torch.device:
@@ -203,20 +200,6 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             elif p.ndim == 2:
                 nn.init.normal_(p, std=std)
 
-    def rotary(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
-        if self._table is None or self._table[0].device != self.device:
-            # The table is reused by later calls with gradients, so it must not be an inference tensor.
-            with torch.inference_mode(False):
-                if self.grid_size is None:
-                    table = row_table(self.max_position_embeddings, self.head_dim, self.rope_theta)
-                else:
-                    table = grid_table(self.grid_size, self.prefix + 1, self.head_dim, self.rope_theta, "identity")
-                self._table = table[0].to(self.device), table[1].to(self.device)
-        cos, sin = self._table
-        slots = slots.clamp(max=len(cos) - 1)
-        return cos[slots][:, None], sin[slots][:, None]
-
     def context(self, features: Tensor, slots: Tensor) -> list[KeysValues]:
         """Keys and values of the target's features in every layer, each [R, kv_heads, W, head_dim].
 
@@ -225,9 +208,9 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             slots: Slots of the features, int64 [R, W].
         """
         fused = normed(self.hidden_norm, self.fc(features.to(self.dtype)))
-        cos, sin = self.rotary(slots)
+        angles = self.rotary.at(slots)
         found = [layer.self_attn.keys_values(fused) for layer in self.block_layers]
-        return [(self._rotate(k, cos, sin).to(v.dtype), v) for k, v in found]
+        return [(self.rotary.rotate(k, angles).to(v.dtype), v) for k, v in found]
 
     def forward(self, tokens: Tensor, slots: Tensor, context: Sequence[KeysValues], visible: Tensor) -> Tensor:
         """Runs blocks; returns the last hidden states [R, A, T, D].
@@ -240,14 +223,14 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
         """
         blocks = tokens.shape[:3]
         x = self.embed_tokens(tokens.flatten(1))
-        cos, sin = self.rotary(slots.flatten(1))
+        angles = self.rotary.at(slots.flatten(1))
         # Scores of the context are computed for all blocks of a row at once, those of a block for each block alone.
         hidden = torch.zeros(visible.shape, dtype=torch.float32, device=x.device).masked_fill_(~visible, -torch.inf)
         hidden = hidden.repeat_interleave(blocks[2], dim=1)[:, None]
         for layer, (keys, values) in zip(self.block_layers, context, strict=True):
             y = normed(layer.input_layernorm, x)
             q, (k, v) = layer.self_attn.queries(y), layer.self_attn.keys_values(y)
-            q, k = self._rotate(q, cos, sin).to(v.dtype), self._rotate(k, cos, sin).to(v.dtype)
+            q, k = self.rotary.rotate(q, angles).to(v.dtype), self.rotary.rotate(k, angles).to(v.dtype)
             k, v, keys, values = (self._for_all_heads(t, q.shape[1]) for t in (k, v, keys, values))
             q = q / self.head_dim**0.5
             far = (q @ keys.transpose(-1, -2)).float() + hidden

@@ -13,9 +13,8 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
-from mmspec.heads.rotary import grid_table, rotate, rotate_halves, row_table
-
-KeysValues = tuple[Tensor, Tensor]
+from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, check_sizes, norm, shift
+from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
 
 
 class PerHeadNorm(nn.Module):
@@ -49,17 +48,6 @@ class Attention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-class MLP(nn.Module):
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(dim, hidden, bias=False)
-        self.up_proj = nn.Linear(dim, hidden, bias=False)
-        self.down_proj = nn.Linear(hidden, dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Layer(nn.Module):
     def __init__(self, dim: int, hidden: int, heads: int, eps: float, input_layernorm: bool, qk_norm: bool) -> None:
         super().__init__()
@@ -75,15 +63,6 @@ class Layer(nn.Module):
         """The layer after attention; `attended` [R, heads, W, head_dim] is the attention output."""
         x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(norm(self.post_attention_layernorm, x))
-
-
-def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
-    """Applies a norm in the dtype of its weight, which under autocast differs from that of `x`."""
-    return layer(x.to(layer.weight.dtype))
-
-
-# Of settings that no tensor confirms; their rotary table is computed.
-MAX_GRID, MAX_POSITIONS = 1024, 2**22
 
 
 class EagleHead(nn.Module, PyTorchModelHubMixin):
@@ -128,14 +107,14 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         qk_norm: bool = False,
     ) -> None:
         super().__init__()
-        for name, value, least, most in (
-            ("num_attention_heads", num_attention_heads, 1, hidden_size),
-            ("grid_size", grid_size, 1, MAX_GRID),
-            ("prefix", prefix, 0, MAX_POSITIONS),
-            ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
-        ):
-            if not (name == "grid_size" and value is None) and not (isinstance(value, int) and least <= value <= most):
-                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
+        check_sizes(
+            [
+                ("num_attention_heads", num_attention_heads, 1, hidden_size),
+                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
+                ("prefix", prefix, 0, MAX_POSITIONS),
+                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+            ]
+        )
         if hidden_size % num_attention_heads:
             raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
         self.vocab_size = vocab_size
@@ -147,9 +126,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         self.fc = nn.Linear(2 * hidden_size, hidden_size, bias=bias)
         layer = Layer(hidden_size, intermediate_size, num_attention_heads, rms_norm_eps, input_layernorm, qk_norm)
         self.layers = nn.ModuleList([layer])
-        self._grid_size, self._slots, self._theta = grid_size, max_position_embeddings, rope_theta
-        self._rotate = rotate_halves if grid_size is None else rotate
-        self._table: tuple[Tensor, Tensor] | None = None
+        self.rotary = Rotary(self.head_dim, rope_theta, grid_size, prefix, max_position_embeddings, before="zero")
 
     @property
     def device(self) -> torch.device:
@@ -176,21 +153,6 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         with torch.no_grad():
             self.fc.weight[:, self.hidden_size :] += torch.eye(self.hidden_size)
 
-    def rotary(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
-        if self._table is None or self._table[0].device != self.device:
-            # The table is reused by later calls with gradients, so it must not be an inference tensor.
-            with torch.inference_mode(False):
-                width = self.hidden_size // self.heads
-                if self._grid_size is None:
-                    table = row_table(self._slots, width, self._theta)
-                else:
-                    table = grid_table(self._grid_size, self.prefix, width, self._theta, "zero")
-                self._table = table[0].to(self.device), table[1].to(self.device)
-        cos, sin = self._table
-        slots = slots.clamp(max=len(cos) - 1)
-        return cos[slots][:, None], sin[slots][:, None]
-
     def project(self, tokens: Tensor, features: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, KeysValues]:
         """The input of the layer [R, W, D], and its rotated queries, keys and values, each [R, heads, W, head_dim].
 
@@ -204,8 +166,8 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         """
         x = self.fc(torch.cat([self.embed_tokens(tokens), features.to(self.dtype)], dim=-1))
         q, k, v = self.layer.project(x)
-        cos, sin = self.rotary(slots)
-        return x, self._rotate(q, cos, sin).to(v.dtype), (self._rotate(k, cos, sin).to(v.dtype), v)
+        angles = self.rotary.at(slots)
+        return x, self.rotary.rotate(q, angles).to(v.dtype), (self.rotary.rotate(k, angles).to(v.dtype), v)
 
     def finish(self, x: Tensor, q: Tensor, cache: KeysValues, bias: Tensor | None) -> Tensor:
         """The predicted feature after each token, [R, W, D].
@@ -232,28 +194,12 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         Returns:
             `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
         """
-        size = tokens.shape[1]
-        slots = torch.arange(size, device=tokens.device).expand(tokens.shape)
-        ones = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
+        slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         predictions: list[Tensor] = []
         caches: list[KeysValues] = []  # of each depth
-        for d in range(depth):
+        for _ in range(depth):
             x, q, cache = self.project(tokens, features, slots)
             caches.append(cache)
-            k, v = caches[0]
-            scores = (q @ k.transpose(-1, -2)).masked_fill(ones.triu(1 - d), -torch.inf)
-            # A slot also attends to one prediction of each depth: its own draft, in this slot and those right before
-            # it.
-            drafted = [(q * shift(k, d - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(caches) if i > 0]
-            weights = (torch.cat([scores, *drafted], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
-            attended = weights[..., :size] @ v
-            for i, (_, v) in enumerate(caches[1:], start=1):
-                attended = attended + weights[..., size + i - 1 : size + i] * shift(v, d - i)
-            predictions.append(self.layer.finish(x, attended))
+            predictions.append(self.layer.finish(x, attend_unrolled(q, caches)))
             features = shift(predictions[-1], 1)
         return predictions
-
-
-def shift(x: Tensor, slots: int) -> Tensor:
-    """Shifts `x` [..., S, D] to the right by `slots`, filling with zeros."""
-    return x if slots == 0 else F.pad(x, (0, 0, slots, 0))[..., :-slots, :]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.draft_vocabulary import expand, register_vocabulary
-from mmspec.heads.eagle import MAX_GRID, MAX_POSITIONS, MLP, KeysValues, norm, shift
-from mmspec.heads.rotary import grid_table, rotate, rotate_halves, row_table
+from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, check_sizes, norm, shift
+from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
 
 
 class Eagle3Attention(nn.Module):
@@ -137,16 +137,16 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
-        for name, value, least, most in (
-            ("num_attention_heads", num_attention_heads, 1, 4096),
-            ("num_key_value_heads", kv_heads, 1, 4096),
-            ("draft_vocab_size", drafted, 1, vocab_size),
-            ("grid_size", grid_size, 1, MAX_GRID),
-            ("prefix", prefix, 0, MAX_POSITIONS),
-            ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
-        ):
-            if not (name == "grid_size" and value is None) and not (isinstance(value, int) and least <= value <= most):
-                raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
+        check_sizes(
+            [
+                ("num_attention_heads", num_attention_heads, 1, 4096),
+                ("num_key_value_heads", kv_heads, 1, 4096),
+                ("draft_vocab_size", drafted, 1, vocab_size),
+                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
+                ("prefix", prefix, 0, MAX_POSITIONS),
+                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+            ]
+        )
         if num_attention_heads % kv_heads:
             raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
         if head_dim is None and hidden_size % num_attention_heads:
@@ -185,8 +185,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         register_vocabulary(self, vocab_size, drafted)
         self.norm_output = norm_output
         self.grid_size, self.max_position_embeddings, self.rope_theta = grid_size, max_position_embeddings, rope_theta
-        self._rotate = rotate_halves if grid_size is None else rotate
-        self._table: tuple[Tensor, Tensor] | None = None
+        self.rotary = Rotary(self.head_dim, rope_theta, grid_size, prefix, max_position_embeddings, before="identity")
 
     @property
     def device(self) -> torch.device:
@@ -240,20 +239,6 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         z = self.lm_head(outputs if self.norm_output else norm(self.norm, outputs))
         return expand(z, self.d2t, self.vocab_size)
 
-    def rotary(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
-        if self._table is None or self._table[0].device != self.device:
-            # The table is reused by later calls with gradients, so it must not be an inference tensor.
-            with torch.inference_mode(False):
-                if self.grid_size is None:
-                    table = row_table(self.max_position_embeddings, self.head_dim, self.rope_theta)
-                else:
-                    table = grid_table(self.grid_size, self.prefix, self.head_dim, self.rope_theta, "identity")
-                self._table = table[0].to(self.device), table[1].to(self.device)
-        cos, sin = self._table
-        slots = slots.clamp(max=len(cos) - 1)
-        return cos[slots][:, None], sin[slots][:, None]
-
     def project(self, tokens: Tensor, features: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, KeysValues]:
         """The residual [R, W, D], the rotated queries, and keys with values, each [R, heads, W, head_dim].
 
@@ -263,8 +248,8 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
             slots: Slots of the tokens, int64 [R, W].
         """
         x, q, k, v = self.layer.project(self.embed_tokens(tokens), features.to(self.dtype))
-        cos, sin = self.rotary(slots)
-        return x, self._rotate(q, cos, sin).to(v.dtype), (self._rotate(k, cos, sin).to(v.dtype), v)
+        angles = self.rotary.at(slots)
+        return x, self.rotary.rotate(q, angles).to(v.dtype), (self.rotary.rotate(k, angles).to(v.dtype), v)
 
     def finish(self, x: Tensor, q: Tensor, cache: KeysValues, bias: Tensor | None) -> Tensor:
         """The output after each token, [R, W, D], which draft tokens read and `logits` takes.
@@ -295,23 +280,14 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         Returns:
             `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
         """
-        size = tokens.shape[1]
-        slots = torch.arange(size, device=tokens.device).expand(tokens.shape)
-        ones = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
+        slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         features = self.fuse(hidden)
         outputs: list[Tensor] = []
         caches: list[KeysValues] = []  # of each depth
-        for d in range(depth):
+        for _ in range(depth):
             x, q, (k, v) = self.project(tokens, features, slots)
             repeats = q.shape[1] // k.shape[1]
             caches.append((k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)))
-            k, v = caches[0]
-            scores = (q @ k.transpose(-1, -2)).masked_fill(ones.triu(1 - d), -torch.inf)
-            drafted = [(q * shift(k, d - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(caches) if i > 0]
-            weights = (torch.cat([scores, *drafted], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
-            attended = weights[..., :size] @ v
-            for i, (_, v) in enumerate(caches[1:], start=1):
-                attended = attended + weights[..., size + i - 1 : size + i] * shift(v, d - i)
-            outputs.append(self._output(x, attended))
+            outputs.append(self._output(x, attend_unrolled(q, caches)))
             features = shift(outputs[-1], 1)
         return outputs

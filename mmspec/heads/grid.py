@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from mmspec.errors import ArgumentError
-from mmspec.heads.eagle import MAX_GRID
+from mmspec.heads.layers import check_sizes
+from mmspec.heads.rotary import MAX_GRID
 
 
 class GridHead(nn.Module, PyTorchModelHubMixin):
@@ -33,8 +33,7 @@ class GridHead(nn.Module, PyTorchModelHubMixin):
 
     def __init__(self, vocab_size: int, hidden_size: int, intermediate_size: int, grid_width: int) -> None:
         super().__init__()
-        if not isinstance(grid_width, int) or not 1 <= grid_width <= MAX_GRID:
-            raise ArgumentError(f"grid_width={grid_width!r} is not allowed; it must be an integer, 1 to {MAX_GRID}")
+        check_sizes([("grid_width", grid_width, 1, MAX_GRID)])
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.grid_width = grid_width

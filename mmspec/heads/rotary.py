@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Of settings that no tensor confirms; the table is computed.
+MAX_GRID, MAX_POSITIONS = 1024, 2**22
+
 
 def grid_table(grid: int, slots: int, head_dim: int, base: float, before: str) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of the 2-D rotary embedding, each float32 [slots + grid**2, head_dim].
@@ -50,3 +53,42 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs of values of both halves of `x` [..., head_dim] by rows of `row_table`."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+class Rotary:
+    """The rotary embedding of a head; its table is computed once per device.
+
+    Args:
+        head_dim: Width of an attention head.
+        theta: Base of the frequencies.
+        grid_size: Tokens per image side, for a 2-D embedding; None for a 1-D one.
+        prefix: Number of prompt slots before the grid.
+        positions: Number of slots of a 1-D embedding.
+        before: Rotation of the prompt slots, see `grid_table`.
+    """
+
+    def __init__(
+        self, head_dim: int, theta: float, grid_size: int | None, prefix: int, positions: int, before: str
+    ) -> None:
+        self._head_dim, self._theta, self._grid_size = head_dim, theta, grid_size
+        self._prefix, self._positions, self._before = prefix, positions, before
+        self._rotate = rotate_halves if grid_size is None else rotate
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, 1, W, head_dim] of slots int64 [R, W]; slots past the end use the last one."""
+        if self._table is None or self._table[0].device != slots.device:
+            # The table is reused by later calls with gradients, so it must not be an inference tensor.
+            with torch.inference_mode(False):
+                if self._grid_size is None:
+                    cos, sin = row_table(self._positions, self._head_dim, self._theta)
+                else:
+                    cos, sin = grid_table(self._grid_size, self._prefix, self._head_dim, self._theta, self._before)
+                self._table = cos.to(slots.device), sin.to(slots.device)
+        cos, sin = self._table
+        slots = slots.clamp(max=len(cos) - 1)
+        return cos[slots][:, None], sin[slots][:, None]
+
+    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotates queries or keys `x` [R, heads, W, head_dim] by `angles` from `at`."""
+        return self._rotate(x, *angles)

@@ -236,7 +236,7 @@ def test_a_published_drafter_is_loaded_and_saved_unchanged(chameleon: bool, tmp_
     tensors = write_published(tmp_path / "lantern", chameleon)
     head = load_head(tmp_path / "lantern")
     assert isinstance(head, EagleHead) and head.prefix == (0 if chameleon else 119)
-    assert head.rotary(torch.tensor([[0, 119 + 255]]))[0].shape == (1, 1, 2, 16)
+    assert head.rotary.at(torch.tensor([[0, 119 + 255]]))[0].shape == (1, 1, 2, 16)
     head.save_pretrained(tmp_path / "again")
     for loaded in (head, load_head(tmp_path / "again"), EagleHead.from_pretrained(tmp_path / "again")):
         state = loaded.state_dict()
