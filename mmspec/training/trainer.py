@@ -6,52 +6,27 @@ import copy
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.checkpoint import check_tensors, describe, read_weights
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import LayerFeatureTarget
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing, replacing_folder
 from mmspec.heads.block import BlockHead
-from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.heads.grid import GridHead
-from mmspec.heads.medusa import MedusaHeads
-from mmspec.recipes import parse
-from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
-from mmspec.training.block_objective import block_loss
-from mmspec.training.grid_objective import grid_loss
-from mmspec.training.objectives import (
-    LK,
-    LOSSES,
-    TeacherOutput,
-    draft_model_loss,
-    eagle3_loss,
-    eagle_loss,
-    feature_target,
-    medusa_loss,
-    run_teacher,
-)
-from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
+from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, new_drafter
+from mmspec.training.objectives import run_teacher
+from mmspec.training.prepared import TrainablePipeline
 from mmspec.training.sequences import TrainingSequences, read_sequences, write_sequences
+from mmspec.training.settings import TrainingSettings
 
-DRAFT_RECIPES = {
-    "eagle": "eagle",
-    "eagle3": "eagle",
-    "medusa": "medusa",
-    "block": "block",
-    "grid": "grid",
-    "small": "draft",
-}  # kind of drafter -> its recipe
 SCHEMA_VERSION = 1
 OUTPUT = "-o/--output"  # the argument that names the folder, in errors
 _WARMUP = 0.03  # share of the steps
@@ -60,66 +35,6 @@ _STATE: dict[str, type | tuple[type, ...]] = {
     "settings": dict, "model": dict, "optimiser": dict, "step": int, "seconds": (int, float), "losses": list,
     "curve": list,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """Everything that determines the result of a training.
-
-    Attributes:
-        kind: "eagle", "eagle3", "medusa", "block", "grid" or "small".
-        loss: A name in `LOSSES`.
-        prompts: Prompts to train on.
-        held_out: Prompts to measure acceptance on.
-        sequences: Number of training sequences; the target generates them from the prompts in turn.
-        steps: Number of AdamW updates.
-        batch: Sequences per update, over all processes.
-        lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
-        depth: Number of draft depths that are trained (eagle), of heads (medusa), or of tokens in a draft (block,
-            grid).
-        hidden: Width of the MLP of an EAGLE, block or grid head; 0 for 8/3 of the feature width.
-        seed: Seed of the sequences, the weights and the order of the sequences.
-        keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
-        rotary: "auto" for a 2-D rotary embedding where tokens fill a square, else 1-D; "1d" always for 1-D.
-        mask_token: The token of the target that a block head reads as mask; it then keeps the target's embedding. None
-            for an embedding of its own.
-        init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
-        layers: Number of layers of a block head.
-        markov_rank: Rank of the sequential head of a block head; 0 for none.
-        temperature: Temperature of the sequences and of the target distribution; None for the pipeline's default.
-        guidance_scale: Guidance of both; None for the pipeline's default.
-    """
-
-    kind: str
-    loss: str
-    prompts: tuple[str, ...]
-    held_out: tuple[str, ...]
-    sequences: int
-    steps: int
-    batch: int
-    lr: float
-    depth: int
-    hidden: int
-    seed: int
-    keep_features: bool = True
-    init: str | None = None
-    layers: int = 2
-    markov_rank: int = 64
-    temperature: float | None = None
-    guidance_scale: float | None = None
-    rotary: str = "auto"
-    mask_token: int | None = None
-
-    def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
-        """Prompts that are ready to be decoded at these settings."""
-        return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
-
-    def __post_init__(self) -> None:
-        names = {"small": "small model", "block": "block head", "grid": "grid head", "eagle3": "head of EAGLE-3"}
-        if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
-            raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
-        if self.loss == LK and self.kind == "small":
-            raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
 
 
 @dataclass(frozen=True)
@@ -279,7 +194,7 @@ class Trainer:
         )
         # bfloat16 matrix products are twice as fast; distributions and losses stay in float32.
         with torch.autocast(teacher.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
-            loss = drafter_loss(self.model, prepared, teacher, s, generator)
+            loss = KINDS[s.kind].loss(self.model, Batch(prepared, teacher, s, generator))
         self._optimizer.zero_grad()
         loss.backward()
         value = self._average_gradients(loss.item())
@@ -381,123 +296,6 @@ def lr_factor(step: int, steps: int) -> float:
     """The learning rate of a step as a share of its peak: linear warm-up, then linear decay to 0."""
     warmup = max(round(_WARMUP * steps), 1)
     return min((step + 1) / warmup, (steps - step) / max(steps - warmup, 1))
-
-
-def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
-    """Builds an untrained drafter.
-
-    Raises:
-        ArgumentError: If the target cannot have a drafter of that kind.
-    """
-    if settings.kind == "small":
-        return pipe.new_small()
-    prepared = settings.prepare(pipe, settings.held_out[:1], 1)
-    target = feature_target(prepared)
-    with torch.no_grad():
-        target.prefill()
-        dim, layout = target.features().shape[-1], prepared.layout
-    if settings.kind == "medusa":
-        return MedusaHeads(target.vocab_size, dim, settings.depth).to(target.device)
-    heads = next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0)
-    grid = isqrt(layout.length)
-    square = settings.rotary == "auto" and layout.width == grid and grid * grid == layout.length
-    if settings.mask_token is not None and (settings.kind != "block" or settings.mask_token >= target.vocab_size):
-        raise ArgumentError(
-            f"--mask-token: {settings.mask_token} must be one of the model's {target.vocab_size} tokens, and requires "
-            "--kind block"
-        )
-    hidden = settings.hidden or -(-8 * dim // 3 // 32) * 32
-    theta, side = (100.0, grid) if square else (10000.0, None)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed % 2**63)
-        head: EagleHead | Eagle3Head | BlockHead | GridHead
-        if settings.kind == "block":
-            head = BlockHead(
-                target.vocab_size,
-                dim,
-                hidden,
-                heads,
-                settings.layers,
-                layer_ids=target.fused_layers if isinstance(target, LayerFeatureTarget) else (),
-                block_size=settings.depth,
-                sample_from_anchor=True,
-                mask_token_id=settings.mask_token,
-                markov_rank=settings.markov_rank,
-                rope_theta=theta,
-                grid_size=side,
-                max_position_embeddings=layout.length + 1,
-            )
-        elif settings.kind == "eagle3":
-            if not isinstance(target, LayerFeatureTarget) or not target.fused_layers:
-                raise ArgumentError("no drafter of kind 'eagle3' can be trained for this model: it exposes no layers")
-            head = Eagle3Head(
-                target.vocab_size,
-                dim,
-                hidden,
-                heads,
-                layer_ids=target.fused_layers,
-                rope_theta=theta,
-                grid_size=side,
-                max_position_embeddings=layout.length,
-            )
-        elif settings.kind == "grid":
-            if layout.width is None:
-                raise ArgumentError("--kind grid is for images, whose tokens have rows; this model generates a stream")
-            head = GridHead(target.vocab_size, dim, hidden, layout.width)
-        else:
-            head = EagleHead(
-                target.vocab_size,
-                dim,
-                hidden,
-                heads,
-                rope_theta=theta,
-                grid_size=side,
-                max_position_embeddings=layout.length,
-            )
-        head.init_weights()
-        if prepared.embedding is not None:
-            table = head.left if isinstance(head, GridHead) else head.embed_tokens
-            table.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
-        if settings.mask_token is not None and isinstance(head, BlockHead):
-            head.embed_tokens.requires_grad_(False)
-    return head.to(target.device)
-
-
-def drafter_loss(
-    model: Any,
-    prepared: PreparedPrompts,
-    teacher: TeacherOutput,
-    settings: TrainingSettings,
-    generator: torch.Generator,
-) -> Tensor:
-    """The loss of one batch; `generator` chooses the parts of the sequences that a block head is trained on."""
-    if isinstance(model, Eagle3Head):
-        return eagle3_loss(model, teacher, settings.loss, settings.depth)
-    if isinstance(model, EagleHead):
-        return eagle_loss(model, teacher, settings.loss, settings.depth)
-    if isinstance(model, MedusaHeads):
-        return medusa_loss(model, teacher, settings.loss)
-    if isinstance(model, BlockHead):
-        return block_loss(model, teacher, settings.loss, generator)
-    if isinstance(model, GridHead):
-        return grid_loss(model, teacher, settings.loss, settings.depth, generator)
-    return draft_model_loss(model, prepared, teacher, LOSSES[settings.loss])
-
-
-def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:
-    """Measures the acceptance of a drafter on the held-out prompts."""
-    recipe = parse(DRAFT_RECIPES[settings.kind]).with_knobs(window=settings.depth + 1)
-    prepared = with_drafter(settings.prepare(pipe, settings.held_out, recipe.window), model, settings.kind)
-    return measure_acceptance(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
-
-
-def with_drafter(prepared: PreparedPrompts, model: Any, kind: str) -> PreparedPrompts:
-    """The same prompts with this drafter in place of the pipeline's own."""
-    if kind != "small":
-        return replace(prepared, resources=replace(prepared.resources, heads={model.kind: model}))
-    assert prepared.small_target is not None
-    make = prepared.small_target
-    return replace(prepared, resources=replace(prepared.resources, draft_model=lambda: make(model)))
 
 
 def split_prompts(prompts: Sequence[str], held_out: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,7 +11,8 @@ import mmspec
 from mmspec.audio.spoken.transformer import STOP
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
-from mmspec.training.trainer import Trainer, TrainingSettings
+from mmspec.training.settings import TrainingSettings
+from mmspec.training.trainer import Trainer
 
 TEXTS = ("call emma", "turn on the light", "seven")
 

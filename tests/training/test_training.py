@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import mmspec
+from mmspec.cli import train_drafter
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
@@ -28,8 +29,10 @@ from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.loading import add_drafter
 from mmspec.locks import locked
+from mmspec.training.kinds import KINDS
 from mmspec.training.objectives import LOSSES, chain_loss, run_teacher
-from mmspec.training.trainer import Trainer, TrainingSettings
+from mmspec.training.settings import TrainingSettings
+from mmspec.training.trainer import Trainer
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
@@ -78,6 +81,11 @@ def settings(kind: str, **changes: Any) -> TrainingSettings:
 
 class Killed(Exception):
     pass
+
+
+def test_the_command_offers_the_kinds_and_losses_that_there_are() -> None:
+    assert tuple(KINDS) == train_drafter.KINDS
+    assert set(LOSSES) == set(train_drafter.LOSSES)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "block", "grid", "small"])

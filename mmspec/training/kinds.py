@@ -1,0 +1,222 @@
+"""The kinds of drafters that can be trained: how each is built, which loss it has, which recipe measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.errors import ArgumentError
+from mmspec.heads.block import BlockHead
+from mmspec.heads.eagle import EagleHead
+from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.grid import GridHead
+from mmspec.heads.medusa import MedusaHeads
+from mmspec.recipes import parse
+from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
+from mmspec.training.block_objective import block_loss
+from mmspec.training.grid_objective import grid_loss
+from mmspec.training.objectives import (
+    LOSSES,
+    TeacherOutput,
+    draft_model_loss,
+    eagle3_loss,
+    eagle_loss,
+    feature_target,
+    medusa_loss,
+)
+from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
+from mmspec.training.settings import TrainingSettings
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss is computed from.
+
+    Attributes:
+        prepared: The prompts.
+        teacher: The tokens, and what the target says about them.
+        settings: The settings of the training.
+        generator: Chooses the parts of the sequences that a block or grid head is trained on.
+    """
+
+    prepared: PreparedPrompts
+    teacher: TeacherOutput
+    settings: TrainingSettings
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """The sizes of a new head.
+
+    Attributes:
+        target: The target.
+        layout: Layout of its sequences.
+        dim: Width of its features.
+        intermediate_size: Width of the head's MLP.
+        heads: Number of attention heads.
+        rope_theta: Base of the rotary embedding.
+        grid_size: Tokens per image side, for a 2-D rotary embedding; None for a 1-D one.
+    """
+
+    target: FeatureTarget
+    layout: Layout
+    dim: int
+    intermediate_size: int
+    heads: int
+    rope_theta: float
+    grid_size: int | None
+
+
+def _new_eagle(sizes: HeadSizes, settings: TrainingSettings) -> EagleHead:
+    return EagleHead(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        rope_theta=sizes.rope_theta,
+        grid_size=sizes.grid_size,
+        max_position_embeddings=sizes.layout.length,
+    )
+
+
+def _new_eagle3(sizes: HeadSizes, settings: TrainingSettings) -> Eagle3Head:
+    if not isinstance(sizes.target, LayerFeatureTarget) or not sizes.target.fused_layers:
+        raise ArgumentError("no drafter of kind 'eagle3' can be trained for this model: it exposes no layers")
+    return Eagle3Head(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        layer_ids=sizes.target.fused_layers,
+        rope_theta=sizes.rope_theta,
+        grid_size=sizes.grid_size,
+        max_position_embeddings=sizes.layout.length,
+    )
+
+
+def _new_medusa(sizes: HeadSizes, settings: TrainingSettings) -> MedusaHeads:
+    return MedusaHeads(sizes.target.vocab_size, sizes.dim, settings.depth)
+
+
+def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
+    return BlockHead(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        settings.layers,
+        layer_ids=sizes.target.fused_layers if isinstance(sizes.target, LayerFeatureTarget) else (),
+        block_size=settings.depth,
+        sample_from_anchor=True,
+        mask_token_id=settings.mask_token,
+        markov_rank=settings.markov_rank,
+        rope_theta=sizes.rope_theta,
+        grid_size=sizes.grid_size,
+        max_position_embeddings=sizes.layout.length + 1,
+    )
+
+
+def _new_grid(sizes: HeadSizes, settings: TrainingSettings) -> GridHead:
+    if sizes.layout.width is None:
+        raise ArgumentError("--kind grid is for images, whose tokens have rows; this model generates a stream")
+    return GridHead(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, sizes.layout.width)
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """A kind of drafter.
+
+    Attributes:
+        recipe: The recipe that measures its acceptance.
+        loss: The loss of a batch.
+        new: Builds a head, before its weights are initialized; None for a small model, which the pipeline builds.
+    """
+
+    recipe: str
+    loss: Callable[[Any, Batch], Tensor]
+    new: Callable[[HeadSizes, TrainingSettings], nn.Module] | None = None
+
+
+KINDS = {
+    "eagle": DrafterKind(
+        "eagle", lambda head, b: eagle_loss(head, b.teacher, b.settings.loss, b.settings.depth), _new_eagle
+    ),
+    "eagle3": DrafterKind(
+        "eagle", lambda head, b: eagle3_loss(head, b.teacher, b.settings.loss, b.settings.depth), _new_eagle3
+    ),
+    "medusa": DrafterKind("medusa", lambda head, b: medusa_loss(head, b.teacher, b.settings.loss), _new_medusa),
+    "block": DrafterKind(
+        "block", lambda head, b: block_loss(head, b.teacher, b.settings.loss, b.generator), _new_block
+    ),
+    "grid": DrafterKind(
+        "grid", lambda head, b: grid_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator), _new_grid
+    ),
+    "small": DrafterKind(
+        "draft", lambda model, b: draft_model_loss(model, b.prepared, b.teacher, LOSSES[b.settings.loss])
+    ),
+}
+
+
+def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
+    """Builds an untrained drafter.
+
+    Raises:
+        ArgumentError: If the target cannot have a drafter of that kind.
+    """
+    new = KINDS[settings.kind].new
+    if new is None:
+        return pipe.new_small()
+    prepared = settings.prepare(pipe, settings.held_out[:1], 1)
+    target = feature_target(prepared)
+    if settings.mask_token is not None and (settings.kind != "block" or settings.mask_token >= target.vocab_size):
+        raise ArgumentError(
+            f"--mask-token: {settings.mask_token} must be one of the model's {target.vocab_size} tokens, and requires "
+            "--kind block"
+        )
+    with torch.no_grad():
+        target.prefill()
+        sizes = _sizes(target, target.features().shape[-1], prepared.layout, settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed % 2**63)
+        head: Any = new(sizes, settings)
+        if isinstance(head, MedusaHeads):
+            return head.to(target.device)
+        head.init_weights()
+        if prepared.embedding is not None:
+            table = head.left if isinstance(head, GridHead) else head.embed_tokens
+            table.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
+        if settings.mask_token is not None:
+            head.embed_tokens.requires_grad_(False)
+    return head.to(target.device)
+
+
+def _sizes(target: FeatureTarget, dim: int, layout: Layout, settings: TrainingSettings) -> HeadSizes:
+    heads = next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0)
+    grid = isqrt(layout.length)
+    square = settings.rotary == "auto" and layout.width == grid and grid * grid == layout.length
+    theta, side = (100.0, grid) if square else (10000.0, None)
+    return HeadSizes(target, layout, dim, settings.hidden or -(-8 * dim // 3 // 32) * 32, heads, theta, side)
+
+
+def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:
+    """Measures the acceptance of a drafter on the held-out prompts."""
+    recipe = parse(KINDS[settings.kind].recipe).with_knobs(window=settings.depth + 1)
+    prepared = with_drafter(settings.prepare(pipe, settings.held_out, recipe.window), model, settings.kind)
+    return measure_acceptance(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
+
+
+def with_drafter(prepared: PreparedPrompts, model: Any, kind: str) -> PreparedPrompts:
+    """The same prompts with this drafter in place of the pipeline's own."""
+    if KINDS[kind].new is not None:
+        return replace(prepared, resources=replace(prepared.resources, heads={model.kind: model}))
+    assert prepared.small_target is not None
+    make = prepared.small_target
+    return replace(prepared, resources=replace(prepared.resources, draft_model=lambda: make(model)))

@@ -1,0 +1,70 @@
+"""The settings of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmspec.errors import ArgumentError
+from mmspec.training.objectives import LK
+from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Everything that determines the result of a training.
+
+    Attributes:
+        kind: "eagle", "eagle3", "medusa", "block", "grid" or "small".
+        loss: A name in `LOSSES`.
+        prompts: Prompts to train on.
+        held_out: Prompts to measure acceptance on.
+        sequences: Number of training sequences; the target generates them from the prompts in turn.
+        steps: Number of AdamW updates.
+        batch: Sequences per update, over all processes.
+        lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
+        depth: Number of draft depths that are trained (eagle), of heads (medusa), or of tokens in a draft (block,
+            grid).
+        hidden: Width of the MLP of an EAGLE, block or grid head; 0 for 8/3 of the feature width.
+        seed: Seed of the sequences, the weights and the order of the sequences.
+        keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
+        rotary: "auto" for a 2-D rotary embedding where tokens fill a square, else 1-D; "1d" always for 1-D.
+        mask_token: The token of the target that a block head reads as mask; it then keeps the target's embedding. None
+            for an embedding of its own.
+        init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
+        layers: Number of layers of a block head.
+        markov_rank: Rank of the sequential head of a block head; 0 for none.
+        temperature: Temperature of the sequences and of the target distribution; None for the pipeline's default.
+        guidance_scale: Guidance of both; None for the pipeline's default.
+    """
+
+    kind: str
+    loss: str
+    prompts: tuple[str, ...]
+    held_out: tuple[str, ...]
+    sequences: int
+    steps: int
+    batch: int
+    lr: float
+    depth: int
+    hidden: int
+    seed: int
+    keep_features: bool = True
+    init: str | None = None
+    layers: int = 2
+    markov_rank: int = 64
+    temperature: float | None = None
+    guidance_scale: float | None = None
+    rotary: str = "auto"
+    mask_token: int | None = None
+
+    def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
+        """Prompts that are ready to be decoded at these settings."""
+        return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
+
+    def __post_init__(self) -> None:
+        names = {"small": "small model", "block": "block head", "grid": "grid head", "eagle3": "head of EAGLE-3"}
+        if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
+            raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
+        if self.loss == LK and self.kind == "small":
+            raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")
