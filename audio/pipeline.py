@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,14 @@ from mmspec.audio.adapter import (
     SupportsDuration,
     SupportsHeads,
     SupportsReferenceAudio,
-    SupportsVoiceContinuation,
     TargetJob,
 )
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
+from mmspec.audio.part_stream import stream_part
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.resampling import Resampler, resample
+from mmspec.audio.text_parts import continued, decode_parts, draws_voice, part_seed
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.engine import Decoded
@@ -46,30 +44,6 @@ from mmspec.training.prepared import PreparedPrompts
 FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
 DEFAULT_BATCH = 8  # parts of texts that are decoded at a time
 MAX_PAUSE = 60  # seconds
-_PART_SEED_STRIDE = 2**32  # between the seeds of one text's parts
-
-
-class _StreamClosed(Exception):
-    """Stops the decoding of a stream whose consumer has left the iteration."""
-
-
-@dataclass
-class _Row:
-    """A part of a text: the indices of both, the part, and what it was decoded to."""
-
-    text: int
-    part: int
-    prompt: Any
-    tokens: Tensor | None = None
-    stats: RowStats | None = None
-
-
-@dataclass(frozen=True)
-class _Spoken:
-    """All parts of a call, in order: the tokens of each, and the statistics of the call."""
-
-    tokens: Sequence[Tensor]
-    stats: Stats
 
 
 class SpeechPipeline:
@@ -271,7 +245,11 @@ class SpeechPipeline:
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
         prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
-        spoken = self._decode_texts(prepared, seeds, batch_size, chosen, sampling, on_step, measure_entropy)
+
+        def decode(parts: Sequence[Any], part_seeds: Sequence[int]) -> Decoded:
+            return self._decode(parts, chosen, sampling, part_seeds, on_step, measure_entropy)
+
+        spoken = decode_parts(self.adapter, prepared, seeds, batch_size, decode)
         outputs, stats, first = [], spoken.stats, 0
         for each, own_seed in zip(prepared, seeds, strict=True):
             last = first + len(each.parts)
@@ -304,12 +282,10 @@ class SpeechPipeline:
         sampling = self._sampling(*(options.get(name) for name in names))
         prepared = self.read(prompt, options.get("voice"))
         (seed,) = row_seeds(options.get("seed"), 1)
-        rows = [
-            RowPrompt(part, sampling, seed + i * _PART_SEED_STRIDE, sampling) for i, part in enumerate(prepared.parts)
-        ]
+        rows = [RowPrompt(part, sampling, part_seed(seed, i), sampling) for i, part in enumerate(prepared.parts)]
 
-        def continued(part: RowPrompt, first: RowPrompt, tokens: Tensor) -> RowPrompt:
-            return replace(part, prompt=self._continued(part.prompt, first.prompt, tokens))
+        def continue_row(part: RowPrompt, first: RowPrompt, tokens: Tensor) -> RowPrompt:
+            return replace(part, prompt=continued(self.adapter, part.prompt, first.prompt, tokens))
 
         def finish(tokens: Sequence[Tensor], stats: Stats) -> AudioOutput:
             if output_type == "latent":
@@ -320,7 +296,7 @@ class SpeechPipeline:
                 )
             return self._output(prepared, tokens, stats.rows, seed, stats, silence, sampling_rate)
 
-        return PreparedRequest(rows, finish, seed, continued if self._draws_voice else None, prepared.notes)
+        return PreparedRequest(rows, finish, seed, continue_row if draws_voice(self.adapter) else None, prepared.notes)
 
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`.
@@ -396,9 +372,12 @@ class SpeechPipeline:
             start: Tensor | None = None
             for i, part in enumerate(prepared.parts):
                 if start is not None:
-                    part = self._continued(part, prepared.parts[0], start)
-                part_seed = own_seed + i * _PART_SEED_STRIDE
-                found = yield from self._stream_part(part, chosen, sampling, part_seed, first, every, on_step)
+                    part = continued(self.adapter, part, prepared.parts[0], start)
+
+                def decode(observe: OnStep, part: Any = part, seed: int = part_seed(own_seed, i)) -> Decoded:
+                    return self._decode([part], chosen, sampling, [seed], observe)
+
+                found = yield from stream_part(self.adapter, decode, first, every, on_step)
                 start = found.tokens[0] if i == 0 else start
                 if found.stats.rows[0].truncated:
                     truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
@@ -473,50 +452,6 @@ class SpeechPipeline:
             own.guidance_scale if guidance_scale is None else guidance_scale,
         )
 
-    def _decode_texts(
-        self,
-        prepared: Sequence[PreparedText],
-        seeds: Sequence[int],
-        batch_size: int,
-        recipe: Recipe,
-        sampling: SamplingParams,
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> _Spoken:
-        """Decodes all parts of texts, in their order, at most `batch_size` at a time."""
-        rows = [_Row(i, j, part) for i, each in enumerate(prepared) for j, part in enumerate(each.parts)]
-        starts: dict[int, Tensor] = {}
-        stats: Stats | None = None
-        # Parts that continue the voice of a text's first part are decoded after it.
-        for later in (False, True) if self._draws_voice else (None,):
-            waiting = [row for row in rows if later is None or (row.part > 0) == later]
-            for begin in range(0, len(waiting), batch_size):
-                group = waiting[begin : begin + batch_size]
-                parts = [
-                    self._continued(row.prompt, prepared[row.text].parts[0], starts[row.text]) if later else row.prompt
-                    for row in group
-                ]
-                group_seeds = [seeds[row.text] + row.part * _PART_SEED_STRIDE for row in group]
-                found = self._decode(parts, recipe, sampling, group_seeds, on_step, measure_entropy)
-                for row, tokens, row_stats in zip(group, found.tokens, found.stats.rows, strict=True):
-                    row.tokens, row.stats = tokens, row_stats
-                    starts.setdefault(row.text, tokens)
-                stats = found.stats if stats is None else stats.followed_by(found.stats)
-        assert stats is not None
-        in_order = [row.stats for row in rows if row.stats is not None]
-        return _Spoken([row.tokens for row in rows if row.tokens is not None], replace(stats, rows=in_order))
-
-    @property
-    def _draws_voice(self) -> bool:
-        return isinstance(self.adapter, SupportsVoiceContinuation) and self.adapter.draws_voice
-
-    def _continued(self, part: Any, first: Any, tokens: Tensor) -> Any:
-        """A later part of a text, which continues the voice of the first part if the model draws voices."""
-        if not self._draws_voice:
-            return part
-        assert isinstance(self.adapter, SupportsVoiceContinuation)
-        return self.adapter.continue_voice(part, first, tokens)
-
     def _decode(
         self,
         parts: Sequence[Any],
@@ -536,58 +471,3 @@ class SpeechPipeline:
         if not codes.shape[-1]:  # the model ended at once; codecs refuse no frames
             return np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
         return self.adapter.codec.decode(codes[None])[0].cpu().numpy()
-
-    def _stream_part(
-        self,
-        part: Any,
-        recipe: Recipe,
-        sampling: SamplingParams,
-        seed: int,
-        first: int,
-        every: int,
-        on_step: OnStep | None,
-    ) -> Generator[NDArray[np.float32], None, Decoded]:
-        """Decodes one part in a separate thread, yields its audio as the codes arrive, and returns its tokens."""
-        arrived: queue.SimpleQueue[Tensor | BaseException | Decoded] = queue.SimpleQueue()
-        closed = threading.Event()
-        sent = 0
-
-        def send(tokens: Tensor, last: bool) -> None:
-            nonlocal sent
-            codes = self.adapter.codes(tokens)
-            new = codes.shape[-1] - sent
-            if new and (last or new >= (every if sent else first)):
-                arrived.put(codes[None, :, sent:])
-                sent = codes.shape[-1]
-
-        def observe(step: Step) -> None:
-            if closed.is_set():
-                raise _StreamClosed
-            if on_step is not None:
-                on_step(step)
-            send(step.tokens[0], last=False)
-
-        def decode() -> None:
-            try:
-                decoded = self._decode([part], recipe, sampling, [seed], observe)
-                send(decoded.tokens[0], last=True)
-                arrived.put(decoded)
-            except BaseException as error:  # re-raised by the consumer's thread
-                arrived.put(error)
-
-        worker = threading.Thread(target=decode, name="mmspec-stream", daemon=True)
-        worker.start()
-        stream = self.adapter.codec.stream()
-        try:
-            while True:
-                codes = arrived.get()
-                if isinstance(codes, BaseException):
-                    raise codes
-                audio = stream.finish() if isinstance(codes, Decoded) else stream.push(codes)
-                if audio.shape[-1]:
-                    yield audio[0].cpu().numpy()
-                if isinstance(codes, Decoded):
-                    return codes
-        finally:
-            closed.set()
-            worker.join()
