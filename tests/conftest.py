@@ -19,8 +19,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
-# Options, fixtures and the summary of tests/fuzz.
-pytest_plugins = ["fuzzing_plugin"]
+# Fixtures of the browser; options, fixtures and the summary of tests/fuzz.
+pytest_plugins = ["chromium", "fuzzing_plugin"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -298,11 +298,16 @@ class Meter:
 
     def row(self, index: int, truncated: bool = False) -> RowStats:
         """The statistics of one row of the request so far."""
-        tokens = int(self.tokens[index])
-        bound, bits, surprise = (float(a[index]) / max(tokens, 1) for a in (self.excess, self.bits, self.surprise))
-        entropy = bits if self.measure_entropy else None
-        nll = surprise if self.measure_entropy and self.has_ids else None
-        return RowStats(tokens, int(self.calls[index]), bound, entropy, nll, truncated)
+        return self._rows(slice(index, index + 1), [truncated])[0]
+
+    def _rows(self, ids: slice, truncated: list[bool]) -> list[RowStats]:
+        tokens, none = self.tokens[ids], [None] * len(truncated)
+        bounds, bits, surprise = (
+            (a[ids] / np.maximum(tokens, 1)).tolist() for a in (self.excess, self.bits, self.surprise)
+        )
+        entropy = bits if self.measure_entropy else none
+        nll = surprise if self.measure_entropy and self.has_ids else none
+        return list(map(RowStats, tokens.tolist(), self.calls[ids].tolist(), bounds, entropy, nll, truncated))
 
     def stats(self, draft_calls: int, truncated: NDArray[np.bool_] | None = None) -> Stats:
         """The statistics of the run so far.
@@ -321,7 +326,7 @@ class Meter:
         entropy, nll = self.measure_entropy, self.measure_entropy and self.has_ids
 
         cut = [False] * self.rows if truncated is None else truncated.tolist()
-        rows = [self.row(index, each) for index, each in enumerate(cut)]
+        rows = self._rows(slice(self.rows), cut)
         return Stats(
             nfe=self.nfe,
             tokens=tokens,

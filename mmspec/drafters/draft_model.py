@@ -14,7 +14,7 @@ from mmspec.decoding.target import EarlyExit, Target, join_targets
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.sampler import Sampler, join_samplers
@@ -100,8 +100,10 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
     """
     recipe, resources = context.recipe, context.resources
     layers, scale = int(recipe.knobs.get("layers", 0)), float(recipe.knobs.get("guidance", 1.0))
-    target_settings = [replace(s, guidance_end=None) for s in context.samplings]
-    settings = [replace(s, guidance_scale=scale) for s in resources.draft_sampling or target_settings]
+    if resources.draft_sampling:
+        settings = change_each(resources.draft_sampling, lambda s: replace(s, guidance_scale=scale))
+    else:
+        settings = change_each(context.samplings, lambda s: replace(s, guidance_scale=scale, guidance_end=None))
     if layers:
         return EarlyExitTarget(context.target, EarlyExit(layers, guided=scale != 1)), settings
     if resources.draft_model is None:

@@ -19,7 +19,7 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
-from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.sampler import TokenSampler
 
 
@@ -40,7 +40,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
 
     def sampler(settings: Sequence[SamplingParams]) -> TokenSampler:
         if greedy_as_warm:
-            settings = [replace(s, temperature=s.temperature or 1.0) for s in settings]
+            settings = change_each(settings, lambda s: replace(s, temperature=s.temperature or 1.0))
         return TokenSampler(settings, layout.constraint, target.device)
 
     if kind == "model":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Real
@@ -57,3 +57,21 @@ class SamplingParams:
         check("guidance_scale", lambda s: 0 <= s <= 1e4, "from 0 to 10000 (1 is off)")
         if self.guidance_end is not None:
             check("guidance_end", lambda n: 0 <= n < 2**32, "None (all positions), or an integer, 0 or more", Integral)
+
+
+def change_each(
+    samplings: Iterable[SamplingParams], change: Callable[[SamplingParams], SamplingParams]
+) -> list[SamplingParams]:
+    """Changes the sampling parameters of all rows; equal ones are changed, and checked, once.
+
+    Args:
+        samplings: One per row.
+        change: Returns the parameters instead of those of a row.
+    """
+    changed: dict[SamplingParams, SamplingParams] = {}
+    result = []
+    for sampling in samplings:
+        if (new := changed.get(sampling)) is None:
+            new = changed[sampling] = change(sampling)
+        result.append(new)
+    return result

@@ -26,7 +26,8 @@ from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.exactness import noise_floor
+from mmspec.testing.exactness import largest_z, noise_floor, score_of_drafts
+from mmspec.testing.limits import FALSE_ALARM
 
 RECIPES = [
     "plain",
@@ -285,7 +286,7 @@ def test_the_number_of_calls_follows_from_the_wrong_drafts(name: str, rate: floa
 
 # --- Sampling -------------------------------------------------------------------------------------------------------
 
-ROWS = 20_000
+ROWS = 10_000
 SPREAD = {"janus": 0.1, "emu3": 0.07, "anole": 0.08, "lumina": 0.08, "imagegpt": 0.12, "glm": 0.12}
 SAMPLED = {
     "janus": ["scd:window=3,start=up", "scd:window=4,start=random", "draft:window=3"],
@@ -349,15 +350,18 @@ def exact_joint(name: str, model: Any, layout: Layout, first: int) -> Tensor:
 
 @pytest.mark.parametrize("name", CODES)
 def test_sampling_follows_the_model(name: str) -> None:
-    """The joint distribution of 81 images. With 20,000 samples the noise floor of the total variation is near 0.02, the
-    limit is five standard deviations above it, and a bias of 0.03 is always found.
+    """The joint distribution of 81 images.
+
+    The limit of the total variation is five standard deviations above its noise floor. A bias towards the draft model
+    of 0.03 is found in 73 to 100 of 100 runs, one of 0.04 always; a bias of 0.05 in any direction in 96 to 100.
     """
     side = 3 if name == "imagegpt" else 2
     model, draft = (CASES[name].model(seed, 3, side, spread=SPREAD[name]) for seed in (2, 3))
     job = job_of(model, small_call(name, model, 2), **SETTINGS)
-    joint = exact_joint(name, model, job.layout, job.plan.first_id)
+    joint, drafts = (exact_joint(name, one, job.layout, job.plan.first_id) for one in (model, draft))
     assert joint.max() < 0.3  # a peaked distribution would hide mistakes
     floor, spread = noise_floor(joint, ROWS)
+    scores = joint.clamp(min=torch.finfo(joint.dtype).tiny).log(), score_of_drafts(joint, drafts)
     made = slice(-job.layout.length, None)
     for recipe in SAMPLED[name]:
         call = small_call(name, model, ROWS) | SETTINGS
@@ -368,4 +372,6 @@ def test_sampling_follows_the_model(name: str) -> None:
         tv = float((counts / ROWS - joint).abs().sum() / 2)
         print(f"{name} {recipe}: TV {tv:.4f}, floor {floor:.4f}, limit {floor + 5 * spread:.4f}")
         assert tv < floor + 5 * spread, recipe
+        z, z_limit = largest_z(joint, counts, scores, FALSE_ALARM)
+        assert abs(z) <= z_limit and not counts[joint == 0].any(), recipe
         assert out.stats.tokens_per_call > 1

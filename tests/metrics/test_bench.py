@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_pipe import open_gate
 from PIL import Image
 
 import mmspec
@@ -144,6 +145,7 @@ def test_the_command_prints_no_speedup_without_the_gate(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mmspec.cli.bench.load_image_generator", lambda model, device, drafter: pipe)
+    open_gate(monkeypatch)
     monkeypatch.setattr(exactness, "check", lambda recipe: gate(recipe.name == "plain"))
     arguments = ["bench", "image", "--recipes", "scd", "--batch", "1", "--limit", "2", "--repeats", "1"]
     assert main([*arguments, "--json"]) == 0
@@ -209,7 +211,7 @@ def test_the_command_writes_what_it_prints(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mmspec.cli.bench.load_image_generator", lambda model, device, drafter: pipe)
-    monkeypatch.setattr(exactness, "check", lambda recipe: gate(True))
+    open_gate(monkeypatch)
     out = tmp_path / "results.json"
     arguments = ["bench", "image", "--recipes", "scd", "--batch", "2", "--limit", "4", "--repeats", "1"]
     assert main([*arguments, "-o", str(out), "--temperature", "0.5", "--json"]) == 0

@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from in_browser import in_browser
+from chromium import Page, in_frame
 from PIL import Image
 
 from mmspec.cli.app import main
@@ -191,27 +191,29 @@ def test_several_runs_make_one_page(
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_renders_the_page_without_messages(record: dict[str, Any], tmp_path: Path, width: int) -> None:
+def test_a_browser_renders_the_page_without_messages(
+    tab: Page, record: dict[str, Any], tmp_path: Path, width: int
+) -> None:
     # What only a browser can check: nothing overflows sideways, the charts have a size, the policy allows the style.
     values = (
         "page.documentElement.scrollWidth, page.querySelector('svg').getBoundingClientRect().width, "
         "page.querySelector('.samples img').naturalWidth, frame.contentWindow.getComputedStyle(page.body).maxWidth"
     )
-    text, console = in_browser(page([ReportRun("", record, tmp_path)]), tmp_path, width, values)
+    text, console = in_frame(tab, page([ReportRun("", record, tmp_path)]), tmp_path, width, values)
     assert not console
     scroll, chart_width, image, style = text.split(",")
     assert float(scroll) <= width and 200 < float(chart_width) < width and image == "400" and style == "1350px"
 
 
 @pytest.mark.browser
-def test_the_policy_of_the_page_stops_what_is_added_to_it(record: dict[str, Any], tmp_path: Path) -> None:
+def test_the_policy_of_the_page_stops_what_is_added_to_it(tab: Page, record: dict[str, Any], tmp_path: Path) -> None:
     added = (
         "<script>document.body.id = 'ran'</script><img src='x:' onerror=\"document.body.id = 'ran'\"/>"
         "<style>body { max-width: 7px }</style></body>"
     )
     text = page([ReportRun("", record, tmp_path)]).replace("</body>", added)
     values = "page.body.id, frame.contentWindow.getComputedStyle(page.body).maxWidth"
-    found, console = in_browser(text, tmp_path, 1280, values)
+    found, console = in_frame(tab, text, tmp_path, 1280, values)
     assert found == ",1350px" and console.count("Content Security Policy") >= 3
 
 

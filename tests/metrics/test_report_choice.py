@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_browser import in_browser
+from chromium import Page, in_frame
 
 from mmspec.metrics.comparisons import compare_all, detectable, holm, p_value, widening
 from mmspec.metrics.report.choice import choose, scale_of, worst_loss
@@ -100,7 +100,7 @@ def test_committed_results_give_answers(run: ReportRun) -> None:
 
 
 @pytest.mark.browser
-def test_the_slider_of_the_page_agrees(run: ReportRun, tmp_path: Path) -> None:
+def test_the_slider_of_the_page_agrees(tab: Page, run: ReportRun, tmp_path: Path) -> None:
     rows = named_rows([run])
     asked = [
         (scale.metric, loss * scale.factor, axis, together)
@@ -121,7 +121,7 @@ def test_the_slider_of_the_page_agrees(run: ReportRun, tmp_path: Path) -> None:
         return page.querySelector('#chosen').textContent;
       }).join(' ');
     })()""".replace("ASKED", json.dumps(asked))
-    text, console = in_browser(page([run]), tmp_path, 1280, script)
+    text, console = in_frame(tab, page([run]), tmp_path, 1280, script)
     assert not console
     wanted = []
     for metric, loss, axis, together in asked:
@@ -133,7 +133,7 @@ def test_the_slider_of_the_page_agrees(run: ReportRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-def test_tables_sort_and_links_mark_a_recipe(run: ReportRun, tmp_path: Path) -> None:
+def test_tables_sort_and_links_mark_a_recipe(tab: Page, run: ReportRun, tmp_path: Path) -> None:
     script = """
     (() => {
       const table = page.querySelector('#recipes-part table');
@@ -147,5 +147,5 @@ def test_tables_sort_and_links_mark_a_recipe(run: ReportRun, tmp_path: Path) -> 
       page.querySelector('g[data-recipe="beta:beta=0.05"]').dispatchEvent(new frame.contentWindow.Event('click'));
       return seen.join(' ');
     })()"""
-    text, console = in_browser(page([run]), tmp_path, 1280, script)
+    text, console = in_frame(tab, page([run]), tmp_path, 1280, script)
     assert text == "plain plain ascending lantern:delta=0.8 descending #recipe=beta:beta=0.05" and not console

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_pipe import Pipe, classifier, gate
+from fake_pipe import Pipe, classifier, open_gate
 
 import mmspec
 from mmspec.cli.app import main
@@ -22,7 +22,6 @@ from mmspec.metrics.evaluation.suites.prompts import suite_prompts
 from mmspec.metrics.evaluation.suites.suite import ModelSize, all_settings, find_suite, settings_of, suite_names
 from mmspec.metrics.extractors import shapes
 from mmspec.metrics.registry import find_metric
-from mmspec.testing import exactness
 
 NAMES = ["coco", "dpg", "drawbench", "geneval", "imagenet50k", "libritts", "partiprompts", "seed-tts"]
 
@@ -127,7 +126,7 @@ def test_a_dry_run_says_what_it_predicts_and_writes_nothing(
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     pipe = Pipe()
     monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
-    monkeypatch.setattr(exactness, "check", gate)
+    open_gate(monkeypatch)
     monkeypatch.setattr(shapes, "embedded_classifier", classifier)
     monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
     monkeypatch.setattr(metric, "SET_RESAMPLES", 40)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from mmspec.errors import ModelError
-from mmspec.sampling.rejection import Draft, ratio, sample, verify
+from mmspec.sampling.rejection import Draft, point_mass, ratio, sample, verify
 
 LAST = 1 - 2.0**-24  # the largest random number
 
@@ -55,6 +56,15 @@ def test_drafts_after_the_first_rejection_do_not_count() -> None:
     q = torch.tensor([[[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]])
     verdict = verify(p, Draft(torch.tensor([[0, 1, 1]]), q), ratio, u(0.9, 0.9, 0.9, 0.9), u(0, 0, 0, 0))
     assert verdict.accepted.tolist() == [1] and verdict.tokens[0, :2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_point_masses_leave_the_slots_of_reused_drafts(inplace: bool) -> None:
+    q, tokens = torch.rand(2, 4, 3).softmax(-1), torch.tensor([[0, 1, 2, 0], [2, 2, 1, 0]])
+    expected = q.clone()
+    expected[0, 3] = expected[1, 3] = torch.tensor([1.0, 0.0, 0.0])
+    expected[1, 2] = torch.tensor([0.0, 1.0, 0.0])
+    assert torch.equal(point_mass(q, tokens, 2, np.array([[False, True], [True, True]]), inplace), expected)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.25, 0.5, LAST])
