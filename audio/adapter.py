@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.audio.codec import Codec
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import ends_sentence
-from mmspec.batching.request import PreparedRows
+from mmspec.batching.request import PreparedBatch, PreparedRows
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
@@ -70,9 +70,9 @@ class DecodingJob(Protocol):
 
 @runtime_checkable
 class PreparableJob(DecodingJob, Protocol):
-    """A batch that an engine can decode, since one target generates its tokens."""
+    """A batch that an engine can decode, window by window."""
 
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
         """The batch, ready to be decoded."""
         ...
 

@@ -28,7 +28,7 @@ from mmspec.audio.part_stream import stream_part
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.resampling import Resampler, resample
 from mmspec.audio.text_parts import continued, decode_parts, draws_voice, part_seed
-from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.engine import Decoded
@@ -58,7 +58,7 @@ class SpeechPipeline:
 
     @property
     def in_engines(self) -> bool:
-        """Whether a `mmspec.Engine` can decode the model, which takes one stream of tokens."""
+        """Whether a `mmspec.Engine` can decode the model."""
         return bool(getattr(self.adapter, "in_engines", True))
 
     @property
@@ -298,7 +298,7 @@ class SpeechPipeline:
 
         return PreparedRequest(rows, finish, seed, continue_row if draws_voice(self.adapter) else None, prepared.notes)
 
-    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`.
 
         Raises:
@@ -313,6 +313,16 @@ class SpeechPipeline:
                     "from several models in turn; call the pipeline"
                 )
             return job.prepare(recipe, samplings)
+
+    def decode_row(self, row: RowPrompt, recipe: Recipe, on_step: OnStep | None = None) -> Tensor:
+        """The tokens [n, *cell] of a row of `read_request`, decoded alone.
+
+        Args:
+            row: The row.
+            recipe: How to decode.
+            on_step: As in a call.
+        """
+        return self._decode([row.prompt], recipe, row.sampling, [row.seed], on_step).tokens[0]
 
     @refuse_unknown_keywords
     def stream(

@@ -1,34 +1,31 @@
-"""Decoding with a depth decoder: a backbone generates frames, and a small model the codebooks of each frame in turn.
+"""Decoding along the depth: a backbone generates frames, and a small model the codebooks of each frame in turn.
 
 CSM and Moshi are of this kind. The backbone predicts the first token of a frame; the depth decoder generates the other
 tokens from it and from the backbone's hidden state. Speculative decoding runs along the depth: one run of the decoding
-loop per frame, exact for the same reasons. The backbone is called once per frame in any case.
+loop per frame, exact for the same reasons. See `mmspec.audio.depth.frame_batch` for the loop over the frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.adaptive_window import AdaptiveWindows
-from mmspec.decoding.batch import BatchState, Step
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep, WindowPolicy
+from mmspec.decoding.loop import WindowPolicy
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
-from mmspec.engine import build_rule, run_rows, window_policy
-from mmspec.errors import ArgumentError
+from mmspec.engine import build_rule, run_rows
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import TokenSampler
 
 
@@ -66,6 +63,19 @@ class FrameModel(Protocol):
         ...
 
 
+@runtime_checkable
+class JoinableFrames(Protocol):
+    """A model of frames that takes in the rows of another one, while both are decoding."""
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join."""
+        ...
+
+    def join(self, other: Any, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
+        ...
+
+
 @dataclass(frozen=True)
 class FrameSpec:
     """The frames to generate.
@@ -74,8 +84,8 @@ class FrameSpec:
         length: Frames per row, at most.
         ends: Maps frames int64 [B, 1 + D] to bool [B], True for a frame that ends its row; None if rows never end.
         pad: The token of frames after the end.
-        first: Sampling parameters of the first token of a frame, in all rows.
-        rest: Sampling parameters of the other tokens, in all rows.
+        first: Sampling parameters of the first token of a frame, in all rows of a batch when it starts.
+        rest: Those of the other tokens.
     """
 
     length: int
@@ -98,82 +108,6 @@ class DecodedFrames:
     stats: Stats
 
 
-def decode_frames(
-    model: FrameModel,
-    recipe: Recipe,
-    spec: FrameSpec,
-    seeds: Sequence[int],
-    draft: FrameModel | None = None,
-    on_step: OnStep | None = None,
-    adaptive_windows: AdaptiveWindows | None = None,
-) -> DecodedFrames:
-    """Decodes a batch of rows frame by frame, the codes of each frame by a recipe.
-
-    Args:
-        model: The model with its prompts given.
-        recipe: How the tokens after the first are decoded; the token "above" is the same codebook of the last frame.
-        spec: The frames to generate.
-        seeds: One per row. A row's frames depend on its seed and prompt alone.
-        draft: A smaller model with the same prompts, for recipes that use one; it drafts the depth.
-        on_step: Called after every frame; the tokens of its `Step` are frames.
-        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`; all frames share one.
-
-    Raises:
-        ArgumentError: For a recipe with trees.
-    """
-    if recipe.info.tree:
-        raise ArgumentError(f"recipe {recipe.name!r} is not possible here: a depth decoder reads windows only")
-    count, device, rng = len(seeds), model.device, CounterRNG(seeds, model.device)
-    frames = torch.full((count, spec.length, 1 + model.codes), spec.pad, dtype=torch.int64, device=device)
-    lengths, ids, meter = np.zeros(count, dtype=np.int64), np.arange(count), Meter(device, count)
-    truncated = np.full(count, spec.ends is not None)
-    sampler = TokenSampler([spec.first] * count, None, device)
-    draft_calls, frame = 0, frames[:, 0]
-    draft = draft if recipe.needs_draft_model else None
-    resources = DraftResources(adaptive_windows={} if adaptive_windows is None else adaptive_windows)
-    settings = [spec.rest] * count
-    policy = window_policy(recipe, settings, count, resources, spec.length * model.codes)
-    with torch.inference_mode():
-        for t in range(spec.length):
-            meter.clock.lap("other")
-            logits = model.step(frame) if t else model.start()
-            meter.clock.lap("target")
-            if draft is not None:
-                draft.step(frame) if t else draft.start()
-                draft_calls += 1
-                meter.clock.lap("drafter")
-            position = np.full((len(ids), 1), t)
-            p = sampler(logits, position)
-            first = sampler.sample(p, rng.window(position, 0))
-            meter.count_plain(p, first, ids)
-            frame_seeds = [frame_seed(seeds[i], t) for i in ids.tolist()]
-            depth = DepthDecoding(model, draft, recipe, spec.rest, frame_seeds, policy)
-            codes, calls = depth.decode(first, frame[:, 1:] if t else None, meter, ids)
-            draft_calls += calls
-            frame = torch.cat([first, codes], dim=1)
-            frames[torch.from_numpy(ids).to(device), t] = frame
-            lengths[ids] += 1
-            if on_step is not None:
-                so_far = [row[:n].clone() for row, n in zip(frames, lengths, strict=True)]
-                on_step(Step(meter.nfe, int(meter.tokens.sum()), frames[..., 0].numel() * (1 + model.codes), so_far))
-            if spec.ends is None:
-                continue
-            ended = spec.ends(frame).cpu().numpy()
-            truncated[ids[ended]] = False
-            running = np.flatnonzero(~ended).tolist()
-            if not running:
-                break
-            if len(running) < len(ids):
-                ids, frame = ids[running], frame[running]
-                rng.select_rows(running)
-                sampler.select_rows(torch.tensor(running, device=device))
-                for each in (model, draft):
-                    if each is not None:
-                        each.select_rows(running)
-    meter.clock.lap("other")
-    return DecodedFrames(frames[:, : lengths.max()], meter.stats(draft_calls, truncated))
-
-
 @dataclass(frozen=True)
 class DepthDecoding:
     """Decoding of the codes of one frame, in all rows.
@@ -182,7 +116,7 @@ class DepthDecoding:
         model: The model, which has read the frames before.
         draft: A draft model, which has read them too, or None.
         recipe: How the codes are decoded.
-        sampling: Sampling parameters of the codes.
+        samplings: Sampling parameters of the codes, one per row.
         seeds: One per row, see `frame_seed`.
         policy: Chooses the window.
     """
@@ -190,7 +124,7 @@ class DepthDecoding:
     model: FrameModel
     draft: FrameModel | None
     recipe: Recipe
-    sampling: SamplingParams
+    samplings: Sequence[SamplingParams]
     seeds: Sequence[int]
     policy: WindowPolicy
 
@@ -207,7 +141,7 @@ class DepthDecoding:
         start = 0 if before is None else depth
         layout = Layout(start + depth, width=depth)
         target = self.model.depth(first, start, recipe.window)
-        samplings, resources = [self.sampling] * count, DraftResources()
+        samplings, resources = self.samplings, DraftResources()
         if (draft := self.draft) is not None:
             resources = DraftResources(
                 draft_model=lambda: draft.depth(first, start, recipe.window), draft_sampling=samplings

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec, JoinableFrames
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import Step
@@ -80,19 +80,6 @@ class FrameWindowModel(Protocol):
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows only."""
-        ...
-
-
-@runtime_checkable
-class JoinableFrames(Protocol):
-    """A model of frames that takes in the rows of another one, while both are decoding."""
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join."""
-        ...
-
-    def join(self, other: Any, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
         ...
 
 
@@ -215,7 +202,7 @@ def decode_frame_windows(
     on_step: OnStep | None = None,
     adaptive_windows: AdaptiveWindows | None = None,
 ) -> DecodedFrames:
-    """Decodes a batch of rows like `mmspec.audio.depth.depth_decoding.decode_frames`, with `ahead` frames in a window.
+    """Decodes a batch of rows like `mmspec.audio.depth.frame_batch.decode_frames`, with `ahead` frames in a window.
 
     A target call is at most one call of the backbone and one of the depth decoder.
 

@@ -60,6 +60,7 @@ class EvalConfig:
         guidance_scale: None is the model's default.
         batch: Samples per call.
         device: Where the model and the extractors run.
+        dtype: Of the weights; "auto" is that of the files, and float32 for the models of the package.
         strict: Refuse files that cannot be read, instead of leaving them out.
         fingerprint: Of the model's weights, once loaded; see `mmspec.bulk.fingerprint`.
         suite: The benchmark whose prompts and metrics these are; None for the user's own.
@@ -88,6 +89,7 @@ class EvalConfig:
     guidance_scale: float | None = None
     batch: int = 1
     device: str = "cpu"
+    dtype: str = "auto"
     strict: bool = False
     fingerprint: str = ""
     suite: str | None = None

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmspec.batching.request import PreparedRequest, PreparedRows, Request, RowPrompt
-from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import RunningBatch
-from mmspec.decoding.stats import Meter, RowStats
-from mmspec.decoding.target import cache_bytes
-from mmspec.engine import build_rule, running_batch, window_policy
+from mmspec.batching.request import DecodingBatch, PreparedBatch, PreparedRequest, Request, RowPrompt
+from mmspec.decoding.stats import RowStats
+from mmspec.engine import window_policy
 from mmspec.recipes import Recipe
-from mmspec.sampling.params import SamplingParams
 
 STEPS = 4  # single steps that a window policy may take in one step of the engine
 
@@ -91,7 +87,7 @@ class Group:
         prepared: The rows as they were prepared. Rows that join later are converted in the same way.
     """
 
-    def __init__(self, batch: RunningBatch, rows: Sequence[Row], recipe: Recipe, prepared: PreparedRows) -> None:
+    def __init__(self, batch: DecodingBatch, rows: Sequence[Row], recipe: Recipe, prepared: PreparedBatch) -> None:
         self.batch = batch
         self.kind = rows[0].kind
         self.rows = dict(enumerate(rows))  # by index in the batch's request
@@ -110,7 +106,7 @@ class Group:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache, if the target knows."""
-        return cache_bytes(self.batch.target)
+        return self.batch.cache_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -141,7 +137,7 @@ class Group:
         running = set(state.ids[state.is_running].tolist())
         truncated, tokens, finished = state.truncated, state.on_host(), list[Row]()
         for index, row in list(self.rows.items()):
-            new, row.calls, row.decoded = tokens[index], int(meter.calls[index]), len(tokens[index])
+            new, row.calls, row.decoded = tokens[index], int(meter.calls[index]), int(meter.tokens[index])
             try:
                 for convert in (self._tokens, row.progress.prepared.codes):
                     new = new if convert is None else convert(new)
@@ -173,17 +169,10 @@ class Group:
             self.batch.use()
 
 
-def start_group(rows: Sequence[Row], prepared: PreparedRows) -> Group:
+def start_group(rows: Sequence[Row], prepared: PreparedBatch) -> Group:
     """Reads the prompts of rows and samples their first tokens."""
     recipe = prepared.recipe or rows[0].progress.recipe
-    target, layout, resources = prepared.target, prepared.layout, prepared.resources
-    samplings: Sequence[SamplingParams] = prepared.samplings
-    seeds = prepared.seeds or [row.prompt.seed for row in rows]
-    state = BatchState(seeds, layout, recipe.window, target.device, prepared.limits)
-    sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
-    policy = window_policy(recipe, samplings, len(rows), resources, layout.length)
-    meter = Meter(target.device, len(rows))
+    batch = prepared.batch(recipe, [row.prompt.seed for row in rows])
     with torch.inference_mode():
-        batch = running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter)
         batch.start()
     return Group(batch, rows, recipe, prepared)

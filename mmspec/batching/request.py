@@ -8,10 +8,13 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch, WindowPolicy
 from mmspec.decoding.resources import DraftResources
-from mmspec.decoding.stats import Stats
+from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
+from mmspec.engine import build_rule, running_batch, window_policy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -102,9 +105,75 @@ class PreparedRequest:
     codes: Callable[[Tensor], Tensor] | None = None
 
 
+class DecodingBatch(Protocol):
+    """A batch that is being decoded, which rows join and leave.
+
+    Attributes:
+        state: Its rows and their tokens.
+        meter: Counts calls, tokens and seconds.
+    """
+
+    state: BatchState
+    meter: Meter
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV caches, as far as known."""
+        ...
+
+    def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
+        """Sets the policy of the next windows; see `mmspec.decoding.loop.RunningBatch.use`."""
+        ...
+
+    def start(self) -> bool:
+        """Reads the prompts and gives each row its first token; returns whether any row is running."""
+        ...
+
+    def step(self) -> bool:
+        """Decodes one window; returns whether any row is running."""
+        ...
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of another batch, of the same recipe and with guidance or not as this one, can join."""
+        ...
+
+    def join(self, other: Any) -> list[int]:
+        """Takes in the running rows of another batch; see `mmspec.decoding.loop.RunningBatch.join`."""
+        ...
+
+
+class PreparedBatch(Protocol):
+    """Rows that are ready to be decoded as a batch.
+
+    Attributes:
+        resources: Holds the window policies of the model.
+        recipe: Replaces the recipe of the rows; None keeps it.
+        tokens: Maps a row's tokens so far to those of the pipeline's output, before `PreparedRequest.codes`: the loop
+            may number them from another id, or decode frames as a stream. None leaves them as they are.
+    """
+
+    @property
+    def resources(self) -> DraftResources: ...
+
+    @property
+    def recipe(self) -> Recipe | None: ...
+
+    @property
+    def tokens(self) -> Callable[[Tensor], Tensor] | None: ...
+
+    def batch(self, recipe: Recipe, seeds: Sequence[int]) -> DecodingBatch:
+        """The batch, before its first token.
+
+        Args:
+            recipe: How it is decoded: `recipe` of this object, or else that of the rows.
+            seeds: The seeds of the rows.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class PreparedRows:
-    """Rows that are ready to be decoded as a batch.
+    """Rows that one target decodes, token by token or column by column; a `PreparedBatch`.
 
     Attributes:
         target: The model with the prompts of the rows, before its prefill.
@@ -113,9 +182,8 @@ class PreparedRows:
         resources: The resources of the model for drafters.
         limits: The largest number of tokens of each row; None is the length of the layout.
         seeds: Seeds of the rows that replace those of their prompts; None keeps these.
-        tokens: Maps a row's tokens so far to those of the pipeline's output, before `PreparedRequest.codes`: the loop
-            may number them from another id, or decode frames as a stream. None leaves them as they are.
-        recipe: Replaces the recipe of the rows; None keeps it.
+        tokens: See `PreparedBatch`.
+        recipe: See `PreparedBatch`.
     """
 
     target: Target
@@ -126,6 +194,15 @@ class PreparedRows:
     seeds: Sequence[int] | None = None
     tokens: Callable[[Tensor], Tensor] | None = None
     recipe: Recipe | None = None
+
+    def batch(self, recipe: Recipe, seeds: Sequence[int]) -> RunningBatch:
+        """See `PreparedBatch`."""
+        target, layout, samplings, resources = self.target, self.layout, self.samplings, self.resources
+        state = BatchState(self.seeds or seeds, layout, recipe.window, target.device, self.limits)
+        sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
+        policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
+        meter = Meter(target.device, len(seeds))
+        return running_batch(target, recipe, rule, sampler, state, samplings, resources, policy, meter)
 
 
 class EnginePipeline(Protocol):
@@ -150,6 +227,6 @@ class EnginePipeline(Protocol):
         """
         ...
 
-    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
         """Prepares rows of one kind as a batch; called in the thread that steps the engine."""
         ...

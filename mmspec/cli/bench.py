@@ -15,6 +15,7 @@ import typer
 from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
 from mmspec.cli.exactness_gate import gate
+from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
 from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator
 from mmspec.errors import ArgumentError
@@ -57,6 +58,7 @@ def bench_image(
     guidance_scale: GuidanceScale = None,
     threads: Threads = None,
     drafter: Drafter = None,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
     output: Output = None,
     as_json: Json = False,
@@ -81,11 +83,11 @@ def bench_image(
 
     texts = read_prompts(prompts, limit)
     _set_threads(threads)
-    pipe = load_image_generator(model, device, drafter)
+    pipe = load_image_generator(model, device, drafter, dtype=dtype)
     score = attribute_score() if model == "shapes" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
-    record["settings"] |= {"device": device, "drafter": drafter}
+    record["settings"] |= {"device": device, "drafter": drafter, "dtype": dtype.value}
     _write(report, record, output, as_json)
 
 
@@ -101,6 +103,7 @@ def bench_speak(
     top_k: TopK = None,
     top_p: TopP = None,
     threads: Threads = None,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
     output: Output = None,
     as_json: Json = False,
@@ -120,13 +123,13 @@ def bench_speak(
 
     texts = read_prompts(prompts, limit, SPEECH)
     _set_threads(threads)
-    pipe = load_audio_pipeline(model, device)
+    pipe = load_audio_pipeline(model, device, dtype=dtype)
     score = word_accuracy() if model == "spoken" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, None)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     latencies = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=sampling)
-    record["settings"] |= {"device": device}
+    record["settings"] |= {"device": device, "dtype": dtype.value}
     record["first_sound"] = [asdict(latency) for latency in latencies]
     _write(report, record, output, as_json)
     if not as_json:

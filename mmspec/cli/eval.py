@@ -27,6 +27,7 @@ from mmspec.cli.metric_weights import (
     WavLMWeights,
     WhisperWeights,
 )
+from mmspec.cli.model_options import DType, read_dtype
 from mmspec.cli.options import Drafter, GuidanceScale, Json, Temperature, TopK, TopP
 from mmspec.cli.pipelines import load_pipeline
 from mmspec.errors import ArgumentError
@@ -99,6 +100,9 @@ def evaluate(
     top_k: TopK = None,
     top_p: TopP = None,
     guidance_scale: GuidanceScale = None,
+    dtype: Annotated[
+        DType | None, typer.Option(show_default="auto", help="The dtype of the weights; auto is that of the files.")
+    ] = None,
     device: Annotated[_Text, typer.Option(show_default="cpu", help="Where the model runs: cpu, cuda, cuda:1.")] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict", help="Refuse files that cannot be read, instead of leaving them out.")
@@ -126,6 +130,7 @@ def evaluate(
         "reference": reference, "batch": batch, "shapes": shapes, "inception": inception, "clip": clip,
         "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "drafter": drafter,
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
+        "dtype": None if dtype is None else dtype.value,
         "strict": strict, "suite": suite, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
     }  # fmt: skip
     from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
@@ -165,7 +170,7 @@ def evaluate(
         processes = stack.enter_context(process_group())
         device = local_device(resolved.device)
         check_device(device)
-        pipe = load_pipeline(resolved.model, device, resolved.drafter)
+        pipe = load_pipeline(resolved.model, device, resolved.drafter, read_dtype(resolved.dtype))
         resolved = replace(resolved, fingerprint=fingerprint(pipe))
         evaluation = prepare(by_class(pipe) if resolved.suite == CLASSES else pipe, resolved, processes)
         if processes.rank == 0:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, unknown_name
 
 Style = Annotated[
     str | None,
@@ -43,6 +43,17 @@ class DType(StrEnum):
 
 
 Weights = Annotated[DType, typer.Option("--dtype", help="The dtype of the weights; auto is that of the files.")]
+
+
+def read_dtype(name: str) -> DType:
+    """The dtype of a name, as in a configuration file.
+
+    Raises:
+        UnknownNameError: If there is none.
+    """
+    if name not in list(DType):
+        raise unknown_name("dtype", name, list(DType))
+    return DType(name)
 
 
 def read_config(pairs: Sequence[str] | None, **named: str | None) -> dict[str, Any] | None:

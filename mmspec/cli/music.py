@@ -17,6 +17,7 @@ from mmspec.cli.audio import (
     generate_files,
     plan_files,
 )
+from mmspec.cli.model_options import DType, Weights
 from mmspec.cli.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
 from mmspec.cli.pipelines import load_audio_pipeline
 from mmspec.errors import ArgumentError
@@ -49,6 +50,7 @@ def music(
     window: Window = None,
     batch_size: BatchSize = None,
     sampling_rate: SamplingRate = None,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -59,7 +61,7 @@ def music(
     check_output(output, stream, as_json)
     wanted = [prompt for prompt in prompts for _ in range(number)]
     paths = plan_files(output, len(wanted), format, sampling_rate)
-    pipe = load_audio_pipeline(model, device, melody)
+    pipe = load_audio_pipeline(model, device, melody, dtype=dtype)
     pipe = pipe if seconds is None else pipe.with_duration(seconds)
     settings = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,

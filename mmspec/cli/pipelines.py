@@ -94,7 +94,7 @@ def _image_pipeline(model: str, pipe: Any) -> Any:
     return pipe
 
 
-def load_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
+def load_pipeline(model: str, device: str, drafter: str | None = None, dtype: DType = DType.float32) -> Any:
     """Loads an image or audio model as `mmspec.load` does; loading and calls show no progress bars.
 
     Raises:
@@ -104,7 +104,7 @@ def load_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
     import mmspec
 
     show_no_loading_bars(model)
-    return without_bars(mmspec.load(model, device=device), drafter)
+    return without_bars(mmspec.load(model, device=device, dtype=dtype_of(model, dtype)), drafter)
 
 
 def without_bars(pipe: Any, drafter: str | None) -> Any:

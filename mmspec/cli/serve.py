@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.options import Device, read_recipe
-from mmspec.cli.pipelines import load_image_generator, load_pipeline
+from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
+from mmspec.cli.options import Device, Drafter, read_recipe
+from mmspec.cli.pipelines import load_generator
 from mmspec.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -27,6 +29,25 @@ RecipeName = Annotated[
 ]
 MaxRows = Annotated[int, typer.Option(min=1, max=4096, help="Requests that are decoded at the same time, per model.")]
 MaxWaiting = Annotated[int, typer.Option(min=1, help="Requests that may wait; others get status 429.")]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How models are loaded.
+
+    Attributes:
+        device: Where they run.
+        dtype: Of the weights.
+        drafter: A trained drafter.
+        tokenizer: The image tokenizer or codec, for a model without one.
+        config: Options of the model, see `mmspec.load`.
+    """
+
+    device: str
+    dtype: DType
+    drafter: str | None = None
+    tokenizer: str | None = None
+    config: dict[str, Any] | None = None
 
 
 def serve(
@@ -56,12 +77,26 @@ def serve(
         float, typer.Option(min=0, max=3600, help="After SIGTERM, running requests have this long to finish.")
     ] = 30.0,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Whether / is a page to try the models with.")] = True,
+    drafter: Drafter = None,
+    tokenizer: Tokenizer = None,
+    codec: Codec = None,
+    style: Style = None,
+    config: Config = None,
+    draft_model: DraftModel = None,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
 ) -> None:
     """Serve models over HTTP with OpenAI's endpoints, until SIGTERM or Ctrl-C.
 
-    Requests join the running batch of their model. Models are separated by spaces: `mmspec serve shapes spoken`.
+    Requests join the running batch of their model. Models are separated by spaces: `mmspec serve shapes spoken`. The
+    options from --drafter to --draft-model are for a single model.
     """
+    if tokenizer is not None and codec is not None:
+        raise ArgumentError("--tokenizer and --codec name the same file; leave one of them out")
+    options = read_config(config, style=style, draft_model=draft_model)
+    loading = LoadOptions(device, dtype, drafter, tokenizer or codec, options)
+    if len(models) > 1 and (drafter or loading.tokenizer or options):
+        raise ArgumentError("--drafter, --tokenizer, --codec, --style, --config, --draft-model are for a single MODEL")
     chosen = None if recipe is None else read_recipe(recipe, None)
     _require_extra()
     from mmspec.serving.settings import ServerSettings, read_api_keys
@@ -70,7 +105,7 @@ def serve(
         host, port, read_api_keys(api_key_file), tuple(cors_origin or ()), allow_reference_audio,
         allowed_local_media_path, drain_seconds, page,
     )  # fmt: skip
-    _run(models, chosen, settings, max_rows, max_waiting, device, open_page=False)
+    _run(models, chosen, settings, max_rows, max_waiting, loading, open_page=False)
 
 
 def demo(
@@ -80,6 +115,7 @@ def demo(
     port: Port = 8000,
     recipe: RecipeName = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether to open a browser.")] = True,
+    dtype: Weights = DType.auto,
     device: Device = "cpu",
 ) -> None:
     """Open a page on which images appear row by row and speech sounds while it is made.
@@ -90,7 +126,8 @@ def demo(
     _require_extra()
     from mmspec.serving.settings import ServerSettings
 
-    _run(models or ["shapes", "spoken"], chosen, ServerSettings(port=port), 16, 64, device, open_page=browser)
+    loading = LoadOptions(device, dtype)
+    _run(models or ["shapes", "spoken"], chosen, ServerSettings(port=port), 16, 64, loading, open_page=browser)
 
 
 def _run(
@@ -99,7 +136,7 @@ def _run(
     settings: ServerSettings,
     max_rows: int,
     max_waiting: int,
-    device: str,
+    loading: LoadOptions,
     open_page: bool,
 ) -> None:
     from mmspec.serving.app import Application
@@ -110,7 +147,7 @@ def _run(
         raise ArgumentError(f"MODEL is named twice: {', '.join(names)}")
     listener = bind(settings.host, settings.port)  # before the models are loaded, which takes longer
     try:
-        models = [_load(name, recipe, max_rows, max_waiting, device) for name in names]
+        models = [_load(name, recipe, max_rows, max_waiting, loading) for name in names]
         application = Application(models, settings)
         address = address_of(listener)
         for model in models:
@@ -123,11 +160,11 @@ def _run(
         listener.close()
 
 
-def _load(name: str, recipe: Any, max_rows: int, max_waiting: int, device: str) -> ServedModel:
+def _load(name: str, recipe: Any, max_rows: int, max_waiting: int, loading: LoadOptions) -> ServedModel:
     """Loads a model."""
     from mmspec.serving.load import served_model
 
-    pipe = load_image_generator(name, device) if name == "shapes" else load_pipeline(name, device)
+    pipe = load_generator(name, loading.device, loading.drafter, loading.tokenizer, loading.config, loading.dtype)
     return served_model(name, pipe, recipe, max_rows, max_waiting)
 
 

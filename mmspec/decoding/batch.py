@@ -190,6 +190,11 @@ class BatchState:
         """Finishes these rows, among the B current ones, where they are."""
         self.is_running[row_ids] = False
 
+    def places(self, count: int) -> list[int]:
+        """Where `count` rows can join: the indices of finished rows, and then new ones after the B current rows."""
+        free, rows = np.flatnonzero(~self.is_running).tolist(), len(self.ids)
+        return [*free, *range(rows, rows + max(count - len(free), 0))][:count]
+
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
         self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]

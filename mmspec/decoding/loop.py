@@ -16,7 +16,7 @@ import torch
 
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.stats import Meter
-from mmspec.decoding.target import JoinableTarget, Target, bind_features
+from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -183,6 +183,11 @@ class RunningBatch:
         self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of the target's KV cache; 0 if the target does not tell."""
+        return cache_bytes(self.target)
+
+    @property
     def draft_calls(self) -> int:
         """Calls of the drafter's own model."""
         return 0 if self.drafter is None else int(self.drafter.calls)
@@ -239,11 +244,13 @@ class RunningBatch:
         """
         drop_finished(self.state, self.target, self.drafter, self.sampler, at_once)
 
-    def can_join(self, other: RunningBatch) -> bool:
+    def can_join(self, other: object) -> bool:
         """Whether the rows of another batch can join this one: models and drafters take rows in, and the layouts fit.
 
         Both batches must have the same recipe, and guidance or not.
         """
+        if not isinstance(other, RunningBatch):
+            return False
         ours, theirs = self.state.layout, other.state.layout
         same = all(
             getattr(ours, name) == getattr(theirs, name) for name in ("width", "eos", "pad", "cell", "dtype", "kind")
@@ -269,9 +276,7 @@ class RunningBatch:
             The index of each of its rows in `state.ids`.
         """
         other.drop_finished(at_once=True)
-        free = np.flatnonzero(~self.state.is_running).tolist()
-        count, new = len(self.state.ids), len(other.state.ids)
-        row_ids = [*free, *range(count, count + max(new - len(free), 0))][:new]
+        row_ids = self.state.places(len(other.state.ids))
         assert isinstance(self.target, JoinableTarget)
         if self.drafter is not None:
             self.drafter.join(other.drafter, row_ids, self.state, other.state)

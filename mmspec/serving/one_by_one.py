@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import Step
+from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
 
 
@@ -114,21 +115,26 @@ def _draw(pipe: Any, prompt: str, request: DecodingRequest, send: Callable[[Call
     )  # fmt: skip
 
 
-def _speak(pipe: Any, prompt: str, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
+def _speak(pipe: Any, text: str, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
     """Generates the tokens of one text, part by part."""
-    part, sent, calls = -1, 0, 0
-
-    def observe(step: Step) -> None:
-        nonlocal part, sent, calls
-        if step.nfe == 1:  # with a batch size of 1 each part is a batch
-            part, sent = part + 1, 0
-        calls += 1
-        tokens = step.tokens[0]
-        send(CallOutput(tokens[sent:].cpu(), calls, part))
-        sent = len(tokens)
-
+    recipe, given = parse(request.recipe), {"seed": request.seed, "voice": request.voice, **request.settings}
+    options = {name: value for name, value in given.items() if value is not None}
     with torch.inference_mode():
-        pipe(
-            prompt, voice=request.voice, recipe=request.recipe, seed=request.seed, batch_size=1, on_step=observe,
-            **request.settings,
-        )  # fmt: skip
+        prepared, calls = pipe.read_request(text, options, recipe), 0
+        first: Tensor | None = None
+        for part, row in enumerate(prepared.rows):
+            if first is not None and prepared.continued is not None:
+                row = prepared.continued(row, prepared.rows[0], first)
+            sent = before = 0
+
+            def observe(step: Step, part: int = part) -> None:
+                nonlocal calls, sent, before
+                calls += step.nfe - before if step.nfe > before else step.nfe  # stages of a model count anew
+                tokens, before = step.tokens[0], step.nfe
+                send(CallOutput(tokens[sent:].cpu(), calls, part))
+                sent = len(tokens)
+
+            tokens = pipe.decode_row(row, recipe, observe)
+            first = tokens if first is None else first
+            if not sent:  # the last stage of the model made them all at once
+                send(CallOutput(tokens.cpu(), calls, part))

@@ -66,7 +66,7 @@ class SpeechJob:
         self.voice = None if voice == DEFAULT_VOICE and voice not in self.model.voices else voice
         reference = read_reference(request.ref_audio, request.ref_text, self.settings)
         self.pipe = None if reference is None else pipe.with_reference_audio(*reference)
-        self.notes = pipe.read(request.input, self.voice).notes
+        self.notes = (self.pipe or pipe).read(request.input, self.voice).notes
         self.format = request.response_format or "mp3"
         self.rate = encoder_rate(self.format, pipe.sampling_rate)
         self.seed = secrets.randbits(62) if request.seed is None else request.seed

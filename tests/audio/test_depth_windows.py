@@ -10,7 +10,8 @@ import torch
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
 
 import mmspec
-from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec, decode_frames
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
+from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.audio.depth.depth_decoding import FrameSpec, decode_frames
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSDepth, Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.prompt import Qwen3TTSPrompt, embed_prompt, spoken_text

@@ -22,6 +22,7 @@ from mmspec.batching.engine import Engine, QueueFullError
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group
 from mmspec.batching.request import PreparedRequest, RequestOutput
+from mmspec.decoding.loop import RunningBatch
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.recipes import Recipe
 
@@ -529,7 +530,10 @@ def test_a_batch_that_failed_leaves_no_memory_while_its_rows_start_anew() -> Non
         engine.add("good")
     engine.step()
     engine.step()
-    target = weakref.ref(engine._groups[0].batch.target)
+    batch = engine._groups[0].batch
+    assert isinstance(batch, RunningBatch)
+    target = weakref.ref(batch.target)
+    del batch
     engine.add("raise")
     while engine._groups:
         engine.step()

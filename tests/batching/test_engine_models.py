@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import golden_qwen3_tts
 import pytest
+import tiny_chatterbox
 import tiny_codecs
+import tiny_cosyvoice
 import tiny_higgs
 import tiny_llamagen
 import tiny_models
@@ -32,6 +35,7 @@ from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 
 WORDS = ["a red dog", "cat", "a green cat", "red", "green green dog", "a dog"]
 TEXTS = ["one", "two three", "one two", "three two one", "eight", "two"]
+LONG = ["One two three four. " * 5, "two", "Two one, two one. " * 6, "one"]  # some in several parts
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,33 @@ def flat(_: Path) -> Any:
     return SpeechPipeline(FlatAdapter(model, tokenizer, codec_of(tiny_codecs.xcodec2()), style))
 
 
-def csm(_: Path) -> Any:
-    model = tiny_speech.csm(codes=8)
-    return mmspec.load(model, processor=tiny_speech.tokenizer(), config={"frames": 4, "ahead": 2})
+def csm(ahead: int) -> Callable[[Path], Any]:
+    def make(_: Path) -> Any:
+        config = {"frames": 4, "ahead": ahead, "draft_model": tiny_speech.csm(1, codes=8, layers=1)}
+        return mmspec.load(tiny_speech.csm(codes=8), processor=tiny_speech.tokenizer(), config=config)
+
+    return make
+
+
+def qwen3_tts(kind: str, ahead: int) -> Callable[[Path], Any]:
+    def make(folder: Path) -> Any:
+        options = {"instruct": "calm"} if kind == "voice_design" else {}
+        config = {"frames": 8, "ahead": ahead, **options}
+        return mmspec.load(str(golden_qwen3_tts.copy(folder / kind, kind)), config=config)
+
+    return make
+
+
+def chatterbox(folder: Path) -> Any:
+    pipe = mmspec.load(str(tiny_chatterbox.chatterbox(folder)), config={"codec": tiny_chatterbox.Levels(6561)})
+    prompt = pipe.adapter.frontend.prompt
+    pipe.adapter.frontend.prompt = lambda text: replace(prompt(text), max_codes=12)
+    return pipe
+
+
+def cosyvoice(folder: Path) -> Any:
+    where, _ = tiny_cosyvoice.cosyvoice(folder / "c")
+    return mmspec.load(str(where), config={"codec": tiny_chatterbox.Levels(tiny_cosyvoice.CODES)})
 
 
 def higgs(_: Path) -> Any:
@@ -102,10 +130,18 @@ CASES = {
     "janus": Case(images("janus"), WORDS, mixed),
     "emu3": Case(images("emu3"), WORDS, lambda i: {"height": 32, "width": 32, "temperature": 1 - i / 10}),
     "chameleon": Case(images("chameleon"), WORDS, mixed),
+    "glm": Case(images("glm"), WORDS[:3], lambda i: {"height": 32, "width": 64, **mixed(i)}, ("scd:window=4",)),
     "imagegpt": Case(lambda _: mmspec.load(tiny_models.imagegpt()), [None] * 4, mixed),
     "llamagen": Case(classes, [3, 1, 4, 1, 5], lambda i: [{}, {"guidance_scale": 4.0}][i % 2]),
     "flat": Case(flat, TEXTS, mixed),
-    "csm": Case(csm, TEXTS),
+    "csm": Case(csm(0), TEXTS, mixed, ("scd:window=4", "draft:window=3", "plain")),
+    "csm-ahead": Case(csm(2), TEXTS),
+    "qwen3-tts": Case(qwen3_tts("custom_voice", 0), TEXTS, mixed, ("scd:window=4",)),
+    "qwen3-tts-ahead": Case(qwen3_tts("custom_voice", 2), TEXTS[:4], mixed, ("scd",)),
+    "qwen3-tts-design": Case(qwen3_tts("voice_design", 0), LONG, mixed, ("scd:window=4",)),
+    "chatterbox": Case(chatterbox, TEXTS[:4], mixed, ("scd:window=4",)),
+    # Its sampler looks at earlier codes at the temperature of the request: others have a batch of their own.
+    "cosyvoice": Case(cosyvoice, ["ab", "c", "abc", "d"], lambda i: {"temperature": 1 - i % 2 / 10}, groups=2),
     "dia": Case(dia, TEXTS),
     "higgs": Case(higgs, TEXTS, mixed),
     "musicgen": Case(musicgen, TEXTS, lambda i: {"guidance_scale": 1.0 + i}, groups=2),

@@ -17,7 +17,8 @@ from transformers import MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
-from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec, decode_frames
+from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
+from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask

@@ -14,13 +14,15 @@ from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_batch import PreparedFrames
 from mmspec.audio.depth.frame_windows import MAX_AHEAD, prepare_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedRows
+from mmspec.batching.request import PreparedBatch
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -111,11 +113,6 @@ class CsmAdapter:
         ids = self.processor(line, add_special_tokens=True)["input_ids"]  # a CsmProcessor leaves the marks out unasked
         return list(torch.as_tensor(ids).flatten().tolist())
 
-    @property
-    def in_engines(self) -> bool:
-        """Whether engines decode the model: with windows of several frames its tokens are one stream."""
-        return self.ahead > 0
-
     def with_reference_audio(self, reference: ReferenceAudio) -> CsmAdapter:
         mimi = self.model.codec_model
         transcript = reference.require_transcript("CSM")
@@ -176,20 +173,13 @@ class CsmJob:
         decoded = decode_csm(model, recipe, spec, seeds, adapter.ahead, draft, on_step, windows)
         return Decoded(decoded.frames, decoded.stats)
 
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
-        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters.
-
-        Raises:
-            ArgumentError: If windows stay inside a frame.
-        """
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
+        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
         adapter = self.adapter
-        if not adapter.ahead:
-            raise ArgumentError(
-                "engines decode CSM with windows of several frames; load it with config={'ahead': 2}, or call the "
-                "pipeline"
-            )
         (model, draft), spec = self._models(recipe), self._spec(samplings[0])
         windows = adaptive_windows_of(adapter.model)
+        if not adapter.ahead:
+            return PreparedFrames(model, spec, DraftResources(adaptive_windows=windows), draft)
         return prepare_frame_windows(model, recipe, spec, len(self.ids), adapter.ahead, draft, windows)
 
     def _models(self, recipe: Recipe) -> tuple[CsmFrames, CsmFrames | None]:

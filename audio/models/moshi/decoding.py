@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
-from mmspec.audio.depth.depth_decoding import FrameSpec, decode_frames
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.errors import ArgumentError

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS
 from mmspec.decoding.attention_masks import additive_mask
+from mmspec.decoding.target import cache_bytes
 from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.rows import put_host_rows, put_rows
 
 MIN_FRAMES = 2  # the original's `min_new_tokens`
 
@@ -59,7 +61,7 @@ class Qwen3TTSFrames:
         # One more frame than can be read: the decoding loop may look at the end of the last window.
         self._firsts = torch.full((len(prompts), length + slack + 1), -1, dtype=torch.int64, device=self.device)
         longest = max(len(text) for _, text in prompts)
-        self._text = torch.stack([torch.cat([t, t[-1:].expand(longest - len(t), -1)]) for _, t in prompts])
+        self._text = torch.cat([_extended(text[None], longest) for _, text in prompts])
         self._end = torch.arange(self.vocab_size, device=self.device) == config.codes
         # The target is given embeddings, which depend on the position.
         parts = Backbone(model.talker.model, lambda embeds: embeds, model.first_logits, self.vocab_size, self.device)
@@ -95,6 +97,28 @@ class Qwen3TTSFrames:
         self._target.select_rows(row_ids)
         self._length = self._length[row_ids]
         self._firsts, self._text = self._firsts[row_ids], self._text[row_ids]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._target)
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: it is of the same model."""
+        return (
+            isinstance(other, Qwen3TTSFrames)
+            and other._model is self._model
+            and other._penalty == self._penalty
+            and self._target.can_join(other._target)
+        )
+
+    def join(self, other: Qwen3TTSFrames, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
+        self._target.join(other._target, row_ids)
+        self._length = put_host_rows(self._length, other._length, row_ids)
+        self._firsts = put_rows(self._firsts, other._firsts, row_ids, fill=-1)
+        longest = max(self._text.shape[1], other._text.shape[1])
+        self._text = put_rows(_extended(self._text, longest), _extended(other._text, longest), row_ids)
 
     def _processed(self, logits: Logits, last: NDArray[np.int64]) -> Logits:
         """Logits [B, n, V] after frames number `last`, host int64 [B, n], with the processors applied."""
@@ -223,3 +247,8 @@ def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     embeds = torch.stack([F.pad(row, (0, 0, longest - len(row), 0)) for row in rows])
     lengths = torch.tensor([[len(row)] for row in rows], device=embeds.device)
     return embeds, torch.arange(longest, device=embeds.device) >= longest - lengths
+
+
+def _extended(text: Tensor, length: int) -> Tensor:
+    """Embeddings [B, n, D] with their last ones repeated, [B, length, D]."""
+    return torch.cat([text, text[:, -1:].expand(-1, length - text.shape[1], -1)], dim=1)

@@ -16,8 +16,9 @@ from mmspec.audio.checkpoint_sampling import stage_sampling
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.after_reference import AfterReference
 from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
-from mmspec.audio.depth.depth_decoding import FrameSpec, decode_frames
-from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
+from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows, prepare_frame_windows
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, check_draft, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
@@ -31,9 +32,11 @@ from mmspec.audio.models.qwen3_tts.prompt import (
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
+from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.folder import LOAD_ERRORS, read_json
@@ -228,19 +231,34 @@ class Qwen3TTSJob:
     ) -> Decoded:
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible for Qwen3-TTS, whose tokens come from two models")
-        adapter, first, ahead = self.adapter, samplings[0], self.adapter.options.ahead
-        rest = stage_sampling(sampling_of(adapter.generation, "subtalker_"), adapter.sampling, first)
-        model = adapter.model
-        spec = FrameSpec(adapter.options.frames, frame_ends(model), model.config.codes, first, rest)
-        target, draft = adapter.prompted(model, self.parts), None
-        if recipe.needs_draft_model and adapter.draft_model is not None:
-            draft = adapter.prompted(adapter.draft_model, self.parts)
-        windows = adaptive_windows_of(model)
+        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self.adapter.options.ahead
+        windows = adaptive_windows_of(self.adapter.model)
         if ahead:
             decoded = decode_frame_windows(target, recipe, spec, seeds, ahead, draft, on_step, windows)
         else:
             decoded = decode_frames(target, recipe, spec, seeds, draft, on_step, windows)
         return Decoded(decoded.frames, decoded.stats)
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
+        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
+        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self.adapter.options.ahead
+        windows = adaptive_windows_of(self.adapter.model)
+        if not ahead:
+            return PreparedFrames(target, spec, DraftResources(adaptive_windows=windows), draft)
+        return prepare_frame_windows(target, recipe, spec, len(self.parts), ahead, draft, windows)
+
+    def _models(self, recipe: Recipe) -> tuple[Qwen3TTSFrames, Qwen3TTSFrames | None]:
+        """The model, and the draft model if the recipe uses one, with the prompts."""
+        adapter = self.adapter
+        draft = adapter.draft_model if recipe.needs_draft_model else None
+        target = adapter.prompted(adapter.model, self.parts)
+        return target, None if draft is None else adapter.prompted(draft, self.parts)
+
+    def _spec(self, first: SamplingParams) -> FrameSpec:
+        adapter = self.adapter
+        rest = stage_sampling(sampling_of(adapter.generation, "subtalker_"), adapter.sampling, first)
+        ends, pad = frame_ends(adapter.model), adapter.model.config.codes
+        return FrameSpec(adapter.options.frames, ends, pad, first, rest)
 
 
 def sampling_of(generation: Mapping[str, Any], stage: str) -> SamplingParams:

@@ -1,0 +1,231 @@
+"""A batch that is decoded frame by frame, the codes of each frame along the depth; rows join and leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.audio.depth.depth_decoding import (
+    DecodedFrames,
+    DepthDecoding,
+    FrameModel,
+    FrameSpec,
+    JoinableFrames,
+    frame_seed,
+)
+from mmspec.decoding.adaptive_window import AdaptiveWindows
+from mmspec.decoding.batch import BatchState, Step
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import OnStep, WindowPolicy
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Meter
+from mmspec.decoding.target import cache_bytes
+from mmspec.engine import window_policy
+from mmspec.errors import ArgumentError
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
+
+
+class FrameBatch:
+    """A batch whose tokens are frames: a step is one call of the backbone, and one run of the loop along the depth.
+
+    It is a `mmspec.batching.request.DecodingBatch`. The policy chooses the windows along the depth; all frames share
+    it.
+
+    Args:
+        model: The model with its prompts given.
+        draft: A smaller model with the same prompts, which drafts the depth, or None.
+        recipe: How the tokens after the first are decoded.
+        state: The batch, whose tokens are frames [1 + D].
+        first: Sampling parameters of the first token of a frame, one per row.
+        rest: Those of the other tokens, one per row.
+        policy: Chooses the windows along the depth.
+        meter: Counts calls, tokens and seconds. Every code is a token.
+        on_step: Called after every frame; the tokens of its `Step` are frames.
+    """
+
+    def __init__(
+        self,
+        model: FrameModel,
+        draft: FrameModel | None,
+        recipe: Recipe,
+        state: BatchState,
+        first: Sequence[SamplingParams],
+        rest: Sequence[SamplingParams],
+        policy: WindowPolicy,
+        meter: Meter,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self.state, self.meter, self.draft_calls = state, meter, 0
+        self._model, self._draft, self._recipe = model, draft, recipe
+        self._sampler, self._rest = TokenSampler(first, None, model.device), list(rest)
+        self._policy, self._on_step = policy, on_step
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache, if the model knows."""
+        return cache_bytes(self._model)
+
+    def use(self, policy: WindowPolicy | None = None, most_steps: int | None = None) -> None:
+        """Sets the policy of the next frames.
+
+        Args:
+            policy: The policy; None for the one so far.
+            most_steps: Not used: a step is always one frame.
+        """
+        self._policy = policy or self._policy
+
+    def start(self) -> bool:
+        """Reads the prompts and generates the first frame of each row; returns whether any row is running."""
+        return self._frame(None)
+
+    def step(self) -> bool:
+        """Generates one frame of each running row; returns whether any row is still running."""
+        self._drop_finished()
+        return self._frame(self.state.last()[:, 0])
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: both models take rows in."""
+        if not isinstance(other, FrameBatch) or (self._draft is None) != (other._draft is None):
+            return False
+        pairs = [(self._model, other._model), (self._draft, other._draft)]
+        return all(ours is None or isinstance(ours, JoinableFrames) and ours.can_join(new) for ours, new in pairs)
+
+    def join(self, other: FrameBatch) -> list[int]:
+        """Takes in the running rows of another batch; see `mmspec.decoding.loop.RunningBatch.join`."""
+        other._drop_finished()
+        row_ids = self.state.places(len(other.state.ids))
+        for ours, new in ((self._model, other._model), (self._draft, other._draft)):
+            if ours is not None:
+                assert isinstance(ours, JoinableFrames)
+                ours.join(new, row_ids)
+        self._sampler.join(other._sampler, row_ids)
+        rest = dict(enumerate(self._rest)) | dict(zip(row_ids, other._rest, strict=True))
+        self._rest = [rest[row] for row in range(len(rest))]
+        theirs = other.state.ids.tolist()
+        self.state.join(other.state, row_ids)
+        self.meter.join(other.meter, self.state.ids[row_ids].tolist(), theirs)
+        self.draft_calls += other.draft_calls
+        return row_ids
+
+    def _frame(self, before: Tensor | None) -> bool:
+        """Generates a frame of each row, all of which are running, after the frames int64 [B, 1 + D] before them."""
+        model, draft, state, meter = self._model, self._draft, self.state, self.meter
+        meter.clock.lap("other")
+        logits = model.start() if before is None else model.step(before)
+        meter.clock.lap("target")
+        if draft is not None:
+            draft.start() if before is None else draft.step(before)
+            self.draft_calls += 1
+            meter.clock.lap("drafter")
+        positions = state.positions(1)
+        p = self._sampler(logits, positions)
+        first = self._sampler.sample(p, state.rng.window(positions, 0))
+        meter.count_plain(p, first, state.ids)
+        numbers = zip(state.rng.seeds.tolist(), state.length.tolist(), strict=True)
+        seeds = [frame_seed(seed, frame) for seed, frame in numbers]
+        depth = DepthDecoding(model, draft, self._recipe, self._rest, seeds, self._policy)
+        codes, calls = depth.decode(first, None if before is None else before[:, 1:], meter, state.ids)
+        self.draft_calls += calls
+        running = state.append(torch.cat([first, codes], dim=1)[:, None])
+        if self._on_step is not None:
+            step, size = state.step(meter.nfe), state.layout.cell[0]
+            self._on_step(Step(step.nfe, int(meter.tokens.sum()), step.total * size, step.tokens))
+        return bool(running)
+
+    def _drop_finished(self) -> None:
+        """Drops finished rows; the backbone's calls have no room for frames past the end of a row."""
+        state, running = self.state, self.state.running()
+        if not running or len(running) == len(state.ids):
+            return
+        state.select_rows(running)
+        self._sampler.select_rows(torch.tensor(running, device=self._model.device))
+        self._rest = [self._rest[row] for row in running]
+        for each in (self._model, self._draft):
+            if each is not None:
+                each.select_rows(running)
+
+
+@dataclass(frozen=True)
+class PreparedFrames:
+    """Rows that are ready to be decoded frame by frame; a `mmspec.batching.request.PreparedBatch`.
+
+    Attributes:
+        model: The model with its prompts given.
+        spec: The frames to generate.
+        resources: Holds the window controllers of earlier runs.
+        draft: A smaller model with the same prompts, for recipes that use one.
+        recipe: None: requests keep their recipes.
+        tokens: None: a row's tokens are its frames.
+    """
+
+    model: FrameModel
+    spec: FrameSpec
+    resources: DraftResources
+    draft: FrameModel | None = None
+    recipe: Recipe | None = None
+    tokens: Callable[[Tensor], Tensor] | None = None
+
+    def batch(self, recipe: Recipe, seeds: Sequence[int], on_step: OnStep | None = None) -> FrameBatch:
+        """The batch, before its first frame.
+
+        Raises:
+            ArgumentError: For a recipe with trees.
+        """
+        if recipe.info.tree:
+            raise ArgumentError(f"recipe {recipe.name!r} is not possible here: a depth decoder reads windows only")
+        model, spec, count = self.model, self.spec, len(seeds)
+        ends = spec.ends
+
+        def ended(frames: Tensor) -> Tensor:
+            assert ends is not None
+            return ends(frames.flatten(0, 1)).view(frames.shape[:2])
+
+        size = 1 + model.codes
+        layout = Layout(spec.length, pad=spec.pad, cell=(size,), ends=None if ends is None else ended)
+        state = BatchState(seeds, layout, 1, model.device)
+        policy = window_policy(recipe, [spec.rest] * count, count, self.resources, spec.length * model.codes)
+        draft = self.draft if recipe.needs_draft_model else None
+        meter = Meter(model.device, count)
+        first, rest = [spec.first] * count, [spec.rest] * count
+        return FrameBatch(model, draft, recipe, state, first, rest, policy, meter, on_step)
+
+
+def decode_frames(
+    model: FrameModel,
+    recipe: Recipe,
+    spec: FrameSpec,
+    seeds: Sequence[int],
+    draft: FrameModel | None = None,
+    on_step: OnStep | None = None,
+    adaptive_windows: AdaptiveWindows | None = None,
+) -> DecodedFrames:
+    """Decodes a batch of rows frame by frame, the codes of each frame by a recipe.
+
+    Args:
+        model: The model with its prompts given.
+        recipe: How the tokens after the first are decoded; the token "above" is the same codebook of the last frame.
+        spec: The frames to generate.
+        seeds: One per row. A row's frames depend on its seed and prompt alone.
+        draft: A smaller model with the same prompts, for recipes that use one; it drafts the depth.
+        on_step: Called after every frame; the tokens of its `Step` are frames.
+        adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`; all frames share one.
+
+    Raises:
+        ArgumentError: For a recipe with trees.
+    """
+    resources = DraftResources(adaptive_windows={} if adaptive_windows is None else adaptive_windows)
+    batch = PreparedFrames(model, spec, resources, draft).batch(recipe, seeds, on_step)
+    state, meter = batch.state, batch.meter
+    with torch.inference_mode():
+        running = batch.start()
+        while running:
+            running = batch.step()
+    meter.clock.lap("other")
+    longest = int(np.max(state.length))  # rows that started together: those that ran to the end are the longest
+    return DecodedFrames(state.result()[:, :longest], meter.stats(batch.draft_calls, state.truncated))
