@@ -35,7 +35,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio, residual, sample
-from mmspec.sampling.rng import CounterRNG
+from mmspec.sampling.rng import DRAFT, CounterRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
 from mmspec.testing.exactness import check
@@ -288,6 +288,19 @@ def shared_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "uniforms", uniforms)
 
 
+def shared_numbers_node_by_node(patch: pytest.MonkeyPatch) -> None:
+    """The nodes of one depth share their random numbers."""
+    uniforms = CounterRNG.uniforms
+
+    def shared(self: CounterRNG, positions: NDArray[np.int64], iteration: Any, index: Any = 0) -> list[Tensor]:
+        found = uniforms(self, positions, iteration, index)
+        if np.size(index) > 1:
+            found[DRAFT] = found[DRAFT][..., :1].expand_as(found[DRAFT])
+        return found
+
+    patch.setattr(CounterRNG, "uniforms", shared)
+
+
 def no_roll_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ToyTarget, "settle", lambda self, at, path: None)
 
@@ -313,6 +326,7 @@ TWINS: dict[str, tuple[Break, str]] = {
     "independent drafts with a ratio": (independent_drafts_with_a_ratio, "spectr:drafts=3,length=2"),
     "rejected drafts are counted": (rejected_drafts_are_counted, "spectr:drafts=4,length=3"),
     "siblings share their numbers": (shared_numbers, "tree:branch=2/2"),
+    "siblings share their numbers, node by node": (shared_numbers_node_by_node, "tree-sampled:window=6"),
     "no roll-back to the path": (no_roll_back, "tree:branch=2/2"),
     "wrong mask": (wrong_mask, "tree-dynamic:window=7,depth=3,top=2"),
 }
