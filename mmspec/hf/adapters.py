@@ -26,6 +26,8 @@ GENERATE_ADAPTERS = {
     "HiggsAudioV2ForConditionalGeneration": "mmspec.audio.models.higgs.decoding",
     "CsmForConditionalGeneration": "mmspec.audio.models.csm.decoding",
     "MoshiForConditionalGeneration": "mmspec.audio.models.moshi.decoding",
+    "Qwen2_5OmniTalkerForConditionalGeneration": "mmspec.audio.models.qwen2_5_omni.decoding",
+    "Qwen3OmniMoeTalkerForConditionalGeneration": "mmspec.audio.models.qwen3_omni.decoding",
     "LlamaForCausalLM": "mmspec.audio.models.flat.decoding",
     "Qwen2ForCausalLM": "mmspec.audio.models.flat.decoding",
     "Qwen3ForCausalLM": "mmspec.audio.models.flat.decoding",

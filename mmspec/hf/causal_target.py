@@ -55,12 +55,15 @@ class Prompt:
         mask: bool [B, T], False on padding.
         positions: Position ids int64 [axes, B, T] of the prompt; one axis for ordinary models.
         following: Position ids int64 [axes, B, N] of the tokens after the prompt; None continues from the last one.
+        added: Embeddings [B, n, D] that are added to those of the first n tokens after the prompt, the last of them to
+            all later ones; or None. A target with them is not captured in CUDA graphs.
     """
 
     embeds: Tensor
     mask: Tensor
     positions: Tensor
     following: Tensor | None = None
+    added: Tensor | None = None
 
 
 class CausalTarget:
@@ -102,6 +105,8 @@ class CausalTarget:
             [F.pad(F.pad(p.mask, (t - p.mask.shape[1], 0)), (0, length + slack), value=True) for p in prompts]
         )
         self._positions = torch.cat([positions_by_slot(p, t, length, slack) for p in prompts], dim=1)
+        added = [prompt.added for prompt in prompts if prompt.added is not None]
+        self._added = torch.cat(added) if added else None  # [R, n, D]
         self._cache = SlotCache(capacity)
         self._features: Tensor | None = None
         self._collected: tuple[int, ...] = ()
@@ -115,7 +120,8 @@ class CausalTarget:
         return self._logits(self._read(embeds, np.zeros(self._rows, dtype=np.int64)), 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        embeds = self._backbone.embed(torch.cat([tokens] * self._cfg_factor(early_exit)))
+        factor = self._cfg_factor(early_exit)
+        embeds = self._embed(torch.cat([tokens] * factor), factor, at[:, None] + np.arange(tokens.shape[1]))
         return self._logits(self._read(embeds, self._prompt + at, early_exit), early_exit=early_exit)
 
     def forward_tree(
@@ -129,7 +135,7 @@ class CausalTarget:
         else:
             self._cache.at_slots(self._repeat(factor, root[:, None] + np.arange(first, last)), end)
         at_depth = self._repeat(factor, root[:, None] + tree.depth[:, first:last])
-        embeds = self._backbone.embed(tokens.repeat(factor, 1))
+        embeds = self._embed(tokens.repeat(factor, 1), factor, at[:, None] + tree.depth[:, first:last])
         mask = self._tree_mask(self._repeat(factor, root), tree.sees[:, first:last, 1:last], end, embeds.dtype)
         return self._logits(self._run(embeds, at_depth, mask, early_exit), early_exit=early_exit)
 
@@ -145,6 +151,10 @@ class CausalTarget:
         self._cache.select_rows(index)
         self._visible = self._visible[index]
         self._positions = self._positions[:, index]
+        if self._embeds is not None:  # rows of a draft model may end before its first call
+            self._embeds = self._embeds[index.to(self._embeds.device)]
+        if self._added is not None:
+            self._added = self._added[index]
         if self._features is not None:
             self._features = self._features[index.to(self._features.device)]
         if self._layer_features is not None:
@@ -161,6 +171,7 @@ class CausalTarget:
             isinstance(other, CausalTarget)
             and other._guided == self._guided
             and other.vocab_size == self.vocab_size
+            and (other._added is None) == (self._added is None)
             and len(other._positions) == len(self._positions)
             and type(other._backbone.decoder) is type(self._backbone.decoder)
         )
@@ -170,6 +181,11 @@ class CausalTarget:
         self._cache.join(other._cache, row_ids, factor)
         self._visible = put_rows(self._visible, other._visible, row_ids, cfg_factor=factor, fill=True)
         self._positions = put_rows(self._positions, other._positions, row_ids, 1, factor)
+        if self._added is not None and other._added is not None:
+            longest = max(self._added.shape[1], other._added.shape[1])
+            self._added = put_rows(
+                extended(self._added, longest), extended(other._added, longest), row_ids, cfg_factor=factor
+            )
         self._prompt = put_host_rows(self._prompt, other._prompt, row_ids)
         self._rows = len(self._prompt)
         if self._features is not None and other._features is not None:
@@ -207,8 +223,10 @@ class CausalTarget:
 
     @property
     def dispatched(self) -> bool:
-        """Whether the model is, or may be, sharded or offloaded, which rules out CUDA graphs: weights move."""
+        """Whether CUDA graphs are ruled out: the model may be sharded or offloaded, or embeddings depend on places."""
         decoder = self._backbone.decoder
+        if self._added is not None:
+            return True
         if not isinstance(decoder, nn.Module) or any(hasattr(module, "_hf_hook") for module in decoder.modules()):
             return True
         return any(p.device != self.device for p in decoder.parameters())
@@ -231,6 +249,14 @@ class CausalTarget:
         """See `mmspec.decoding.target.LayerFeatureTarget`; transformers returns the last layer after its norm."""
         assert self._layer_features is not None, "no call yet"
         return self._layer_features
+
+    def _embed(self, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
+        """Embeddings [R, W, D] of tokens int64 [R, W] at positions `at`, host int64 [B, W]."""
+        embeds = self._backbone.embed(tokens)
+        if self._added is None:
+            return embeds
+        index = self._repeat(factor, at).clamp(max=self._added.shape[1] - 1)[..., None]
+        return embeds + self._added[: len(index)].gather(1, index.expand(-1, -1, self._added.shape[2]))
 
     def _read(self, embeds: Tensor, start: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Tensor:
         """Hidden states [R, W, D] of a window that begins at slots `start`, host int64 [B]."""
@@ -322,6 +348,11 @@ def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Te
     before = known.new_zeros(*known.shape[:2], slots - prompt.positions.shape[-1])
     after = known[..., -1:].expand(-1, -1, slots + length + slack - before.shape[-1] - known.shape[-1])
     return torch.cat([before, known, after], dim=-1)
+
+
+def extended(embeds: Tensor, length: int) -> Tensor:
+    """Embeddings [B, n, D] as [B, length, D]: the last is repeated."""
+    return torch.cat([embeds, embeds[:, -1:].expand(-1, length - embeds.shape[1], -1)], dim=1)
 
 
 def slice_head(head: nn.Module, low: int, high: int) -> Callable[[Tensor], Tensor]:

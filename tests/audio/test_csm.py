@@ -13,6 +13,7 @@ from torch import Tensor
 import mmspec
 import mmspec.audio.depth.frame_batch
 from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.models.csm.decoding import CsmDepth, CsmFrames
 from mmspec.errors import ArgumentError, ModelError
@@ -82,8 +83,9 @@ def test_windows_match_single_tokens() -> None:
     decoder = tiny.csm(codebooks=8).depth_decoder
     hidden = torch.randn(1, 24, generator=torch.Generator().manual_seed(0))
 
-    def make(batch_size: int, window: int) -> CsmDepth:
-        return CsmDepth(decoder, hidden.expand(batch_size, -1), torch.full((batch_size, 1), 3), 0, window)
+    def make(batch_size: int, window: int) -> DepthTarget:
+        first = torch.full((batch_size, 1), 3)
+        return DepthTarget(CsmDepth(decoder), hidden.expand(batch_size, -1), first, 0, window)
 
     assert check_windows(make, 7) < 1e-4
 

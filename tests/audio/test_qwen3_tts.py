@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import golden_qwen3_tts as golden
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.depth_target import DepthTarget
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSDepth, Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.prompt import Qwen3TTSPrompt, embed_prompt, spoken_text
+from mmspec.hf.causal_target import CausalTarget
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_windows
@@ -66,8 +70,9 @@ def test_windows_match_single_tokens() -> None:
     model = golden.model()
     hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
 
-    def depth(batch_size: int, window: int) -> Qwen3TTSDepth:
-        return Qwen3TTSDepth(model, hidden.expand(batch_size, -1), torch.full((batch_size, 1), 3), 0, window)
+    def depth(batch_size: int, window: int) -> DepthTarget:
+        first = torch.full((batch_size, 1), 3)
+        return DepthTarget(Qwen3TTSDepth(model), hidden.expand(batch_size, -1), first, 0, window)
 
     assert check_windows(depth, 3, 1) < 1e-4
     for window in (3, 9):
@@ -94,12 +99,12 @@ def test_a_penalty_that_counts_later_frames_is_detected(monkeypatch: pytest.Monk
 
 def test_text_of_another_frame_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken variant that adds the text of a window's first frame to all of its frames."""
-    own = Qwen3TTSFrames._text_of
+    own = CausalTarget._embed
 
-    def broken(self: Qwen3TTSFrames, numbers: Tensor) -> Tensor:
-        return own(self, numbers[:, :1].expand_as(numbers))
+    def broken(self: CausalTarget, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
+        return own(self, tokens, factor, np.repeat(at[:, :1], at.shape[1], axis=1))
 
-    monkeypatch.setattr(Qwen3TTSFrames, "_text_of", broken)
+    monkeypatch.setattr(CausalTarget, "_embed", broken)
     assert check_windows(frames_of, 20, 9) > 0.1
 
 

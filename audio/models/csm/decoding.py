@@ -18,29 +18,25 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.logits_process import LogitsProcessorList
 
 from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
+from mmspec.audio.depth.depth_frames import DepthFrames
+from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import decode_frame_windows
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
-from mmspec.decoding.attention_masks import additive_mask
 from mmspec.decoding.loop import OnStep
-from mmspec.decoding.target import cache_bytes
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import Recipe, parse
-from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.seeds import row_seeds
 
 
-class CsmFrames:
+class CsmFrames(DepthFrames):
     """A CSM with its prompts given.
-
-    It is a `mmspec.audio.depth.depth_decoding.FrameModel` and a `mmspec.audio.depth.frame_windows.FrameWindowModel`.
 
     Args:
         model: A `CsmForConditionalGeneration`.
@@ -51,137 +47,49 @@ class CsmFrames:
     """
 
     def __init__(self, model: Any, embeds: Tensor, mask: Tensor, length: int, slack: int = 0) -> None:
-        self.vocab_size = int(model.config.vocab_size)
-        self.codes = int(model.config.num_codebooks) - 1
-        self.device = embeds.device
-        self._model = model
-        self._length = np.zeros(len(embeds), dtype=np.int64)
         backbone = model.backbone_model
-        parts = Backbone(backbone, backbone.embed_tokens, model.lm_head, model.lm_head.out_features, embeds.device)
-        self._target = CausalTarget(parts, Prompt(embeds, mask, position_ids_of(mask)), None, length, slack)
-
-    def start(self) -> Logits:
-        return self._target.prefill()
-
-    def step(self, frame: Tensor) -> Logits:
-        logits = self._target.forward(frame[:, None], self._length)
-        self._length = self._length + 1
-        return logits
-
-    def depth(self, first: Tensor, start: int, window: int) -> CsmDepth:
-        return CsmDepth(self._model.depth_decoder, self._target.features()[:, -1], first, start, window)
-
-    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        return self._target.forward(frames, at)
-
-    def hidden(self) -> Tensor:
-        return self._target.features()
-
-    def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
-        return CsmDepth(self._model.depth_decoder, hidden, frames[:, :1], 0, 0).whole(frames)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._target.select_rows(row_ids)
-        self._length = self._length[row_ids]
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return cache_bytes(self._target)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: it is of the same model."""
-        return isinstance(other, CsmFrames) and other._model is self._model and self._target.can_join(other._target)
-
-    def join(self, other: CsmFrames, row_ids: list[int]) -> None:
-        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
-        self._target.join(other._target, row_ids)
-        self._length = put_host_rows(self._length, other._length, row_ids)
+        parts = Backbone(backbone, backbone.embed_tokens, model.lm_head, int(model.config.vocab_size), embeds.device)
+        prompt = Prompt(embeds, mask, position_ids_of(mask))
+        super().__init__(parts, CsmDepth(model.depth_decoder), prompt, length, slack)
 
 
 class CsmDepth:
-    """The depth decoder as a target of the codes of one frame after the first.
-
-    Slot 0 of its KV cache holds the backbone's hidden state, slot 1 the first code, slot 2 the code of position
-    `start`.
+    """The depth decoder of CSM; see `mmspec.audio.depth.depth_target.DepthDecoder`.
 
     Args:
         decoder: A `CsmDepthDecoderForCausalLM`.
-        hidden: [B, D], the hidden state of the backbone.
-        first: int64 [B, 1], the first code.
-        start: The position of the second code.
-        window: How far a window may reach past the end.
     """
 
-    def __init__(self, decoder: Any, hidden: Tensor, first: Tensor, start: int, window: int) -> None:
+    def __init__(self, decoder: Any) -> None:
         self.vocab_size = int(decoder.config.vocab_size)
-        self.device = hidden.device
+        self.codebooks = int(decoder.config.num_codebooks)
         self._decoder = decoder
-        self._codebooks = int(decoder.config.num_codebooks)
-        self._hidden = hidden
-        self._first = first
-        self._start = start
-        self._cache = SlotCache(self._codebooks + 1 + window)
 
-    def prefill(self) -> Logits:
-        embeds = torch.stack([self._hidden, self._embed(self._first, np.ones((1, 1), dtype=np.int64))[:, 0]], dim=1)
-        return self._read(embeds, np.tile([0, 1], (len(embeds), 1)), last=1)
+    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
+        book = torch.from_numpy(books).to(tokens.device)
+        embeds: Tensor = self._decoder.model.embed_tokens(tokens + book * self.vocab_size)
+        return embeds
 
-    def whole(self, frame: Tensor) -> Tensor:
-        """The logits [B, codebooks - 1, V] of all codes of a frame int64 [B, codebooks] but the first, in one call."""
-        slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
-        embeds = torch.cat([self._hidden[:, None], self._embed(frame[:, :-1], slots[:, 1:])], dim=1)
-        return self._read(embeds, slots, last=self._codebooks - 1).cond
-
-    def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
-        slots = at[:, None] - self._start + 2 + np.arange(tokens.shape[1])
-        # A draft window may begin before `start`, with tokens of the previous frame; slot 1 keeps the first code.
-        given = torch.from_numpy(slots <= 1).to(self.device)
-        return self._read(self._embed(torch.where(given, self._first, tokens), slots), slots)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._hidden, self._first = self._hidden[row_ids], self._first[row_ids]
-        self._cache.select_rows(torch.tensor(row_ids, device=self.device))
-
-    def _embed(self, tokens: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        book = torch.from_numpy((slots - 1).clip(0, self._codebooks - 1)).to(self.device)
-        return self._decoder.model.embed_tokens(tokens + book * self.vocab_size)
-
-    def _read(self, embeds: Tensor, slots: NDArray[np.int64], last: int = 0) -> Logits:
-        """The logits [B, last, V] after the last tokens of a window.
-
-        transformers' own forward gives all rows the same positions, and drops the logits of a window's first token.
-
-        Args:
-            embeds: [B, W, D].
-            slots: Host int64 [B, W], the slots of the tokens, which are their positions too.
-            last: How many tokens, from the end; 0 is all.
-        """
-        model, positions = self._decoder.model, torch.from_numpy(slots).to(self.device)
-        end = int(slots.max()) + 1
-        self._cache.at_slots(positions, end)
+    def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        # transformers' own forward gives all rows the same positions, and drops the logits of a window's first token.
+        model = self._decoder.model
         hidden = model.inputs_embeds_projector(embeds)
-        mask = additive_mask(torch.arange(end, device=self.device) <= positions[..., None], hidden.dtype)
         rotary = model.rotary_emb(hidden, position_ids=positions)
         for layer in model.layers:
             hidden = layer(
                 hidden,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=self._cache,
+                past_key_values=cache,
                 use_cache=True,
                 position_embeddings=rotary,
             )
-        return Logits(self._head(model.norm(hidden)[:, -last:], slots[:, -last:]), None)
+        normed: Tensor = model.norm(hidden)
+        return normed
 
-    def _head(self, hidden: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """The logits [B, W, V] of hidden states at the given slots; every codebook has its own head."""
-        weight, heads = self._decoder.codebooks_head.weight, (slots - 1).clip(0, self._codebooks - 2)
-        logits = hidden.new_empty(*hidden.shape[:2], self.vocab_size)
-        for head in np.unique(heads):
-            index = torch.from_numpy(heads == head).to(self.device)
-            logits[index] = hidden[index] @ weight[head]
-        return logits
+    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+        weight = self._decoder.codebooks_head.weight
+        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: own @ weight[head])
 
 
 def generate(call: GenerateRequest, ahead: int = 0) -> Any:

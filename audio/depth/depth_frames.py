@@ -1,0 +1,138 @@
+"""A backbone with a depth decoder, its prompts given: what `depth_decoding` and `frame_windows` decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.audio.depth.depth_target import DepthDecoder, DepthTarget
+from mmspec.decoding.processed_target import LogitsProcessor
+from mmspec.decoding.target import cache_bytes
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.rows import put_host_rows, put_rows
+
+
+class DepthFrames:
+    """A backbone and its depth decoder, with their prompts given.
+
+    It is a `mmspec.audio.depth.depth_decoding.FrameModel` and a `mmspec.audio.depth.frame_windows.FrameWindowModel`.
+
+    Args:
+        backbone: The backbone. It embeds frames int64 [B, n, 1 + D] as [B, n, width], and its head returns the logits
+            of first tokens; the depth decoder has at most as many codes.
+        decoder: The depth decoder.
+        prompt: The prompts.
+        length: Frames to generate.
+        slack: How many frames a window may reach past the end.
+        processors: Functions of the first tokens so far and the logits of the next one, in order.
+
+    Attributes:
+        codes: D, tokens of a frame after the first.
+        vocab_size: V, of first tokens and codes alike.
+        device: Where its tensors are.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        decoder: DepthDecoder,
+        prompt: Prompt,
+        length: int,
+        slack: int = 0,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        self.vocab_size = backbone.vocab_size
+        self.codes = decoder.codebooks - 1
+        self.device = backbone.device
+        self._backbone, self._decoder, self._processors = backbone, decoder, tuple(processors)
+        rows = len(prompt.mask)
+        self._length = np.zeros(rows, dtype=np.int64)
+        # One more frame than can be read: the decoding loop may look at the end of the last window.
+        self._firsts = torch.full((rows, length + slack + 1), -1, dtype=torch.int64, device=self.device)
+        self._target = CausalTarget(backbone, prompt, None, length, slack)
+
+    def start(self) -> Logits:
+        return self._processed(self._target.prefill(), np.full((len(self._firsts), 1), -1))
+
+    def step(self, frame: Tensor) -> Logits:
+        logits = self.read(frame[:, None], self._length)
+        self._length = self._length + 1
+        return logits
+
+    def depth(self, first: Tensor, start: int, window: int) -> DepthTarget:
+        return DepthTarget(self._decoder, self._target.features()[:, -1], first, start, window)
+
+    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        numbers = at[:, None] + np.arange(frames.shape[1])
+        index = torch.from_numpy(numbers).to(self.device)
+        self._firsts.scatter_(1, index, frames[..., 0])
+        return self._processed(self._target.forward(frames, at), numbers)
+
+    def hidden(self) -> Tensor:
+        return self._target.features()
+
+    def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
+        logits = DepthTarget(self._decoder, hidden, frames[:, :1], 0, 0).whole(frames)
+        missing = self.vocab_size - logits.shape[-1]
+        return F.pad(logits.float(), (0, missing), value=-torch.inf) if missing else logits
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._target.select_rows(row_ids)
+        self._length, self._firsts = self._length[row_ids], self._firsts[row_ids]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._target)
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: it is of the same model, and its logits are processed in this way."""
+        return (
+            isinstance(other, DepthFrames)
+            and other._backbone.decoder is self._backbone.decoder
+            and other._processors == self._processors
+            and self._target.can_join(other._target)
+        )
+
+    def join(self, other: DepthFrames, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
+        self._target.join(other._target, row_ids)
+        self._length = put_host_rows(self._length, other._length, row_ids)
+        self._firsts = put_rows(self._firsts, other._firsts, row_ids, fill=-1)
+
+    def _processed(self, logits: Logits, last: NDArray[np.int64]) -> Logits:
+        """Logits [B, n, V] after frames number `last`, host int64 [B, n], with the processors applied."""
+        if not self._processors:
+            return logits
+        prefixes = self._prefixes(torch.from_numpy(last).to(self.device)).flatten(0, 1)
+        z = logits.cond.float()
+        flat = z.flatten(0, 1)
+        for process in self._processors:
+            flat = process(prefixes, flat)
+        return Logits(flat.view_as(z), None)
+
+    def _prefixes(self, numbers: Tensor) -> Tensor:
+        """The first tokens int64 [B, n, L] of the frames up to numbers int64 [B, n], -1 before the first frame."""
+        index = numbers[..., None] - torch.arange(self._firsts.shape[1] - 1, -1, -1, device=self.device)
+        firsts = self._firsts[:, None].expand(-1, numbers.shape[1], -1)
+        return firsts.gather(2, index.clamp(min=0)).masked_fill(index < 0, -1)
+
+
+def same_length(rows: Sequence[Tensor]) -> Tensor:
+    """Embeddings [n, D] of each row as one tensor [B, n, D]; shorter ones repeat their last."""
+    longest = max(map(len, rows))
+    return torch.stack([torch.cat([row, row[-1:].expand(longest - len(row), -1)]) for row in rows])
+
+
+def left_padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows [T, D] as [B, T, D], padded on the left with zeros, and a mask bool [B, T] that is False on padding."""
+    longest = max(map(len, rows))
+    embeds = torch.stack([F.pad(row, (0, 0, longest - len(row), 0)) for row in rows])
+    lengths = torch.tensor([[len(row)] for row in rows], device=embeds.device)
+    return embeds, torch.arange(longest, device=embeds.device) >= longest - lengths

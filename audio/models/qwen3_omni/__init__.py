@@ -1,0 +1,1 @@
+"""Qwen3-Omni: a talker that generates speech frame by frame."""

@@ -1,0 +1,189 @@
+"""The talker of Qwen3-Omni (arXiv 2509.17765) frame by frame; its code predictor generates all codes but the first.
+
+Only the talker is decoded by mmspec; the thinker, which writes the text, is a language model like others. Arguments
+with the prefix `talker_` reach the talker: `model.generate(**inputs, talker_custom_generate=mmspec.generate,
+talker_recipe="scd:window=8")`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.logits_process import LogitsProcessorList
+
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.depth_frames import DepthFrames
+from mmspec.audio.depth.depth_target import by_index
+from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.processed_target import LogitsProcessor
+from mmspec.errors import ArgumentError
+from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
+from mmspec.hf.causal_target import Backbone, Prompt
+from mmspec.hf.plan import position_ids_of
+from mmspec.hf.request import GenerateRequest, unwrap
+from mmspec.hf.slot_cache import SlotCache
+from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
+
+# transformers calls the code predictor with these when it samples.
+TOP_K, TOP_P = 50, 0.8
+
+
+class Qwen3OmniDepth:
+    """The code predictor; see `mmspec.audio.depth.depth_target.DepthDecoder`.
+
+    Args:
+        talker: A `Qwen3OmniMoeTalkerForConditionalGeneration`.
+    """
+
+    def __init__(self, talker: Any) -> None:
+        self.vocab_size = int(talker.code_predictor.config.vocab_size)
+        self.codebooks = int(talker.config.num_code_groups)
+        self._talker = talker
+
+    def embed(self, tokens: Tensor, books: NDArray[np.int64]) -> Tensor:
+        first, tables = self._talker.get_input_embeddings(), self._talker.code_predictor.get_input_embeddings()
+
+        def embed(book: int, own: Tensor) -> Tensor:
+            codes: Tensor = tables[book - 1](own.clamp(max=self.vocab_size - 1)) if book else first(own)
+            return codes
+
+        return by_index(tokens, books, first.embedding_dim, first.weight.dtype, embed)
+
+    def embed_frames(self, frames: Tensor) -> Tensor:
+        """Frames int64 [B, n, K] to embeddings [B, n, D]: the sum of those of their codes."""
+        books = np.tile(np.arange(self.codebooks), (len(frames) * frames.shape[1], 1))
+        return self.embed(frames.flatten(0, 1), books).sum(1).unflatten(0, frames.shape[:2])
+
+    def run(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        hidden: Tensor = self._talker.code_predictor.model(
+            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        return hidden
+
+    def head(self, hidden: Tensor, heads: NDArray[np.int64]) -> Tensor:
+        lm_head = self._talker.code_predictor.lm_head
+        return by_index(hidden, heads, self.vocab_size, hidden.dtype, lambda head, own: lm_head[head](own))
+
+
+def talker_frames(
+    talker: Any, prompt: Prompt, length: int, slack: int = 0, processors: Sequence[LogitsProcessor] = ()
+) -> DepthFrames:
+    """A talker with its prompts given; first tokens are ids of its vocabulary.
+
+    Args:
+        talker: A `Qwen3OmniMoeTalkerForConditionalGeneration`.
+        prompt: Its prompts, with the text that is added to the frames.
+        length: Frames to generate.
+        slack: How many frames a window may reach past the end.
+        processors: See `mmspec.audio.depth.depth_frames.DepthFrames`.
+    """
+    depth, head = Qwen3OmniDepth(talker), talker.codec_head
+    parts = Backbone(talker.model, depth.embed_frames, head, head.out_features, prompt.embeds.device)
+    return DepthFrames(parts, depth, prompt, length, slack, processors)
+
+
+def generate(call: GenerateRequest, ahead: int = 0) -> Any:
+    """`mmspec.generate` for the talker, as the `generate` of Qwen3-Omni calls it.
+
+    The code predictor samples like the talker's own: by its generation config, top-k 50 and top-p 0.8, and greedily if
+    the talker does. After the end of a row follows padding.
+
+    Args:
+        call: The call.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
+
+    Returns:
+        The first tokens int64 [B, N]; with `return_dict_in_generate`, as `hidden_states` also the frames, where the
+        model expects them: the frame int64 [B, K] of token i is the last entry of element i + 1.
+
+    Raises:
+        ArgumentError: For an argument that is not supported, or whose value is not allowed.
+    """
+    talker, inputs = call.model, call.inputs
+    config = copy.copy(call.config)
+    config.output_hidden_states = False  # the model asks for them only because it reads the frames from there
+    refuse_modes(config, inputs, embeds=True)
+    if call.draft_model is not None:
+        raise ArgumentError(
+            "draft_model is not possible for Qwen3-Omni, whose prompt consists of the talker's own embeddings"
+        )
+    if inputs.get("inputs_embeds") is None or inputs.get("trailing_text_hidden") is None:
+        raise ArgumentError("inputs_embeds and trailing_text_hidden are missing; call the generate of the whole model")
+    found, processors = read_processors(call.processors)
+    length, eos = read_length(call.criteria, call.input_ids.shape[1])
+    embeds, mask, positions = inputs["inputs_embeds"], inputs.get("attention_mask"), inputs.get("position_ids")
+    mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask
+    text = torch.cat([inputs["trailing_text_hidden"], inputs["tts_pad_embed"]], dim=1)
+    prompt = Prompt(embeds, mask.bool(), position_ids_of(mask.bool()) if positions is None else positions, added=text)
+    model = talker_frames(talker, prompt, length, ahead, processors)
+    pad = getattr(call.config, "_pad_token_tensor", None)
+    ends = torch.tensor(sorted(eos), dtype=torch.int64, device=embeds.device)
+    first = read_sampling(found, bool(call.config.do_sample))
+    spec = FrameSpec(
+        length,
+        (lambda frames: torch.isin(frames[..., 0], ends)) if eos else None,
+        0 if pad is None else int(pad),
+        first,
+        depth_sampling(talker, bool(call.config.do_sample)),
+    )
+    seeds, windows = row_seeds(call.seed, len(embeds)), adaptive_windows_of(talker)
+    if ahead:
+        frames = decode_frame_windows(model, call.recipe, spec, seeds, ahead, None, call.on_step, windows).frames
+    else:
+        frames = decode_frames(model, call.recipe, spec, seeds, None, call.on_step, windows).frames
+    sequences = torch.cat([call.input_ids, frames[..., 0]], dim=1)
+    if not call.config.return_dict_in_generate:
+        return sequences
+    states = ((None,), *((frame,) for frame in frames[:, :-1].unbind(1)))
+    return GenerateDecoderOnlyOutput(sequences=sequences, hidden_states=states)
+
+
+def generate_ahead(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    recipe: str | Recipe = "scd",
+    seed: int | Sequence[int] | None = None,
+    on_step: OnStep | None = None,
+    ahead: int = 2,
+    **inputs: Any,
+) -> Any:
+    """`mmspec.generate` for the talker with windows of `ahead` frames; see `mmspec.audio.depth.frame_windows`.
+
+    Pass it to the model's `generate` as `talker_custom_generate`.
+
+    Raises:
+        ArgumentError: For an argument that is not supported, or whose value is not allowed.
+    """
+    if ahead < 1:
+        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 frame or more")
+    asked = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+    return generate(GenerateRequest(unwrap(model), *asked, parse(recipe), seed, None, on_step), ahead)
+
+
+def depth_sampling(talker: Any, do_sample: bool) -> SamplingParams:
+    """The sampling parameters of the code predictor."""
+    predictor = talker.code_predictor
+    if not do_sample:
+        return SamplingParams(temperature=0)
+    config, _ = predictor._prepare_generation_config(None, do_sample=True, top_k=TOP_K, top_p=TOP_P)
+    processors = predictor._get_logits_processor(
+        generation_config=config, input_ids_seq_length=2, logits_processor=LogitsProcessorList(), device=talker.device
+    )
+    found, _ = read_processors(processors)
+    return read_sampling(found, True)
