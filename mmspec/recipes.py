@@ -86,6 +86,11 @@ def _branch(default: str) -> Branching:
     return Branching(default, "children of a node at each depth", high=1023)
 
 
+def _recent(default: int, low: int) -> Knob:
+    every = "" if low else "; 0: all"
+    return Knob(default, f"last tokens that a draft attends to besides the prompt{every}", low=low, high=1_000_000)
+
+
 _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
@@ -134,6 +139,15 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
     {
         "plain": RecipeInfo("one token per target call, without drafts; the baseline"),
         "draft": RecipeInfo("a smaller draft model", _MODEL_BUILDERS, {"window": _window(5), **_MODEL}),
+        "draft-stop": RecipeInfo(
+            "a smaller draft model, as long as it is sure of its drafts; the rest of the window are guesses",
+            {"tokens": "mmspec.drafters.stopping:build"},
+            {
+                "window": _window(16),
+                "stop": Knob(0.3, "least predicted chance that all drafts so far are accepted", low=0.0, high=1.0),
+                **_MODEL,
+            },
+        ),
         "layer-skip": RecipeInfo(
             "early exit: the target's first layers draft on its own KV cache",
             _MODEL_BUILDERS,
@@ -142,6 +156,23 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 "layers": Knob(2, "number of the target's first layers to draft with", low=1, high=1000),
                 "guidance": _GUIDANCE,
             },
+        ),
+        "short-cache": RecipeInfo(
+            "the target itself with a short KV cache: the prompt and the last tokens",
+            {"tokens": "mmspec.drafters.short_cache:build"},
+            {"window": _window(5), "recent": _recent(64, 1), "guidance": _GUIDANCE},
+        ),
+        "cascade": RecipeInfo(
+            "a cascade: the target with a short KV cache, or its first layers; a smaller model drafts for those",
+            {"tokens": "mmspec.drafters.cascade:build"},
+            {
+                "window": _window(9),
+                "inner": Knob(4, "tokens in one call of the drafter, which verifies the smaller model", low=2, high=64),
+                "recent": _recent(64, 0),
+                "layers": Knob(0, "number of the target's first layers that draft; 0: all", low=0, high=1000),
+                "guidance": _GUIDANCE,
+            },
+            draft_model=True,
         ),
         "table": RecipeInfo(
             "an n-gram table over the left and the upper neighbor",
@@ -156,6 +187,24 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 "columns": "mmspec.drafters.columns.jacobi:build_recycle",
             },
             {"window": _window(9)},
+        ),
+        "stand": RecipeInfo(
+            "stochastic n-grams: tokens sampled from the target's own distributions after the same neighbors",
+            {"tokens": "mmspec.drafters.stand:build"},
+            {"window": _window(9)},
+        ),
+        "retrieval": RecipeInfo(
+            "the tokens that followed the longest similar context, in a datastore or in the same row",
+            {"tokens": "mmspec.drafters.retrieval:build"},
+            {
+                "window": _window(9),
+                "store": Knob(
+                    "auto",
+                    "where to search: the datastore and the row's own tokens, or these alone; auto: the datastore too, "
+                    "if the model has one",
+                    choices=("auto", "datastore", "row"),
+                ),
+            },
         ),
         "eagle": RecipeInfo(
             "an EAGLE head on the target's features",

@@ -20,10 +20,10 @@ from mmspec.files import check_writable
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "small")
+KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "small", "retrieval")
 LOSSES = ("kl", "tvd", "lk", "smooth-l1+ce")
 ROTARY = ("auto", "1d")
-DEPTHS = {"block": 15, "grid": 15}  # tokens ahead by default; 4 for other kinds
+DEPTHS = {"block": 15, "grid": 15, "retrieval": 15}  # tokens ahead by default; 4 for other kinds
 
 
 def train_drafter(
@@ -42,7 +42,8 @@ def train_drafter(
         str,
         typer.Option(
             help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
-            "the features; block: a whole block in one pass; grid: the next row of an image; small: a smaller model."
+            "the features; block: a whole block in one pass; grid: the next row of an image; small: a smaller model; "
+            "retrieval: a datastore of the model's sequences, which needs no training."
         ),
     ] = "eagle",
     loss: Annotated[
@@ -162,6 +163,10 @@ def train_drafter(
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
         pipe = load_pipeline(model, local_device(device), drafter)
+        if kind == "retrieval":
+            record = build_datastore(pipe, settings, output, as_json)
+            print(json.dumps({"output": str(output), **record}) if as_json else output)
+            return
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
         lead = processes.rank == 0
         work = output / "work"
@@ -181,6 +186,17 @@ def train_drafter(
         print(json.dumps({"output": str(output), **trainer.record()}))
         return
     print(output)
+
+
+def build_datastore(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
+    """Builds the datastore of kind `retrieval` in one process; returns its record."""
+    from mmspec.locks import locked
+    from mmspec.training.datastore import write_datastore
+
+    work = output / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    with locked(work, OPTION), bars(quiet=quiet, sequences=settings.sequences, steps=0, step=0) as show:
+        return write_datastore(pipe, settings, output, show.chunk, show.point)
 
 
 def check_folder(output: Path) -> None:

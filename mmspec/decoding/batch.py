@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -234,6 +235,27 @@ class BatchState:
         if layout.forced is not None and new.forced is not None:
             layout = replace(layout, forced=layout.forced.join(new.forced, before, row_ids))
         self.layout = replace(layout, length=max(layout.length, new.length), stops=layout.stops or new.stops)
+
+    def fork(self, count: int, seed: int) -> BatchState:
+        """A copy of the B rows that drafting may advance: by `count` tokens at most, and not past its end.
+
+        No token ends its rows, and their random numbers are independent of those of the batch.
+
+        Args:
+            count: Tokens that each row may gain.
+            seed: Distinguishes the random numbers of this purpose, uint64.
+        """
+        fork = copy(self)
+        rows = len(self.ids)
+        fork.layout = replace(self.layout, eos=frozenset(), ends=None, stops=None)
+        fork.ids, fork._index = np.arange(rows), torch.arange(rows, device=self.device)[:, None]
+        fork._tokens = self._tokens[torch.from_numpy(self.ids).to(self.device)]
+        fork._lengths = self.length.copy()
+        fork._limits = np.minimum(self.length + count, self._limits[self.ids])
+        fork._ended, fork._stops = np.zeros(rows, dtype=bool), [None] * rows
+        fork.is_running = fork._lengths < fork._limits
+        fork.rng = CounterRNG([int(own) ^ seed for own in self.rng.seeds], self.device)
+        return fork
 
     def tokens(self, row: int) -> Tensor:
         """A copy of the tokens of row `row` of the request so far, [n, *cell]."""

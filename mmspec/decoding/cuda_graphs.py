@@ -32,6 +32,7 @@ from mmspec.decoding.target import (
     cache_bytes,
     can_join,
     join_targets,
+    reads_short_cache,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -239,6 +240,7 @@ class CUDAGraphTarget:
         self.vocab_size = target.vocab_size
         self.device = target.device
         self.layers = target.layers
+        self.short_cache = reads_short_cache(target)
         self._target = target
         self._graphs = graphs or GraphCache()
         # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.

@@ -19,11 +19,13 @@ class WindowSlots:
         start: The slot of the window's first token, if it is the same in all rows.
         end: One past the last slot that any row writes; attention reads the slots before it.
         slots: int64 [R, W], the slot of every token, if rows differ; it takes precedence over `start`.
+        unread: Slots `unread[0]` to `unread[1] - 1` are left out of what the window attends to.
     """
 
     start: int = 0
     end: int = 0
     slots: Tensor | None = None
+    unread: tuple[int, int] = (0, 0)
 
     def write(self, store: Tensor, states: Tensor) -> Tensor:
         """Writes the keys or values of the window into a cache.
@@ -33,8 +35,9 @@ class WindowSlots:
             states: [R, heads, W, head_dim].
 
         Returns:
-            The keys or values that the window attends to, a view [R, heads, end, head_dim]. Slots after a row's window
-            still hold those of an earlier, longer window; the attention mask hides them.
+            The keys or values that the window attends to, [R, heads, end, head_dim]: a view, or with `unread` a copy of
+            the slots that are left. Slots after a row's window still hold those of an earlier, longer window; the
+            attention mask hides them.
         """
         store = store[: len(states)]
         if self.slots is None:
@@ -43,6 +46,9 @@ class WindowSlots:
             slots = self.slots.to(store.device)
             rows = torch.arange(len(slots), device=store.device)[:, None]
             store[rows, :, slots] = states.transpose(1, 2)
+        first, last = self.unread
+        if first < last:
+            return torch.cat([store[:, :, :first], store[:, :, last : self.end]], dim=2)
         return store[:, :, : self.end]
 
 

@@ -26,6 +26,7 @@ from mmspec.decoding.target import (
     cache_bytes,
     can_join,
     join_targets,
+    reads_short_cache,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
@@ -67,6 +68,7 @@ class ProcessedTarget:
         self._target = target
         if isinstance(target, SupportsTreeEarlyExit):
             self.layers = target.layers
+        self.short_cache = reads_short_cache(target)
         if isinstance(target, FeatureTarget):
             self.features, self.head = target.features, target.head
         if isinstance(target, LayerFeatureTarget):

@@ -162,12 +162,15 @@ class EarlyExit:
     """The part of a target that an early exit runs.
 
     Attributes:
-        layers: The number of layers, from the first one.
+        layers: The number of layers, from the first one; all of them for a short cache alone.
         guided: Whether the unconditional rows run as well; ignored if the target has none.
+        recent: Tokens that each token attends to besides the prompt, itself included; 0 is all. Only some
+            targets support it, see `reads_short_cache`.
     """
 
     layers: int
     guided: bool
+    recent: int = 0
 
 
 @runtime_checkable
@@ -187,6 +190,11 @@ class SupportsEarlyExit(Target, Protocol):
         layers. The next full call therefore starts no later than the first token that only an early exit has read.
         """
         ...
+
+
+def reads_short_cache(target: object) -> bool:
+    """Whether a target reads a part of its KV cache under `EarlyExit.recent`; it has `short_cache = True` then."""
+    return bool(getattr(target, "short_cache", False))
 
 
 @runtime_checkable

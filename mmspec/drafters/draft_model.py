@@ -100,10 +100,7 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
     """
     recipe, resources = context.recipe, context.resources
     layers, scale = int(recipe.knobs.get("layers", 0)), float(recipe.knobs.get("guidance", 1.0))
-    if resources.draft_sampling:
-        settings = change_each(resources.draft_sampling, lambda s: replace(s, guidance_scale=scale))
-    else:
-        settings = change_each(context.samplings, lambda s: replace(s, guidance_scale=scale, guidance_end=None))
+    settings = draft_sampling(context, scale)
     if layers:
         return EarlyExitTarget(context.target, EarlyExit(layers, guided=scale != 1)), settings
     if resources.draft_model is None:
@@ -112,3 +109,10 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
     if create is None:
         raise ArgumentError(f"recipe '{recipe}' needs a draft model with guidance; leave guidance at 1")
     return create(), settings
+
+
+def draft_sampling(context: DraftingContext, scale: float) -> Sequence[SamplingParams]:
+    """The sampling parameters of drafts from a model with guidance `scale`, one per row."""
+    if context.resources.draft_sampling:
+        return change_each(context.resources.draft_sampling, lambda s: replace(s, guidance_scale=scale))
+    return change_each(context.samplings, lambda s: replace(s, guidance_scale=scale, guidance_end=None))

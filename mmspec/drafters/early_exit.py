@@ -14,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, SupportsTreeEarlyExit, can_join
+from mmspec.decoding.target import (
+    EarlyExit,
+    SupportsEarlyExit,
+    SupportsTreeEarlyExit,
+    can_join,
+    reads_short_cache,
+)
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.tree import Tree
@@ -36,7 +42,9 @@ class EarlyExitTarget:
             raise ArgumentError(
                 f"the first layers cannot draft here: {type(target).__name__} has no early exit; use a draft model"
             )
-        if early_exit.layers >= target.layers:
+        if early_exit.recent and not reads_short_cache(target):
+            raise ArgumentError(f"a short cache cannot draft here: {type(target).__name__} reads its whole KV cache")
+        if early_exit.layers >= target.layers and not early_exit.recent:
             raise ArgumentError(
                 f"layers={early_exit.layers} is not allowed; this model has {target.layers}, so take fewer"
             )

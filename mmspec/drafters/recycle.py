@@ -50,20 +50,9 @@ class Recycle:
 
     def update(self, verdict: Verdict, state: BatchState) -> None:
         """Stores the most likely token of each slot; `state` still ends where the window began."""
-        count = verdict.p.shape[1]
         if state.length.min() == 0:
             return  # the first token has no neighbors
-        last = state.last(2)
-        read = torch.cat([last, verdict.draft.tokens], dim=1) if count > 1 else last
-        left, up = read[:, 1:], read[:, :-1]
-        if width := state.layout.width:
-            positions = state.positions(count)
-            up = state.at(np.minimum(positions, state.length[:, None] + width - 1) - width)
-            if count > width:
-                # The token above is in this window.
-                up = torch.cat([up[:, :width], verdict.draft.tokens[:, : count - width]], dim=1)
-            first = torch.from_numpy(positions % width == 0).to(up.device)
-            left = torch.where(first & (up >= 0), up, left)
+        left, up = neighbors_of_window(verdict, state)
         self._table.scatter_(1, self._entry(left, up), verdict.p.argmax(-1).int())
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -75,5 +64,31 @@ class Recycle:
         self._table = put_rows(self._table, other._table, row_ids)
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
-        """The table index of a pair of neighbors (`up` is -1 if there is none), of the shape of `left`."""
-        return ((up + 1) * self._vocab_size + left) % self._table.shape[1]
+        return table_entry(left, up, self._vocab_size, self._table.shape[1])
+
+
+def table_entry(left: Tensor, up: Tensor, vocab_size: int, entries: int) -> Tensor:
+    """The index of a pair of neighbors (`up` is -1 if there is none) in a table, of the shape of `left`."""
+    return ((up + 1) * vocab_size + left) % entries
+
+
+def neighbors_of_window(verdict: Verdict, state: BatchState) -> tuple[Tensor, Tensor]:
+    """The left and the upper neighbor of each slot of a window that has been verified, int64 [B, m + 1] each.
+
+    Args:
+        verdict: The outcome.
+        state: The batch; it still ends where the window began, and every row has a token.
+    """
+    count = verdict.p.shape[1]
+    last = state.last(2)
+    read = torch.cat([last, verdict.draft.tokens], dim=1) if count > 1 else last
+    left, up = read[:, 1:], read[:, :-1]
+    if width := state.layout.width:
+        positions = state.positions(count)
+        up = state.at(np.minimum(positions, state.length[:, None] + width - 1) - width)
+        if count > width:
+            # The token above is in this window.
+            up = torch.cat([up[:, :width], verdict.draft.tokens[:, : count - width]], dim=1)
+        first = torch.from_numpy(positions % width == 0).to(up.device)
+        left = torch.where(first & (up >= 0), up, left)
+    return left, up

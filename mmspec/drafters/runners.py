@@ -19,6 +19,7 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
+from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.sampler import TokenSampler
 
@@ -82,6 +83,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
         if layout.width != head.grid_width:
             raise ModelError(f"drafter is for lines of {head.grid_width} tokens, and this model's have {layout.width}")
         return GridRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
+    assert isinstance(head, MedusaHeads), kind
     if recipe.depth > head.count and not recipe.auto:
         raise ArgumentError(
             f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} Medusa heads"

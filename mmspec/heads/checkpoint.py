@@ -15,6 +15,7 @@ from mmspec.checkpoint import building, check_tensors
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.heads.block import BlockHead
+from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
@@ -28,7 +29,7 @@ from mmspec.heads.speculators import (
     is_eagle3,
 )
 
-Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead
+Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | Datastore
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -92,6 +93,8 @@ def head_arguments(
         )
     if "medusa_num_heads" in config:
         return MedusaHeads, config
+    if "datastore_size" in config:
+        return Datastore, config
     if "block_size" in config:
         return BlockHead, config
     if "grid_width" in config:

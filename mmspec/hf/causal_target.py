@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmspec.decoding.attention_backends import without_plans
-from mmspec.decoding.attention_masks import additive_mask, tree_mask
+from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
@@ -113,6 +113,8 @@ class CausalTarget:
         self._layer_features: Tensor | None = None
         self.layers = count_layers(backbone.decoder)
         self._early_exits: dict[int, Callable[..., Any]] = {}
+
+    short_cache = True  # see `mmspec.decoding.target.reads_short_cache`
 
     def prefill(self) -> Logits:
         assert self._embeds is not None, "prefill() is called once"
@@ -267,7 +269,12 @@ class CausalTarget:
             self._cache.at(int(start[0]), end)
         else:
             self._cache.at_slots(slots, end)
-        return self._run(embeds, slots, self._causal_mask(slots, end, embeds.dtype), early_exit)
+        mask = self._causal_mask(slots, end, embeds.dtype)
+        if early_exit is not None and early_exit.recent:
+            prompt = self._repeat(self._cfg_factor(early_exit), self._prompt)
+            first = int(self._prompt.max())
+            mask = short_bias(mask, slots, prompt, early_exit.recent, self._cache.window, first, int(start.min()))
+        return self._run(embeds, slots, mask, early_exit)
 
     def _run(self, embeds: Tensor, slots: Tensor, mask: Tensor, early_exit: EarlyExit | None) -> Tensor:
         """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
@@ -289,7 +296,7 @@ class CausalTarget:
 
     def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:
         """The whole decoder, or the first layers that an early exit runs."""
-        if early_exit is None:
+        if early_exit is None or early_exit.layers >= self.layers:
             return self._backbone.decoder
         if early_exit.layers not in self._early_exits:
             self._early_exits[early_exit.layers] = first_layers(self._backbone.decoder, early_exit.layers)

@@ -94,11 +94,11 @@ class SlotCache(Cache):
 
     def at(self, start: int, end: int) -> None:
         """Writes the next window to slots `start` to `end - 1` of all rows."""
-        self.window.start, self.window.end, self.window.slots = start, end, None
+        self.window.start, self.window.end, self.window.slots, self.window.unread = start, end, None, (0, 0)
 
     def at_slots(self, slots: Tensor, end: int) -> None:
         """Writes the next window to `slots`, int64 [R, W], all below `end`."""
-        self.window.end, self.window.slots = end, slots
+        self.window.end, self.window.slots, self.window.unread = end, slots, (0, 0)
 
     @property
     def nbytes(self) -> int:

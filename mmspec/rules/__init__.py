@@ -143,6 +143,14 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             "mmspec.rules.top_m:top_m",
             knobs={"m": Knob(3, "number of tokens", low=0, high=1_000_000)},
         ),
+        "fallback": Rule(
+            "drafts that the draft model is sure of are accepted",
+            "mmspec.rules.fallback:fallback",
+            knobs={
+                "trust": Knob(0.2, "a draft model whose largest q is above 1 - trust is sure; 0 is exact", 0.0, 1.0),
+                "rollback": Knob(0.01, "drafts with p(x) below this are tested all the same", low=0.0, high=1.0),
+            },
+        ),
         "smoothed": Rule(
             "latents: noise of deviation sigma after the head's last step, and reflection coupling",
             "mmspec.continuous.smoothed:Smoothed",

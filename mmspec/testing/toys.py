@@ -23,6 +23,7 @@ from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.drafters.ngram import NGramTable
 from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import Head
+from mmspec.heads.datastore import Datastore
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
@@ -58,6 +59,7 @@ class ToyTarget:
         self.vocab_size = vocab_size
         self.length = length
         self.layers = LAYERS
+        self.short_cache = True
         self.device = torch.device("cpu")
         starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
         self._first = torch.from_numpy(starts)  # row of the first prefix of each length
@@ -72,7 +74,8 @@ class ToyTarget:
 
     def logits(self, length: Tensor, number: Tensor, early_exit: EarlyExit | None = None) -> Logits:
         """The logits after prefixes, given by their lengths and numbers."""
-        table = self._tables[0 if early_exit is None else early_exit.layers]
+        # A short cache of all layers is a draft model too: it has the table of the first layer.
+        table = self._tables[0 if early_exit is None else early_exit.layers % LAYERS or 1]
         index = self._first[length] + number
         guided = len(table) > 1 and (early_exit is None or early_exit.guided)
         logits = Logits(table[0][index], table[1][index] if guided else None)
@@ -275,7 +278,9 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
         grid = GridHead(vocab_size, FEATURES, 24, width or 1)
         for p in (*block.parameters(), *grid.parameters()):
             torch.nn.init.normal_(p, std=0.5)
-    return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid}
+        store = Datastore(vocab_size, FEATURES, 6, 12)
+        store.tokens.copy_(torch.randint(vocab_size, store.tokens.shape))
+    return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "retrieval": store}
 
 
 def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) -> Eagle3Head:

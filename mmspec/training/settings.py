@@ -15,7 +15,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "eagle3", "medusa", "block", "grid" or "small".
+        kind: "eagle", "eagle3", "medusa", "block", "grid", "small" or "retrieval".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.

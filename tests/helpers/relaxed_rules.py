@@ -21,7 +21,7 @@ RELAXED = [name for name, rule in RULES.items() if not rule.exact and not rule.c
 SETTINGS = {
     "lantern": "delta=0.2,k=2", "lantern++": "factor=2,k=2", "gsd": "group=2,probability=0.5", "pcg": "size=2,theta=0",
     "beta": "beta=0.1", "ensemble": "draft=0.2", "omega": "delta=1.5,decay=0.2", "typical": "epsilon=0.4",
-    "top-m": "m=1",
+    "top-m": "m=1", "fallback": "trust=0.5,rollback=0.05",
 }  # fmt: skip
 
 

@@ -74,6 +74,8 @@ def by_hand(name: str, p: list[float], q: list[float], x: int, slot: int) -> flo
     if name == "typical":
         entropy = -sum(a * math.log(a) for a in p)
         return 1.0 if p[x] >= min(0.4, 0.3 * math.exp(-entropy)) else ratio
+    if name == "fallback":
+        return 1.0 if max(q) > 0.5 and p[x] >= 0.05 else ratio
     assert name == "top-m"
     return 1.0 if p[x] == max(p) else ratio
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 import mmspec.decoding.loop
+import mmspec.drafters.cascade
 import mmspec.drafters.coupling
+import mmspec.drafters.retrieval
 import mmspec.sampling.rejection
 import mmspec.sampling.sampler
 import mmspec.testing.toys
@@ -29,6 +31,8 @@ from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.refresh import Refresh
+from mmspec.drafters.stand import StandDrafter
+from mmspec.drafters.stopping import StoppingDrafter
 from mmspec.drafters.token_init import repeat_left
 from mmspec.engine import run
 from mmspec.recipes import parse
@@ -300,6 +304,42 @@ def refresh_by_the_test_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WindowRNG, "uniforms", uniforms)
 
 
+def draft_likeliest_but_claim_stored(patch: pytest.MonkeyPatch) -> None:
+    sample_stored = StandDrafter._sample
+
+    def likeliest(self: StandDrafter, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
+        return sample_stored(self, left, up, torch.zeros_like(u))
+
+    patch.setattr(StandDrafter, "_sample", likeliest)
+
+
+def claim_sampled_guesses(patch: pytest.MonkeyPatch) -> None:
+    """The guesses after the stop keep the q of the last draft."""
+    propose = StoppingDrafter.propose
+
+    def with_old_q(self: StoppingDrafter, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        draft = propose(self, state, count, draws)
+        sampled = draft.q.amax(-1, keepdim=True) < 1
+        draft.q[:, 1:] = torch.where(sampled[:, 1:], draft.q[:, 1:], draft.q[:, :1])
+        return draft
+
+    patch.setattr(StoppingDrafter, "propose", with_old_q)
+
+
+def accept_all_inner_drafts(patch: pytest.MonkeyPatch) -> None:
+    """The middle model of a cascade vouches for drafts that it has not tested."""
+    patch.setattr(mmspec.drafters.cascade, "ratio", lambda p, q, x: torch.ones(x.shape))
+
+
+def claim_frequencies_of_the_datastore(patch: pytest.MonkeyPatch) -> None:
+    """The most frequent token is drafted, and q is said to be a distribution that it was sampled from."""
+
+    def smoothed(q: Tensor, tokens: Tensor, first: int, new: np.ndarray, inplace: bool = False) -> Tensor:
+        return torch.nn.functional.one_hot(tokens, q.shape[-1]) * 0.4 + 0.6 / q.shape[-1]
+
+    patch.setattr(mmspec.drafters.retrieval, "point_mass", smoothed)
+
+
 BROKEN: dict[str, tuple[Break, str]] = {
     "resample from p": (resample_from_p, "sjd:window=3,start=left"),
     "temperature applied to the residual": (apply_temperature_to_residual, "sjd:window=3,start=left"),
@@ -312,6 +352,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "accept coin shared with the resample": (share_accept_coin_with_resample, "draft:window=3"),
     "stale q of refreshed drafts": (stale_q_after_refresh, "scd:window=4,start=left,refresh=model"),
     "refresh with the numbers of the test": (refresh_by_the_test_numbers, "scd:window=4,start=left,refresh=model"),
+    "the likeliest stored token with a sampled q": (draft_likeliest_but_claim_stored, "stand:window=4"),
+    "retrieved tokens with a sampled q": (claim_frequencies_of_the_datastore, "retrieval:window=3"),
+    "guesses with the q of drafts": (claim_sampled_guesses, "draft-stop:window=4,stop=0.9"),
+    "untested drafts inside a cascade": (accept_all_inner_drafts, "cascade:window=5,inner=3"),
     "no roll-back": (skip_roll_back, "draft:window=3"),
 }
 

@@ -24,11 +24,13 @@ from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
+from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.loading import add_drafter
 from mmspec.locks import locked
+from mmspec.training.datastore import write_datastore
 from mmspec.training.kinds import KINDS
 from mmspec.training.objectives import LOSSES, chain_loss, run_teacher
 from mmspec.training.settings import TrainingSettings
@@ -84,7 +86,7 @@ class Killed(Exception):
 
 
 def test_the_command_offers_the_kinds_and_losses_that_there_are() -> None:
-    assert tuple(KINDS) == train_drafter.KINDS
+    assert (*KINDS, "retrieval") == train_drafter.KINDS  # a datastore is built, not trained
     assert set(LOSSES) == set(train_drafter.LOSSES)
 
 
@@ -333,3 +335,14 @@ def test_seeds_and_chunks_of_any_size(tmp_path: Path) -> None:
     save_file({"tokens": torch.zeros(3, 2, dtype=torch.int32)}, chunk)  # of something else: generated again
     trainer.train(trainer.collect(), validate_every=1, save_every=1)
     assert load_head(tmp_path).kind == "medusa"
+
+
+def test_a_datastore_is_built_from_the_models_own_sequences(tmp_path: Path) -> None:
+    pipe, chosen = tiny_pipe(), settings("retrieval", sequences=5)
+    record = write_datastore(pipe, chosen, tmp_path)
+    assert record["curve"][0]["tokens_per_call"] >= 1 and (tmp_path / "training.json").is_file()
+    store = load_head(tmp_path)
+    assert isinstance(store, Datastore) and store.tokens.shape[0] == 5 and (store.tokens >= 0).all()
+    pipe.add_drafter(tmp_path)
+    assert pipe.heads["retrieval"] is not None
+    assert write_datastore(pipe, chosen, tmp_path) == record  # the sequences are kept

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.attention_backends import without_plans
-from mmspec.decoding.attention_masks import additive_mask, tree_mask
+from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -77,6 +77,8 @@ class LlamaGenTarget:
         if condition_mask is not None and not bool(condition_mask.all()):
             self._padding = padding_bias(condition_mask, capacity, self._dtype).repeat(1 + self._guided, 1, 1, 1)
 
+    short_cache = True  # see `mmspec.decoding.target.reads_short_cache`
+
     def prefill(self) -> Logits:
         t = self._slots
         h = self._gpt.cls_embedding(self._condition).to(self._dtype) + self._position[:t]
@@ -86,14 +88,21 @@ class LlamaGenTarget:
         width, factor = tokens.shape[1], self._cfg_factor(early_exit)
         tokens = torch.cat([tokens] * factor)
         h = self._gpt.embed(tokens)
+        recent = 0 if early_exit is None else early_exit.recent
         if (at == at[0]).all():
             start = self._slots + int(at[0])
             span = self._span(start, start + width, len(tokens))
             h = h + self._position[start : start + width]
+            here = torch.arange(start, start + width, device=self.device)[None]
         else:
             slots = self._repeat(factor, self._slots + at[:, None] + np.arange(width))
             span = self._ragged_span(slots, self._slots + int(at.max()) + width)
             h = h + self._position[slots]
+            here = slots
+        if recent and span.window is not None:
+            prompt = torch.tensor([self._slots], device=self.device)
+            start = self._slots + int(at.min())
+            span.bias = short_bias(span.bias, here, prompt, recent, span.window, self._slots, start).to(self._dtype)
         return self._logits(h, span, width, early_exit)
 
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,117 @@
+"""Retrieval: drafts that continued the longest similar context, in a datastore or earlier in the same row.
+
+REST (He et al. 2023, arXiv 2311.08252) and RASD (Quan et al. 2025, arXiv 2503.03434) search a datastore for the longest
+suffix of the text so far; Lookahead (Zhao et al. 2023, arXiv 2312.12728) adds what has been generated to it. Here the
+datastore is a set of sequences of the same model, and a row searches its own tokens too, so that its store grows while
+it decodes and does not depend on other rows. In images a context is not the tokens before, but the neighbors above and
+to the left. The most frequent token after the longest known context is drafted. It was not sampled, so that its q is
+one-hot and decoding is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.datastore import ContextIndex, Datastore, Tokens, neighbor_distances
+from mmspec.sampling.rejection import Draft, Verdict, point_mass
+from mmspec.sampling.rng import WindowRNG
+
+
+class RetrievalDrafter:
+    """Drafts the tokens that followed similar contexts; a `mmspec.decoding.loop.Drafter`.
+
+    The search runs on the host, which waits for the tokens of the last window.
+
+    Args:
+        index: The positions of the datastore; None to search the row's own tokens only.
+        vocab_size: V.
+        width: Tokens per line of an image; None for streams.
+    """
+
+    calls = 0
+
+    def __init__(self, index: ContextIndex | None, vocab_size: int, width: int | None) -> None:
+        self._index = index
+        self._vocab_size = vocab_size
+        self._distances = np.array(neighbor_distances(width))
+        self._width = width
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Does nothing: `propose` reads the committed tokens from `state`."""
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Does nothing: nothing is kept by row."""
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """Does nothing: nothing is kept by row."""
+
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        """See `mmspec.decoding.loop.Drafter`."""
+        batch, reach = len(state.ids), int(self._distances.max())
+        everything = np.arange(-reach, int(state.length.max()))
+        history = state.at(np.tile(everything, (batch, 1))).cpu().numpy()
+        found: dict[bytes, Tokens] = {}  # rows with the same tokens so far are continued once
+        for row, length in zip(history, state.length, strict=True):
+            before = row[: reach + length]
+            if (key := before.tobytes()) not in found:
+                found[key] = self._continue(before, count)
+        drafts = np.stack([found[row[: reach + n].tobytes()] for row, n in zip(history, state.length, strict=True)])
+        tokens = torch.from_numpy(drafts).to(state.device)
+        q = torch.zeros(batch, count, self._vocab_size, device=state.device)
+        return Draft(tokens, point_mass(q, tokens, 0, np.ones(drafts.shape, dtype=bool), inplace=True))
+
+    def _continue(self, row: Tokens, count: int) -> Tokens:
+        """`count` drafts after the tokens of a row, int64 [reach + n], whose first `reach` entries are -1."""
+        known, tokens = len(row), np.append(row, np.zeros(count, dtype=np.int64))
+        for i in range(known, known + count):
+            context = tokens[i - self._distances]
+            found, depth = self._earlier(row, context)
+            if self._index is not None:
+                stored, stored_depth = self._index.find(context)
+                if stored_depth >= depth:
+                    found, depth = stored, stored_depth
+            if depth:
+                tokens[i] = np.bincount(found).argmax()
+            else:
+                above = i - self._width if self._width else -1
+                tokens[i] = tokens[above] if above >= len(self._distances) and tokens[above] >= 0 else tokens[i - 1]
+        return tokens[known:]
+
+    def _earlier(self, row: Tokens, context: Tokens) -> tuple[Tokens, int]:
+        """The tokens of a row that follow the longest part of a context that it has, and the length of that part."""
+        at, found = np.arange(int(self._distances.max()) + 1, len(row)), np.zeros(0, dtype=np.int64)
+        for depth, (distance, token) in enumerate(zip(self._distances, context, strict=True)):
+            at = at[row[at - distance] == token]
+            if not len(at):
+                return found, depth
+            found = row[at]
+        return found, len(context)
+
+
+def build(context: DraftingContext) -> RetrievalDrafter:
+    """Builds the drafter of the recipe `retrieval`.
+
+    Raises:
+        ArgumentError: If the recipe asks for a datastore and the model has none.
+        ModelError: If the datastore belongs to another model.
+    """
+    store, vocab_size = context.resources.heads.get("retrieval"), context.target.vocab_size
+    wanted = str(context.recipe.knobs.get("store", "auto"))
+    if wanted == "datastore" and store is None:
+        raise ArgumentError(
+            f"recipe '{context.recipe}' needs a datastore, and this model has none; make one with "
+            "`mmspec train-drafter --kind retrieval` and name its folder as drafter"
+        )
+    if not isinstance(store, Datastore) or wanted == "row":
+        return RetrievalDrafter(None, vocab_size, context.layout.width)
+    if store.vocab_size != vocab_size:
+        raise ModelError(
+            f"drafter has a vocabulary of {store.vocab_size} tokens, the model {vocab_size}; they must match"
+        )
+    return RetrievalDrafter(store.index(context.layout.width), vocab_size, context.layout.width)

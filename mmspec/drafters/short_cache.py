@@ -1,0 +1,87 @@
+"""The target with a short KV cache as the draft model.
+
+TriForce (Sun et al. 2024, arXiv 2404.11912) and LongSpec (Yang et al. 2025, arXiv 2502.17421) draft with attention to a
+small part of the cache, here StreamingLLM's: the prompt and the last tokens. It pays where reading the cache of a long
+sequence costs more than reading the weights. Keys and values that drafts write are those of the short cache; the target
+writes all of them again when it verifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.target import EarlyExit, SupportsEarlyExit, Target
+from mmspec.drafters.chain import ChainDrafter
+from mmspec.drafters.draft_model import draft_sampling
+from mmspec.drafters.early_exit import EarlyExitTarget
+from mmspec.errors import ArgumentError
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import Sampler, join_samplers
+from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree_rejection import Outcome
+
+
+class ShortCacheRunner:
+    """A `mmspec.drafters.draft_runner.DraftRunner` for chains, on a part of the target that shares its KV cache.
+
+    It reads the last token and drafts only, which the target reads after it: what it writes to the cache would be wrong
+    for any token before them.
+
+    Args:
+        model: The part of the target.
+        sampler: Makes the draft distributions.
+    """
+
+    def __init__(self, model: Target, sampler: Sampler) -> None:
+        self.calls = 0
+        self._model = model
+        self._sampler = sampler
+
+    def root(self, state: BatchState) -> Tensor:
+        self.calls += 1
+        return self._sampler(self._model.forward(state.last(), state.length - 1), state.positions(1))
+
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        self.calls += 1
+        logits = self._model.forward(tokens, state.length - 1 + first)
+        return self._sampler(logits, state.positions(first + tokens.shape[1])[:, first:])
+
+    def observe(self, verdict: Outcome, state: BatchState) -> None:
+        """Does nothing: the target has written the cache that both share."""
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._sampler.select_rows(torch.tensor(row_ids, device=self._model.device))
+
+    def join(self, other: ShortCacheRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        join_samplers(self._sampler, other._sampler, row_ids)
+        self.calls += other.calls
+
+
+def part_of_target(context: DraftingContext) -> tuple[Target, Sequence[SamplingParams]]:
+    """The part of the target that the knobs `recent` and `layers` choose, and the sampling parameters of its drafts.
+
+    Raises:
+        ArgumentError: If the knobs choose the whole target, or it cannot run in part.
+    """
+    knobs, target = context.recipe.knobs, context.target
+    layers, recent = int(knobs.get("layers", 0)), int(knobs["recent"])
+    if not layers and not recent:
+        raise ArgumentError(f"recipe '{context.recipe}' drafts with the whole model; set recent or layers")
+    if not layers:
+        layers = target.layers if isinstance(target, SupportsEarlyExit) else 1
+    scale = float(knobs["guidance"])
+    part = EarlyExitTarget(target, EarlyExit(layers, guided=scale != 1, recent=recent))
+    return part, draft_sampling(context, scale)
+
+
+def build(context: DraftingContext) -> ChainDrafter:
+    """Builds the drafter of the recipe `short-cache`."""
+    part, settings = part_of_target(context)
+    runner = ShortCacheRunner(part, context.layout.sampler(settings, context.target.device))
+    return ChainDrafter(runner, context.target.device)

@@ -1,0 +1,106 @@
+"""Stochastic n-grams: drafts sampled from the target's own distributions after the same neighbors.
+
+STAND (Song et al. 2025, arXiv 2506.04708) stores the distributions that the target gave after each n-gram and samples
+from them; ADED (Liu et al. 2024, arXiv 2407.12021) keeps such a table of trigrams and adapts it while decoding. Token
+recycling (`mmspec.drafters.recycle`) stores the most likely token alone: one draft for each context, accepted with
+probability p(x). A sampled draft is accepted with the overlap of the two distributions, which is larger where the
+target is undecided. The stored distribution is the q of the draft, so that decoding is exact. Each row has its own
+table, so that it does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.init_drafter import InitDrafter
+from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.recycle import neighbors_of_window, table_entry
+from mmspec.drafters.token_init import TokenInit, repeat_left, repeat_up
+from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.rows import put_rows
+
+_ENTRIES = 2**13  # the largest table of a row; pairs that share an entry overwrite each other
+_KEPT = 16  # tokens of a distribution that are stored
+
+
+class StandDrafter:
+    """A `mmspec.drafters.jacobi.ContinuationDrafter` that samples from stored distributions.
+
+    Args:
+        batch_size: B.
+        vocab_size: V.
+        fallback: The initialization for pairs of neighbors that have not occurred.
+        device: Of the tokens.
+    """
+
+    calls = 0
+
+    def __init__(self, batch_size: int, vocab_size: int, fallback: TokenInit, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._fallback = fallback
+        entries, kept = min(_ENTRIES, (vocab_size + 1) * vocab_size), min(_KEPT, vocab_size)
+        self._tokens = torch.zeros(batch_size, entries, kept, dtype=torch.int32, device=device)
+        self._probs = torch.zeros(batch_size, entries, kept, device=device)  # 0 where nothing is stored
+        self._slots = InitDrafter(self._sample)
+        self._sampled: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Stores the likeliest tokens of each slot; `state` still ends where the window began."""
+        if state.length.min() == 0:
+            return  # the first token has no neighbors
+        left, up = neighbors_of_window(verdict, state)
+        probs, tokens = verdict.p.topk(self._tokens.shape[-1], dim=-1)
+        entry = table_entry(left, up, self._vocab_size, self._tokens.shape[1])
+        rows = torch.arange(len(entry), device=entry.device)
+        for slot in range(entry.shape[1]):  # one after the other: two slots of a window may share an entry
+            self._tokens[rows, entry[:, slot]] = tokens[:, slot].int()
+            self._probs[rows, entry[:, slot]] = probs[:, slot] / probs[:, slot].sum(-1, keepdim=True)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Keeps these rows, in this order, and drops all others."""
+        self._tokens, self._probs = self._tokens[row_ids], self._probs[row_ids]
+
+    def join(self, other: StandDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._tokens = put_rows(self._tokens, other._tokens, row_ids)
+        self._probs = put_rows(self._probs, other._probs, row_ids)
+
+    def extend(self, state: BatchState, draft: Draft, reused: NDArray[np.int64], draws: WindowRNG) -> Draft:
+        """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
+        self._sampled = []
+        draft = self._slots.extend(state, draft, reused, draws)
+        first = int(reused.min())
+        for slot, (sampled, tokens, probs) in enumerate(self._sampled, first):
+            # A forced token, a reused one and one of the fallback were not sampled, and keep their q.
+            stored = (probs.sum(-1) > 0) & (draft.tokens[:, slot] == sampled)
+            stored &= torch.from_numpy(reused <= slot).to(stored.device)
+            q = torch.zeros_like(draft.q[:, slot]).scatter_(-1, tokens, probs)
+            draft.q[:, slot] = torch.where(stored[:, None], q, draft.q[:, slot])
+        return draft
+
+    def _sample(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
+        """A token after each pair of neighbors; see `mmspec.drafters.token_init.TokenInit`."""
+        entry = table_entry(left, up, self._vocab_size, self._tokens.shape[1])
+        rows = torch.arange(len(entry), device=entry.device)
+        tokens, probs = self._tokens[rows, entry].long(), self._probs[rows, entry]
+        sums = probs.cumsum(-1)
+        place = (sums <= u[:, None] * sums[:, -1:]).sum(-1, keepdim=True)
+        place = place.clamp(max=(probs > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
+        sampled = tokens.gather(-1, place)[:, 0]
+        sampled = torch.where(sums[:, -1] > 0, sampled, self._fallback(left, up, u))
+        self._sampled.append((sampled, tokens, probs))
+        return sampled
+
+
+def build(context: DraftingContext) -> Jacobi:
+    """Builds the drafter of the recipe `stand`."""
+    target = context.target
+    above = repeat_up if context.layout.width else repeat_left
+    drafter = StandDrafter(context.batch_size, target.vocab_size, above, target.device)
+    return Jacobi(drafter, None, target.vocab_size)

@@ -1,0 +1,95 @@
+"""Drafting that stops where the draft model becomes unsure.
+
+SpecDec++ (Huang et al. 2024, arXiv 2405.19715) stops when the predicted probability that all drafts so far are
+accepted falls below a threshold. Here the prediction needs no trained head: AdaEDL (Agrawal et al. 2024, arXiv
+2410.18351) bounds the acceptance of a draft from below by 1 - sqrt(0.2 H), with H the entropy of q in nats.
+
+The rest of the window is filled with guesses that cost nothing, the tokens above or before, so that the window keeps
+its width: a row would otherwise depend on how long other rows draft. A draft depends on those before it only, and a
+guess has a one-hot q, so that decoding is exact.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runners import build_runner
+from mmspec.sampling.rejection import Draft, Verdict, sample
+from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.tree import Tree
+
+_GAMMA = 0.2  # of AdaEDL's bound
+
+
+class StoppingDrafter:
+    """A chain of drafts that each row ends on its own; a `mmspec.decoding.loop.Drafter`.
+
+    Deciding whether to go on reads a number from the device for each draft.
+
+    Args:
+        runner: Provides the draft distributions.
+        stop: The threshold.
+        device: Of the tokens.
+    """
+
+    def __init__(self, runner: DraftRunner, stop: float, device: torch.device) -> None:
+        self._runner = runner
+        self._stop = stop
+        self._chain = cache(lambda count: Tree.branching([1] * count, device))
+
+    @property
+    def calls(self) -> int:
+        return self._runner.calls
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        self._runner.observe(verdict, state)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._runner.select_rows(row_ids)
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)
+
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        chain, u, q = self._chain(count), draws[DRAFT], self._runner.root(state)
+        guesses = self._guesses(state, count)
+        tokens, probs = list[Tensor](), list[Tensor]()
+        chance = torch.ones(len(guesses), device=q.device)
+        for i in range(count):
+            going = chance >= self._stop
+            if i and bool(going.any()):
+                q = self._runner.nodes(state, tokens[-1], chain, i)
+            guess = guesses[:, i : i + 1]
+            x = torch.where(going[:, None], sample(q, u[:, i : i + 1]), guess)
+            one_hot = torch.zeros_like(q).scatter_(-1, guess[..., None], 1.0)
+            tokens.append(x)
+            probs.append(torch.where(going[:, None, None], q, one_hot))
+            entropy = -torch.special.xlogy(q, q).sum(-1)[:, 0]
+            # Once below the threshold, always below it: the factors are at most 1.
+            chance = chance * (1 - (_GAMMA * entropy).sqrt()).clamp(min=0) * going
+        return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+
+    def _guesses(self, state: BatchState, count: int) -> Tensor:
+        """The committed token above each position, or else the last one, int64 [B, count]."""
+        last = state.last()
+        width = state.layout.width
+        if not width:
+            return last.expand(-1, count)
+        above = state.positions(count) - width
+        known = torch.from_numpy((above >= 0) & (above < state.length[:, None])).to(last.device)
+        return torch.where(known, state.at(np.minimum(above, state.length[:, None] - 1)), last)
+
+
+def build(context: DraftingContext) -> StoppingDrafter:
+    """Builds the drafter of the recipe `draft-stop`."""
+    runner = build_runner(context, "model")
+    return StoppingDrafter(runner, float(context.recipe.knobs["stop"]), context.target.device)

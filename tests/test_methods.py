@@ -1,0 +1,39 @@
+"""The page of methods agrees with the registries: what it names exists, and nothing is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mmspec.errors import MMSpecError
+from mmspec.recipes import RECIPES, parse
+from mmspec.rules import RULES
+
+PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+# Baselines and combinations without a paper of their own in the listings.
+WITHOUT_PAPER = {"plain", "exact"}
+
+
+def named() -> set[str]:
+    """The recipes and rules in the third column of the tables, and in the table of figures."""
+    rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    cells = " ".join(row[2] for row in rows if len(row) >= 4) + " ".join(row[0] for row in rows)
+    return set(re.findall(r"`([^`]+)`", cells))
+
+
+def test_every_recipe_and_rule_that_the_page_names_exists() -> None:
+    words = {"window=auto", "stop", "branch", "window", "layers", "tp_plan", "mmspec", "tvd", "lk", "--loss tvd"}
+    for name in sorted(named() - words):
+        if name.startswith("mmspec ") or "/" in name and "." in name:
+            continue  # commands and paths
+        try:
+            parse(name)
+        except MMSpecError as error:
+            pytest.fail(f"docs/methods.md names {name!r}: {error}")
+
+
+def test_every_recipe_and_rule_is_on_the_page() -> None:
+    found = set(re.findall(r"`([^`:]+)[^`]*`", PAGE))
+    assert set(RECIPES) | set(RULES) - WITHOUT_PAPER <= found | WITHOUT_PAPER
