@@ -75,8 +75,14 @@ def test_a_token_attends_to_the_prompt_and_the_last_tokens(make: Callable[[], An
         hide_old(targets[1])
         expected = targets[1].forward(window, place)
         write = WindowSlots.write
+
+        def recorded(*arguments: Any) -> Tensor:
+            keys: Tensor = write(*arguments)
+            read.append(int(keys.shape[2]))
+            return keys
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(WindowSlots, "write", lambda *a: (read.append(int(write(*a).shape[2])), write(*a))[1])
+            patch.setattr(WindowSlots, "write", recorded)
             found = targets[0].forward(window, place, EarlyExit(targets[0].layers, True, RECENT))
     for ours, theirs, whole in zip(found, expected, full, strict=True):
         if ours is not None and theirs is not None and whole is not None:
