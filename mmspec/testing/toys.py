@@ -6,8 +6,8 @@ position, gets other distributions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -258,8 +258,11 @@ def table_seeds(seed: int) -> Sequence[int]:
     return seed, *range(seed + 10**6, seed + 10**6 + LAYERS - 1)
 
 
-def toy_heads(vocab_size: int, width: int | None, seed: int) -> dict[str, Head]:
+@lru_cache(maxsize=32)
+def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Head]:
     """Draft heads for `ToyTarget`, with random weights so that their output depends on all of their input.
+
+    Building them takes longer than decoding a row, so that equal arguments give the same heads.
 
     Args:
         vocab_size: V.
@@ -317,7 +320,7 @@ def toy_resources(
         partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000),
         sampling,
         lambda: codebook,
-        heads=toy_heads(vocab_size, layout.width, seed),
+        heads=dict(toy_heads(vocab_size, layout.width, seed)),
         guided_draft_model=partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, True),
     )
 

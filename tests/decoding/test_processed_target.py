@@ -81,7 +81,7 @@ def distance(
     joint = joint_probs(toy(rules), layout, sampling)
     table = NGramTable(torch.randint(V, (V + 1, V), generator=torch.Generator().manual_seed(3)))
     draft_model = partial(toy(rules, DRAFTER, guided=False), samples, 16)
-    resources = DraftResources(table, draft_model, [sampling] * samples, heads=toy_heads(V, None, 0))
+    resources = DraftResources(table, draft_model, [sampling] * samples, heads=dict(toy_heads(V, None, 0)))
     decoded = run(
         toy(rules, kind=kind)(samples, wanted.window), wanted, layout, [sampling] * samples, range(samples), resources
     )
