@@ -5,11 +5,11 @@
 FROM python:3.12-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN apt-get update && apt-get install --yes --no-install-recommends libsndfile1 && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home mmspec
+    && useradd --create-home --uid 1000 mmspec
 RUN pip install --no-cache-dir torch torchaudio --index-url "$TORCH_INDEX"
 COPY . /src
 RUN pip install --no-cache-dir "/src[serve]" && rm -rf /src
-USER mmspec
+USER 1000
 WORKDIR /home/mmspec
 EXPOSE 8000
 # Keys come from the environment: -e MMSPEC_API_KEYS=KEY,KEY

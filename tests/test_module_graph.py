@@ -52,6 +52,7 @@ LAYERS = (
     ("mmspec.batching",),
     # What pipelines of latents call; it hands their sampler to the engine.
     ("mmspec.continuous.run",),
+    ("mmspec.continuous.prepared",),
     ("mmspec.hf", "mmspec.training", "mmspec.testing"),
     ("mmspec.bulk",),
     ("mmspec.vision", "mmspec.audio", "mmspec.metrics"),

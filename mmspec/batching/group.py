@@ -115,9 +115,12 @@ class Group:
 
     def step(self) -> None:
         """Decodes one window."""
+        clock = self.batch.meter.clock
+        clock.skip()  # other groups have been decoded since the last window
         self._set_policy()
         with torch.inference_mode():
             self.batch.step()
+        clock.lap("other")
 
     def can_join(self, other: Group) -> bool:
         """Whether the rows of another group can join this one."""

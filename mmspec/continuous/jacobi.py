@@ -13,6 +13,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.rows import put_host_rows, put_last_rows
 
 
 class LatentJacobi:
@@ -52,6 +53,15 @@ class LatentJacobi:
         self._offset = self._offset[row_ids]
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
+
+    def join(self, other: LatentJacobi, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        assert self._tokens is not None and self._q is not None and other._tokens is not None and other._q is not None
+        ours, new = self._tokens.shape[1], other._tokens.shape[1]
+        offsets = self._offset + max(new - ours, 0), other._offset + max(ours - new, 0)
+        self._offset = put_host_rows(*offsets, row_ids)
+        self._tokens = put_last_rows(self._tokens, other._tokens, row_ids)
+        self._q = put_last_rows(self._q, other._q, row_ids)
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         assert self._tokens is not None and self._q is not None

@@ -9,6 +9,7 @@ given w is exact.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +25,7 @@ from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import ACCEPT, RESAMPLE, CounterRNG, WindowRNG
+from mmspec.sampling.rows import put_last_rows
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class AcceptanceCounter:
 
 
 class LatentSampler:
-    """The sampler of continuous tokens, with the interface of `mmspec.sampling.sampler.Sampler`.
+    """The sampler of continuous tokens, with the interface of `mmspec.sampling.sampler.JoinableSampler`.
 
     A token is a latent followed by its marks, [D + M].
 
@@ -181,6 +183,8 @@ class LatentSampler:
     Raises:
         ModelError: If the model returns latents that are not finite.
     """
+
+    counts_all_rows = True  # in `counter`; so finished rows are dropped at once
 
     def __init__(self, head: LatentHead, noise: CounterRNG, rule: LatentRule, length: int) -> None:
         rule.dim = head.dim
@@ -196,6 +200,17 @@ class LatentSampler:
         if self._logits is not None:
             cond, uncond = self._logits
             self._logits = Logits(cond[row_ids], None if uncond is None else uncond[row_ids])
+
+    def join(self, other: LatentSampler, row_ids: Sequence[int]) -> None:
+        """Takes in the rows of `other`, whose head and rule are the same; see `BatchState.join`."""
+        self._noise.join(other._noise, row_ids)
+        if self._logits is not None and other._logits is not None:
+            cond, uncond = (
+                None if ours is None or new is None else put_last_rows(ours, new, row_ids)
+                for ours, new in zip(self._logits, other._logits, strict=True)
+            )
+            assert cond is not None
+            self._logits = Logits(cond, uncond)
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Packed distributions, float32 [B, W, 2 * D + 1 + M]; see `Gaussian.pack`."""

@@ -425,8 +425,7 @@ def drop_finished(
     finished = rows - len(running)
     if not running or not finished:
         return None
-    # A sampler of latents counts the drafts of all rows that it sees.
-    at_once = at_once or not isinstance(sampler, JoinableSampler)
+    at_once = at_once or bool(getattr(sampler, "counts_all_rows", False))  # see `LatentSampler`
     if not at_once and finished * _KEPT < rows:
         return None
     state.select_rows(running)

@@ -43,6 +43,16 @@ def put_rows(
     return own.flatten(dim, rows)
 
 
+def put_last_rows(own: Tensor, new: Tensor, row_ids: Sequence[int]) -> Tensor:
+    """`put_rows` of windows [B, W, ...] that end together: the narrower ones get zeros in front."""
+    width = max(own.shape[1], new.shape[1])
+
+    def aligned(x: Tensor) -> Tensor:
+        return torch.cat([x.new_zeros(len(x), width - x.shape[1], *x.shape[2:]), x], dim=1)
+
+    return put_rows(aligned(own), aligned(new), row_ids)
+
+
 def put_host_rows(own: NDArray[Any], new: NDArray[Any], row_ids: Sequence[int], dim: int = 0) -> NDArray[Any]:
     """`put_rows` of NumPy arrays; they are copied."""
     return put_rows(torch.from_numpy(np.array(own)), torch.from_numpy(np.array(new)), row_ids, dim).numpy()

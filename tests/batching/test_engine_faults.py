@@ -287,11 +287,27 @@ async def collect(engine: AsyncEngine, seed: int, leave: int | None = None) -> l
     return tokens
 
 
+def wait_for_leavers(engine: AsyncEngine, leaves: Callable[[Any], bool], tokens: int) -> None:
+    """Lets no step begin while a request that leaves after `tokens` tokens has them and has not left yet."""
+    inner, step = engine.engine, engine.engine.step
+
+    def held() -> list[RequestOutput]:
+        deadline = time.monotonic() + 20
+        for progress in list(inner._requests.values()):
+            while leaves(progress.request) and progress.rows[0].given >= tokens and not progress.cancelled:
+                assert time.monotonic() < deadline, "a request does not leave"
+                time.sleep(0.001)
+        return step()
+
+    inner.step = held  # type: ignore[method-assign]
+
+
 def test_async_requests_share_the_engine_and_leaving_cancels() -> None:
     pipe = ToyPipe()
 
     async def main() -> None:
         async with AsyncEngine(pipe, recipe="plain", max_rows=3) as engine:
+            wait_for_leavers(engine, lambda request: request.seed % 4 == 3, 2)
             found = await asyncio.gather(*(collect(engine, i, 2 if i % 4 == 3 else None) for i in range(8)))
             assert found == [None if i % 4 == 3 else pipe.alone("plain", i) for i in range(8)]
             while engine.engine.has_unfinished:

@@ -134,8 +134,19 @@ def test_no_load_takes_much_longer_than_the_better_of_plain_and_drafted_decoding
         pipe = EasyPipe()
         engine = Engine(pipe, recipe, max_rows=rows)
         for seed in range(3 * rows):
-            engine.add(300, seed=seed)
+            engine.add(150, seed=seed)
         while engine.has_unfinished:
             engine.step()
         seconds[recipe] = pipe.clock.now
     assert seconds["scd:window=auto"] < 1.1 * min(seconds.values())
+
+
+def test_a_second_counts_once_however_many_batches_there_are() -> None:
+    """Two batches take turns; while one is decoded, the clock of the other one stands still."""
+    engine = Engine(EasyPipe(), "plain", max_rows=4)
+    for i in range(4):
+        engine.add(60, seed=i, recipe=["plain", "scd:window=4"][i % 2])
+    while engine.has_unfinished:
+        engine.step()
+    found = engine.stats()
+    assert 0 < sum(found.seconds_by_part.values()) <= found.seconds

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import importlib.util
 import io
+import json
 import re
+import socket
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,3 +100,46 @@ def test_the_gradio_app_has_forty_lines_and_calls_the_server(
         assert soundfile.info(io.BytesIO(speak("hello", "high", 1))).format == "MP3"
     finally:
         module.client.close()
+
+
+def test_the_dockerfile_names_what_is_there(root: Path, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is built: its lines are compared with the package, the command and a running server."""
+    from mmspec.cli.app import main
+
+    text = re.sub(r"\\\n", " ", (root / "Dockerfile").read_text())
+    lines = [line.split(None, 1) for line in text.splitlines() if line and not line.startswith("#")]
+    found: dict[str, list[str]] = {}
+    for name, rest in lines:
+        found.setdefault(name, []).append(rest.strip())
+    (extra,) = re.findall(r'pip install --no-cache-dir "/src\[(\w+)\]"', text)
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert extra in project["optional-dependencies"]
+    assert found["COPY"] == [". /src"]
+    ignored = (root / ".dockerignore").read_text().split()
+    needed = {"pyproject.toml", project["readme"], "mmspec", "audio", "vision", "kernels", "metrics"}
+    assert not needed & set(ignored) and all((root / name).exists() for name in needed)
+    (version,) = re.findall(r"python:3\.(\d+)-slim", found["FROM"][0])
+    assert f"Programming Language :: Python :: 3.{version}" in project["classifiers"]
+    (user,), (folder,) = found["USER"], found["WORKDIR"]
+    assert f"useradd --create-home --uid {user} {folder.removeprefix('/home/')}" in text
+
+    (entry,), (command,), (port,) = found["ENTRYPOINT"], found["CMD"], found["EXPOSE"]
+    assert json.loads(entry) == ["mmspec"] and "mmspec" in project["scripts"]
+    seen: list[Any] = []
+    monkeypatch.setattr("mmspec.cli.serve._run", lambda *arguments, **options: seen.append(arguments))
+    assert main(json.loads(command)) == 0
+    names, _, settings = seen[0][:3]
+    assert (names, settings.host, str(settings.port)) == (["shapes", "spoken"], "0.0.0.0", port)
+
+    probe = json.loads(found["HEALTHCHECK"][0].partition("CMD")[2])
+    assert f":{port}/health" in probe[2]
+    for address, status in ((server.address, 0), (f"http://127.0.0.1:{unused_port()}", 1)):
+        code = probe[2].replace(f"http://127.0.0.1:{port}", address)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+        assert done.returncode == status, done.stderr
+
+
+def unused_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -114,7 +114,7 @@ def test_a_voice_follows_a_recording(
     [
         pytest.param(csm, "two. three. " * 12, RunningBatch, id="csm"),
         pytest.param(bark, "one two. " * 30, OneByOneEngine, id="bark"),
-        pytest.param(pocket, "one two", OneByOneEngine, id="pocket"),
+        pytest.param(pocket, "one two", RunningBatch, id="pocket"),
     ],
 )
 def test_samples_are_those_of_the_pipeline(make: Callable[[Path], Any], text: str, kind: type, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ The backbone reads latents, not decoded audio, so that a window of drafted laten
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.latents.backbone_runner import BackboneRunner, early_exit
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.continuous.run import Latents, LatentStats, run_latents
 from mmspec.continuous.sampler import Gaussian, LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -26,6 +26,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.rows import put_rows
 from mmspec.sampling.seeds import row_seeds
 
 NO_END = -1.0  # the mark of frames before the end is predicted
@@ -39,25 +40,24 @@ class PocketHead:
     Args:
         model: `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration`.
         steps: Steps of the flow; a "drifting" head ignores it.
-        temperature: Variance of the noise; 0 is no noise.
         eos_threshold: An end is predicted if its logit is above it.
         min_frames: The first frame that may predict an end.
     """
 
     marks = 1
 
-    def __init__(self, model: Any, steps: int, temperature: float, eos_threshold: float, min_frames: int) -> None:
+    def __init__(self, model: Any, steps: int, eos_threshold: float, min_frames: int) -> None:
         self.dim = self.normals = model.config.latent_dim
         self._model = model
         self._steps = steps
-        self._scale = math.sqrt(temperature)
         self._threshold = eos_threshold
         self._min_frames = min_frames
 
     def __call__(self, logits: Logits, noise: Tensor, positions: NDArray[np.int64]) -> Gaussian:
-        # The "logits" of the target: hidden state, mark of the previous frame, number of frames after a predicted end.
-        hidden, before, after = logits.cond[..., :-2], logits.cond[..., -2], logits.cond[..., -1]
-        start = (noise * self._scale).to(hidden.dtype).flatten(0, 1)
+        # The "logits" of the target: hidden state, mark of the previous frame, number of frames after a predicted end,
+        # scale of the noise.
+        hidden, (before, after, scale) = logits.cond[..., :-3], logits.cond[..., -3:].unbind(-1)
+        start = (noise * scale[..., None]).to(hidden.dtype).flatten(0, 1)
         mean = self._model.sample_latent(hidden.flatten(0, 1), start, self._steps).unflatten(0, positions.shape).float()
         late = torch.from_numpy(positions >= self._min_frames).to(hidden.device)
         ends = (self._model.eos_head(hidden)[..., 0].float() > self._threshold) & late
@@ -73,6 +73,7 @@ class PocketTarget:
         prompt: The processor's outputs: `input_ids` int64 [B, T] and `attention_mask` [B, T], padded on the left; with
             a voice, its latents and their mask.
         after: float [B], frames to generate after the one that predicts the end.
+        scale: float [B], standard deviation of the noise; 0 is no noise.
         room: Slots of the KV cache after the prompt.
         layers: Run only the first `layers` layers; None runs all.
     """
@@ -80,7 +81,13 @@ class PocketTarget:
     vocab_size = 0
 
     def __init__(
-        self, model: Any, prompt: dict[str, Tensor | None], after: Tensor, room: int, layers: int | None = None
+        self,
+        model: Any,
+        prompt: dict[str, Tensor | None],
+        after: Tensor,
+        scale: Tensor,
+        room: int,
+        layers: int | None = None,
     ) -> None:
         ids = prompt["input_ids"]
         assert ids is not None
@@ -89,12 +96,14 @@ class PocketTarget:
         self._prompt: dict[str, Tensor | None] | None = prompt
         mask = prompt.get("attention_mask")
         visible = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        self._length = ids.shape[1]
+        length = ids.shape[1]
+        self._length = torch.full((len(ids),), length, device=self.device)  # slots of the prompt, by row
         self._visible = F.pad(visible, (0, room), value=True)
         # Padding has positions too; nothing attends to it.
         self._positions = (self._visible.long().cumsum(1) - 1).clamp(min=0)
-        self._after = after.to(self.device)
-        self._runner = BackboneRunner(early_exit(model.model, layers), self._length + room)
+        self._after, self._scale = after.to(self.device), scale.to(self.device)
+        self._layers = layers
+        self._runner = BackboneRunner(early_exit(model.model, layers), length + room)
 
     def prefill(self) -> Logits:
         prompt, self._prompt = self._prompt, None
@@ -110,13 +119,26 @@ class PocketTarget:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids, self.device)
-        self._visible, self._positions, self._after = (
-            self._visible[row_ids],
-            self._positions[row_ids],
-            self._after[row_ids],
-        )
+        for name in ("_length", "_visible", "_positions", "_after", "_scale"):
+            setattr(self, name, getattr(self, name)[row_ids])
         if self._prompt is not None:
             self._prompt = {name: None if part is None else part[row_ids] for name, part in self._prompt.items()}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self._runner.cache_bytes
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: it runs as many layers of the same model."""
+        return isinstance(other, PocketTarget) and other._model is self._model and other._layers == self._layers
+
+    def join(self, other: PocketTarget, row_ids: list[int]) -> None:
+        """Takes in the rows of `other`; see `mmspec.decoding.target.JoinableTarget.join`."""
+        self._runner.join(other._runner, row_ids)
+        self._visible = put_rows(self._visible, other._visible, row_ids, fill=True)
+        for name in ("_length", "_positions", "_after", "_scale"):
+            setattr(self, name, put_rows(getattr(self, name), getattr(other, name), row_ids))
 
     def _read(self, embeds: Tensor, start: Tensor) -> Tensor:
         slots = start[:, None] + torch.arange(embeds.shape[1], device=self.device)
@@ -125,9 +147,9 @@ class PocketTarget:
         return self._runner.read(embeds, slots, self._positions.gather(1, slots), visible)
 
     def _logits(self, hidden: Tensor, before: Tensor) -> Logits:
-        """The input of `PocketHead`: hidden states, previous marks, and frames after an end, [B, W, H + 2]."""
-        after = self._after[:, None].expand_as(before)
-        return Logits(torch.cat([hidden.float(), before[..., None], after[..., None]], dim=-1), None)
+        """The input of `PocketHead`: hidden states, previous marks, frames after an end, and scales, [B, W, H + 3]."""
+        after, scale = (each[:, None].expand_as(before) for each in (self._after, self._scale))
+        return Logits(torch.cat([hidden.float(), torch.stack([before, after, scale], dim=-1)], dim=-1), None)
 
 
 def embed_prompt(model: Any, prompt: Mapping[str, Tensor | None]) -> Tensor:
@@ -227,25 +249,61 @@ def sample_frames(
     on_step: OnStep | None = None,
 ) -> Latents:
     """The tokens of prompts, [B, F, D + 1]: each a latent in the model's space followed by its mark; see `speak`."""
+    made = prepare_frames(
+        model, inputs, recipe, [temperature] * len(seeds), draft_model, [max_frames] * len(seeds), num_flow_steps,
+        eos_threshold, min_frames_before_eos,
+    )  # fmt: skip
+    return run_latents(made.target, made.head, recipe, made.layout, seeds, made.resources, on_step)
+
+
+def prepare_frames(
+    model: Any,
+    inputs: dict[str, Any],
+    recipe: Recipe,
+    temperatures: Sequence[float],
+    draft_model: Any,
+    limits: Sequence[int],
+    num_flow_steps: int = 1,
+    eos_threshold: float = -4.0,
+    min_frames_before_eos: int = 6,
+) -> PreparedLatents:
+    """Prompts that are ready to be decoded; see `speak`.
+
+    Args:
+        model: As there, like the arguments that are not described here.
+        inputs: As there.
+        recipe: As there.
+        temperatures: One per row.
+        draft_model: As there.
+        limits: Latents of each row, at most.
+        num_flow_steps: As there.
+        eos_threshold: As there.
+        min_frames_before_eos: As there.
+
+    Raises:
+        ArgumentError: For an argument whose value is not allowed.
+    """
     prompt = dict(inputs)
     after = prompt.pop("frames_after_eos", 1)
     allowed = ("input_ids", "attention_mask", "audio_prompt_latents", "audio_prompt_latents_mask")
     if unknown := [name for name in prompt if name not in allowed]:
         raise ArgumentError(f"inputs has {', '.join(unknown)}, which is not allowed; use {', '.join(allowed)}")
-    if not temperature >= 0:
-        raise ArgumentError(f"temperature={temperature} is not allowed; it must be 0 or more")
-    if max_frames < 1:
-        raise ArgumentError(f"max_frames={max_frames} is not allowed; it must be 1 or more")
+    for temperature in temperatures:
+        if not temperature >= 0:
+            raise ArgumentError(f"temperature={temperature} is not allowed; it must be 0 or more")
+    if min(limits) < 1:
+        raise ArgumentError(f"max_frames={min(limits)} is not allowed; it must be 1 or more")
     if draft_model is not None:
         check_sibling(model, draft_model)
-    rows = len(prompt["input_ids"])
+    rows, longest = len(prompt["input_ids"]), max(limits)
     frames_after = torch.as_tensor(after, dtype=torch.float32).expand(rows)
+    scale = torch.tensor(list(temperatures), dtype=torch.float64).sqrt().float()
 
     def target(model: Any, layers: int | None = None) -> PocketTarget:
-        return PocketTarget(model, dict(prompt), frames_after, max_frames + recipe.window, layers)
+        return PocketTarget(model, dict(prompt), frames_after, scale, longest + recipe.window, layers)
 
     def head(model: Any, steps: int = num_flow_steps) -> PocketHead:
-        return PocketHead(model, steps, temperature, eos_threshold, min_frames_before_eos)
+        return PocketHead(model, steps, eos_threshold, min_frames_before_eos)
 
     models: dict[str, Callable[[int], LatentModel]] = {
         "layer-skip": lambda layers: LatentModel(target(model, layers), head(model)),
@@ -255,8 +313,8 @@ def sample_frames(
         models = {"draft": lambda _: LatentModel(target(draft_model), head(draft_model)), **models}
     resources = DraftResources(latent_models=models, adaptive_windows=adaptive_windows_of(model))
     dim = model.config.latent_dim
-    layout = Layout(max_frames, cell=(dim + 1,), dtype=torch.float32, ends=lambda tokens: tokens[..., -1] == 0)
-    return run_latents(target(model), head(model), recipe, layout, seeds, resources, on_step)
+    layout = Layout(longest, cell=(dim + 1,), dtype=torch.float32, ends=lambda tokens: tokens[..., -1] == 0)
+    return PreparedLatents(target(model), head(model), layout, resources, limits)
 
 
 def check_sibling(model: Any, draft: Any) -> None:

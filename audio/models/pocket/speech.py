@@ -17,8 +17,9 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.latents.row_limits import cut_rows
-from mmspec.audio.models.pocket.decoding import check_sibling, sample_frames
+from mmspec.audio.models.pocket.decoding import check_sibling, prepare_frames, sample_frames
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
@@ -45,7 +46,6 @@ class PocketAdapter:
 
     recipe = "plain"
     guided = False
-    in_engines = False
 
     def __init__(
         self, model: Any, processor: Any, voice_latents: Mapping[str, Tensor], draft_model: Any = None
@@ -71,7 +71,7 @@ class PocketAdapter:
         return PocketAdapter(self.model, self.processor, voice_latents, self.draft_model)
 
     def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PocketJob:
-        if samplings[0].top_k or samplings[0].top_p != 1:
+        if any(sampling.top_k or sampling.top_p != 1 for sampling in samplings):
             raise ArgumentError("top_k and top_p are not possible here: this model's tokens are vectors")
         # The chat template only marks the place of a voice; its latents are passed to the processor.
         voices = [self.voice_latents[name] for _, name in parts if name is not None]
@@ -126,21 +126,29 @@ class PocketJob:
     ) -> Decoded:
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible here: a vector's distribution has no entropy in bits")
-        adapter, config = self.adapter, self.adapter.model.generation_config
-        defaults = {
-            name: value
-            for name in ("num_flow_steps", "eos_threshold", "min_frames_before_eos")
-            if (value := getattr(config, name, None)) is not None
-        }
+        adapter = self.adapter
         found = sample_frames(
             adapter.model, self.inputs, recipe, seeds, adapter.draft_model, max(self.limits),
-            samplings[0].temperature, on_step=on_step, **defaults,
+            samplings[0].temperature, on_step=on_step, **self._defaults,
         )  # fmt: skip
         cut = cut_rows(found, self.limits)
         for row, limit, stats in zip(cut.tokens, self.limits, cut.stats.rows, strict=True):
             if stats.truncated:
                 row[limit - 1, -1] = 0  # the mark of a last frame
         return cut
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedLatents:
+        """See `mmspec.audio.adapter.PreparableJob`."""
+        model, draft_model = self.adapter.model, self.adapter.draft_model
+        temperatures = [sampling.temperature for sampling in samplings]
+        return prepare_frames(model, self.inputs, recipe, temperatures, draft_model, self.limits, **self._defaults)
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        """What the checkpoint's generation config sets."""
+        config = self.adapter.model.generation_config
+        names = ("num_flow_steps", "eos_threshold", "min_frames_before_eos")
+        return {name: value for name in names if (value := getattr(config, name, None)) is not None}
 
 
 def frames_for(text_tokens: int, frame_rate: float) -> int:
