@@ -14,7 +14,7 @@ from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.qwen3_tts import is_codec as is_qwen3_tts_codec
 from mmspec.audio.codecs.qwen3_tts import read_codec as read_qwen3_tts_codec
 from mmspec.audio.codecs.snac import is_snac, read_snac
-from mmspec.audio.models.codec_lm import chatterbox, cosyvoice
+from mmspec.audio.models.codec_lm import chatterbox, chatterbox_turbo, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
 from mmspec.audio.pipeline import SpeechPipeline
@@ -30,6 +30,11 @@ SPEECH_ADAPTERS = {
     "MistralForCausalLM": "mmspec.audio.models.flat.speech:make",
     "Qwen2ForCausalLM": "mmspec.audio.models.flat.speech:make",
     "Qwen3ForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "GemmaForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "Gemma3ForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "GPT2LMHeadModel": "mmspec.audio.models.flat.speech:make",
+    "PhiForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "Phi3ForCausalLM": "mmspec.audio.models.flat.speech:make",
     "BarkModel": "mmspec.audio.models.bark.speech:make",
     "MusicgenForConditionalGeneration": "mmspec.audio.models.musicgen.music:make",
     "MusicgenMelodyForConditionalGeneration": "mmspec.audio.models.musicgen.music:make",
@@ -76,6 +81,8 @@ def codec_lm_reader(folder: Path) -> Callable[..., TextFrontend] | None:
     """The function that reads a published Chatterbox or CosyVoice folder, or None for any other folder."""
     if (folder / chatterbox.FILE).is_file():
         return chatterbox.read
+    if chatterbox_turbo.is_turbo(folder):
+        return chatterbox_turbo.read
     return cosyvoice.read if cosyvoice.is_cosyvoice(folder) else None
 
 

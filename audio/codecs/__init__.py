@@ -15,6 +15,7 @@ CODECS = {
     "MimiModel": "mmspec.audio.codecs.mimi:Mimi",
     "HiggsAudioV2TokenizerModel": "mmspec.audio.codecs.higgs:HiggsCodec",
     "Xcodec2Model": "mmspec.audio.codecs.xcodec2:XCodec2",
+    "NeuCodecModel": "mmspec.audio.codecs.xcodec2:XCodec2",
 }
 
 

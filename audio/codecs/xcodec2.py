@@ -1,4 +1,4 @@
-"""X-codec2: one code per frame, whose digits are levels (FSQ), and a decoder that attends to all frames."""
+"""X-codec2, NeuCodec: one code per frame, whose digits are levels (FSQ), and a decoder that attends to all frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmspec.audio.codec import CodecStream, OverlapStream
 
 
 class XCodec2:
-    """An `Xcodec2Model` as a codec.
+    """An `Xcodec2Model` or a `NeuCodecModel` as a codec.
 
     Its decoder attends in both directions over all frames and normalizes over them, so that every sample depends on
     every frame: a stream returns no audio before it is finished.
@@ -23,7 +23,8 @@ class XCodec2:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.sampling_rate = int(model.config.sampling_rate)
+        config = model.config  # NeuCodec reads audio of another rate than it makes
+        self.sampling_rate = int(getattr(config, "output_sampling_rate", None) or config.sampling_rate)
         self.hop = int(model.config.hop_length)
         self.codebook_size = len(model.quantizer.quantizer.codebook)
 

@@ -32,6 +32,11 @@ GENERATE_ADAPTERS = {
     "Qwen2ForCausalLM": "mmspec.audio.models.flat.decoding",
     "Qwen3ForCausalLM": "mmspec.audio.models.flat.decoding",
     "MistralForCausalLM": "mmspec.audio.models.flat.decoding",
+    "GemmaForCausalLM": "mmspec.audio.models.flat.decoding",
+    "Gemma3ForCausalLM": "mmspec.audio.models.flat.decoding",
+    "GPT2LMHeadModel": "mmspec.audio.models.flat.decoding",
+    "PhiForCausalLM": "mmspec.audio.models.flat.decoding",
+    "Phi3ForCausalLM": "mmspec.audio.models.flat.decoding",
 }
 
 

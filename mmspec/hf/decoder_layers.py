@@ -78,14 +78,13 @@ class DecoderLayers(ABC):
 def count_layers(decoder: Any) -> int:
     """The number of a decoder's layers; 0 if its first layers cannot be run alone.
 
-    They can for a `DecoderLayers` and for a module whose `layers` run one after the other. A module whose `forward`
-    accelerate has replaced runs all its layers in any case.
+    They can for a `DecoderLayers` and for a module whose `layers` (GPT-2: `h`) run one after the other. A module whose
+    `forward` accelerate has replaced runs all its layers in any case.
     """
     if isinstance(decoder, DecoderLayers):
         return decoder.count
-    hooked = "forward" in getattr(decoder, "__dict__", {})
-    layers = getattr(decoder, "layers", None)
-    return len(layers) if isinstance(layers, nn.ModuleList) and not hooked else 0
+    hooked, name = "forward" in getattr(decoder, "__dict__", {}), _name_of_layers(decoder)
+    return 0 if hooked or name is None else len(getattr(decoder, name))
 
 
 def first_layers(decoder: Any, count: int) -> Callable[..., Any]:
@@ -93,6 +92,13 @@ def first_layers(decoder: Any, count: int) -> Callable[..., Any]:
     if isinstance(decoder, DecoderLayers):
         return decoder.first(count)
     part: Any = copy(decoder)
-    part._modules = {**decoder._modules, "layers": nn.ModuleList(list(decoder.layers)[:count])}
+    name = _name_of_layers(decoder)
+    assert name is not None, "count_layers is 0"
+    part._modules = {**decoder._modules, name: nn.ModuleList(list(getattr(decoder, name))[:count])}
     part._compiled_call_impl = None  # the compiled call runs all layers
     return part
+
+
+def _name_of_layers(decoder: Any) -> str | None:
+    """The attribute of a decoder that has its layers; None if there is none."""
+    return next((name for name in ("layers", "h") if isinstance(getattr(decoder, name, None), nn.ModuleList)), None)

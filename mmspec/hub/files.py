@@ -25,7 +25,12 @@ _INDEX = re.compile(r"(diffusion_)?(pytorch_)?model\.(bin|safetensors)(\.index\.
 # The folders of diffusers' pipelines of which mmspec loads only some, by the pipeline's class.
 PARTS = {"GlmImagePipeline": ("vision_language_encoder", "processor")}
 # Published layouts with weights of other names: a file that marks each, and the weights that mmspec reads.
-MARKED = {"t3_cfg.safetensors": ("t3_cfg.safetensors", "conds.pt"), "llm.pt": ("llm.pt",)}
+MARKED = {
+    "t3_cfg.safetensors": ("t3_cfg.safetensors", "conds.pt"),
+    "t3_turbo_v1.safetensors": ("t3_turbo_v1.safetensors", "conds.pt"),
+    "t3_nano_v1.safetensors": ("t3_nano_v1.safetensors", "conds.pt"),
+    "llm.pt": ("llm.pt",),
+}
 
 
 def read_description(folder: Path | None, file: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "higgs": tiny.higgs,
     "mimi": tiny.mimi,
     "xcodec2": tiny.xcodec2,
+    "neucodec": tiny.neucodec,
 }
 
 
@@ -37,7 +38,7 @@ def test_streaming_matches_decoding_at_once(name: str) -> None:
             chunks.append(stream.push(chunk))
         early = sum(chunk.shape[-1] for chunk in chunks)
         chunks.append(stream.finish())
-        assert early > 0 or name == "xcodec2"
+        assert early > 0 or name in ("xcodec2", "neucodec")
         torch.testing.assert_close(torch.cat(chunks, dim=-1), whole, atol=2e-5, rtol=1e-4)
 
 
@@ -54,7 +55,7 @@ def test_tables_sum_to_the_decoders_input(name: str) -> None:
         own = quantizer.from_codes(codes)[0]
         own = own - sum(q.out_proj.bias for q in quantizer.quantizers)[None, :, None]
         summed = summed - sum(q.out_proj.bias for q in quantizer.quantizers)
-    elif name == "xcodec2":
+    elif name in ("xcodec2", "neucodec"):
         own, summed = quantizer.from_codes(codes.transpose(1, 2)).transpose(1, 2), quantizer.project_out(summed)
     else:
         own = quantizer.decode(codes.transpose(0, 1) if name.startswith(("encodec", "higgs")) else codes)

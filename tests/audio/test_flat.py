@@ -185,3 +185,16 @@ def test_errors() -> None:
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, logits_processor=[StatefulProcessor()])
     with pytest.raises(ArgumentError, match="recipe 'draft' needs a draft model"):
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")
+
+
+@pytest.mark.parametrize("name", ["Gemma", "Gemma3", "GPT2", "Phi", "Phi3"])
+def test_other_backbones_match_their_own_generate(name: str) -> None:
+    """Prompts of two lengths, with a penalty; a window of attention that is too short is refused."""
+    model = tiny.other_backbone(name)
+    own = call(model, "penalty")
+    for recipe in ("scd:window=4", "tree:branch=2/1,layers=1"):
+        assert torch.equal(call(model, "penalty", custom_generate=mmspec.generate, recipe=recipe), own)
+    if name in ("Gemma3", "Phi3"):
+        model.config.sliding_window = 8
+        with pytest.raises(ArgumentError, match="latest 8 positions in some layers"):
+            call(model, "plain", custom_generate=mmspec.generate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,19 @@ from transformers import PreTrainedTokenizerFast
 import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.decoding import StreamFormat
-from mmspec.audio.models.flat.speech import STYLES, Style, llasa_prompt, llasa_voice_prompt, spark_voice_prompt
+from mmspec.audio.models.flat.speech import (
+    STYLES,
+    FlatAdapter,
+    Style,
+    llasa_prompt,
+    llasa_voice_prompt,
+    make,
+    neutts_style,
+    spark_voice_prompt,
+)
+from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 
 # In the form of Llasa's: a header for each turn, and the last one left open.
@@ -111,3 +122,53 @@ def test_limits_fit_the_pieces() -> None:
         style = STYLES[name]
         assert style.letters / 12 * per_second < style.tokens
     assert STYLES["llasa"].sampling.top_k == 50  # transformers' generate, which the model card calls
+
+
+def test_maya1_describes_its_voice() -> None:
+    """The ids of its marks as published; its stream is that of Orpheus, in a vocabulary of 156,960 ids."""
+
+    class Letters:
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": [128000] * add_special_tokens + [ord(letter) for letter in text]}
+
+    ids = STYLES["maya1"].prompt(Letters(), "Hi <laugh>", "Old")
+    assert ids[:2] == [128259, 128000] and ids[-4:] == [128009, 128260, 128261, 128257]
+    assert "".join(map(chr, ids[2:-4])) == '<description="Old"> Hi <laugh>'
+    assert STYLES["maya1"].stream.allowed(6)[-1] == 156937
+    with pytest.raises(ArgumentError, match="for styles with described voices: maya1"):
+        make(None, None, None, {"style": "llasa", "description": "Old"}, None)
+
+
+def neutts_tokenizer() -> Any:
+    marks = ["TEXT_REPLACE", "SPEECH_REPLACE", "TEXT_PROMPT_START", "TEXT_PROMPT_END", "SPEECH_GENERATION_START"]
+    special = [f"<|{mark}|>" for mark in (*marks, "SPEECH_GENERATION_END")] + [f"<|speech_{i}|>" for i in range(16)]
+    words = {"<unk>": 0, **{chr(97 + i): i + 1 for i in range(26)}, " ": 27, ":": 28, "\n": 29}
+    made = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    tokenizer.add_tokens(special, special_tokens=True)
+    return tokenizer
+
+
+def test_neutts_speaks_with_the_voice_of_codes() -> None:
+    """The prompt of the original: its chat with both texts as phonemes, then the codes of the voice."""
+    tokenizer = neutts_tokenizer()
+    style = neutts_style(tokenizer, lambda text: text.lower().replace("x", "ks") + " ", codes=16)
+    voice = ReferenceCodes("Axe", torch.tensor([3, 5, 15]))
+    assert style.voice_prompt is not None
+    ids = style.voice_prompt(tokenizer, "Be", voice)
+    asked = "<|TEXT_PROMPT_START|>akse be<|TEXT_PROMPT_END|>"
+    codes = "<|SPEECH_GENERATION_START|><|speech_3|><|speech_5|><|speech_15|>"
+    assert ids == tokenizer.encode(f"user: Convert the text to speech:{asked}\nassistant:{codes}")
+    with pytest.raises(PromptError, match="voice of its codes"):
+        style.prompt(tokenizer, "Be", None)
+    with pytest.raises(ModelError, match="not that of a NeuTTS"):
+        neutts_style(llasa_tokenizer())
+    model = tiny.flat(vocab_size=len(tokenizer))
+    model.config.max_position_embeddings = 2048
+    own = replace(style, tokens=60)
+    codec = codec_of(tiny_codecs.neucodec())
+    pipe: Any = SpeechPipeline(FlatAdapter(model, tokenizer, codec, own, voice=voice))
+    out = pipe("be", temperature=0, seed=0, recipe="scd:window=4")
+    assert len(out.tokens[0]) >= 50 and out.sampling_rate == 1500
+    assert out.tokens[0].tolist() == pipe("be", temperature=0, recipe="plain").tokens[0].tolist()

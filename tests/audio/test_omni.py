@@ -23,8 +23,8 @@ from mmspec.hf.causal_target import CausalTarget
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_windows
 
-GREEDY = {"thinker_max_new_tokens": 6, "thinker_eos_token_id": tiny.END, "thinker_do_sample": False}
-OURS = {"talker_custom_generate": mmspec.generate, "talker_seed": 0}
+GREEDY: dict[str, Any] = {"thinker_max_new_tokens": 6, "thinker_eos_token_id": tiny.END, "thinker_do_sample": False}
+OURS: dict[str, Any] = {"talker_custom_generate": mmspec.generate, "talker_seed": 0}
 NOTES = "ignore:Passing `repetition_penalty` with `inputs_embeds`"
 
 

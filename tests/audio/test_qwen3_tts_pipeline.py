@@ -15,6 +15,7 @@ import mmspec
 from mmspec.audio.codecs import qwen3_tts as codec
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
+from mmspec.batching.engine import Engine
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hub.files import needed_files
 
@@ -185,3 +186,20 @@ def test_a_hub_repository_is_downloaded_with_its_codec() -> None:
     ]  # fmt: skip
     assert set(files) - {"README.md"} <= set(needed_files(files, None))
     mmspec.loading.check_layout("Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice", golden.FOLDER, files)
+
+
+def test_requests_of_an_engine_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    """Texts of other lengths, with the text added to their frames, that join while others run."""
+    pipe = load(tmp_path, "custom_voice", ahead=2, non_streaming_mode=False)
+    texts = ["Hi there.", "A longer text, with more words in it.", "o", "Yes. No"]
+    engine, results = Engine(pipe, "scd", max_rows=3), dict[str, Any]()
+    for i, text in enumerate(texts):
+        engine.add(text, request_id=text, seed=4 + i)
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(texts):
+        alone = pipe(text, seed=4 + i, recipe="scd")
+        np.testing.assert_allclose(results[text].audio, alone.audio, atol=1e-5)
+    with pytest.raises(ArgumentError, match="not supported by engines"):
+        Engine(load(tmp_path / "inside", "custom_voice"), "scd").add("Hi there.")

@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Lowercase, Replace, Sequence
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from mmspec.audio.codec import OverlapStream
 
@@ -59,13 +60,38 @@ class Levels:
         return [torch.arange(self.codebook_size)[:, None].float()]
 
 
-def state() -> dict[str, Tensor]:
+TURBO = {
+    "cond_enc.spkr_enc.bias": [WIDTH],
+    "cond_enc.spkr_enc.weight": [WIDTH, 8],
+    "speech_emb.weight": [6563, WIDTH],
+    "speech_head.weight": [6563, WIDTH],
+    "speech_head.bias": [6563],
+    "text_emb.weight": [50, WIDTH],
+    "text_head.weight": [50, WIDTH],
+    "tfmr.wte.weight": [8, WIDTH],
+    "tfmr.wpe.weight": [64, WIDTH],
+    "tfmr.ln_f.weight": [WIDTH],
+    "tfmr.ln_f.bias": [WIDTH],
+}
+for layer in ("tfmr.h.0.", "tfmr.h.1."):
+    TURBO |= {f"{layer}{norm}.{part}": [WIDTH] for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
+    for name, inner, outer in (
+        ("attn.c_attn", WIDTH, 3 * WIDTH),
+        ("attn.c_proj", WIDTH, WIDTH),
+        ("mlp.c_fc", WIDTH, 4 * WIDTH),
+        ("mlp.c_proj", 4 * WIDTH, WIDTH),
+    ):
+        TURBO |= {f"{layer}{name}.weight": [inner, outer], f"{layer}{name}.bias": [outer]}
+
+
+def state(shapes: dict[str, list[int]] = T3) -> dict[str, Tensor]:
     """A deterministic state that needs no random number generator."""
     made = {}
-    for name, shape in T3.items():
+    for name, shape in shapes.items():
         n = torch.arange(math.prod(shape), dtype=torch.float64)
         value = ((n * 12.9898 + sum(map(ord, name))).sin() * 43758.5453 % 1 - 0.5).float().view(shape)
-        made[name] = 1 + 0.2 * value if name.endswith("norm.weight") else value * (0.9 if "self_attn" in name else 0.4)
+        norm = name.endswith("norm.weight") or ".ln_" in name and name.endswith("weight")
+        made[name] = 1 + 0.2 * value if norm else value * (0.9 if "self_attn" in name else 0.4)
     return made
 
 
@@ -80,4 +106,18 @@ def chatterbox(folder: Path, **changes: Any) -> Path:
     tokenizer.normalizer = Sequence([Lowercase(), Replace(".", "")])  # what normalizing punctuation adds
     tokenizer.pre_tokenizer = Split(Regex(r"\[space\]"), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def turbo(folder: Path, file: str = "t3_turbo_v1.safetensors") -> Path:
+    """A folder of a tiny Chatterbox Turbo in its published form."""
+    folder.mkdir(exist_ok=True)
+    save_file(state(TURBO), folder / file)
+    codes = torch.tensor([[5, 70, 900, 6000, 33]])
+    voice = {"speaker_emb": torch.linspace(-1, 1, 8)[None], "cond_prompt_speech_tokens": codes, "emotion_adv": 0.5}
+    torch.save({"t3": voice, "gen": {}}, folder / "conds.pt")
+    words = {"[UNK]": 0, "One": 20, "Two": 30, "two": 31, "three": 40, ".": 7, "[laugh]": 48}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Split(Regex(r" |(?=\.)"), "removed")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
     return folder

@@ -14,6 +14,8 @@ from transformers import (
     HiggsAudioV2TokenizerModel,
     MimiConfig,
     MimiModel,
+    NeuCodecConfig,
+    NeuCodecModel,
     Xcodec2Config,
     Xcodec2Model,
 )
@@ -105,6 +107,33 @@ def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
         quantization_levels=list(levels),
     )
     return filled(Xcodec2Model(config))
+
+
+def neucodec(levels: tuple[int, ...] = (4, 4)) -> Any:
+    """A NeuCodec; its audio has 1.5 times the rate of what it encodes."""
+    torch.manual_seed(0)
+    config = NeuCodecConfig(
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        encoder_hidden_size=4,
+        downsampling_ratios=[2, 4],
+        semantic_model_config={
+            "model_type": "wav2vec2-bert",
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        },
+        input_sampling_rate=1000,
+        output_sampling_rate=1500,
+        quantization_dim=96,
+        quantization_levels=list(levels),
+    )
+    return filled(NeuCodecModel(config))
 
 
 def higgs(real: bool = False) -> Any:

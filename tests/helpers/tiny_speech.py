@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tiny_codecs
 import torch
+import transformers
 from numpy.typing import NDArray
 from tiny_models import scatter
 from tokenizers import Tokenizer
@@ -124,6 +125,35 @@ def bark(seed: int = 0, spread: float = 0.5, coarse_ids: int = 36, codes: int = 
         sample_rate=1000,
     )  # fmt: skip
     return model
+
+
+def other_backbone(name: str, seed: int = 0, vocab_size: int = 21) -> Any:
+    """A flat model that is not a Llama or a Qwen, by the name of its family."""
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    if name == "GPT2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64, "vocab_size": vocab_size}
+        sizes |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    elif name.startswith("Gemma"):
+        sizes["head_dim"] = 8
+    config, kind = {
+        "Gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
+        "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+        "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+        "Phi": (transformers.PhiConfig, transformers.PhiForCausalLM),
+        "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    }[name]
+    return scatter(kind(config(**sizes)), seed, 0.3)
 
 
 def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spread: float = 0.3) -> Any:

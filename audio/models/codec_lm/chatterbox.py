@@ -42,12 +42,12 @@ PUNCTUATION = (
 )  # fmt: skip
 
 
-def normalize_punctuation(text: str) -> str:
+def normalize_punctuation(text: str, replaced: Sequence[tuple[str, str]] = PUNCTUATION) -> str:
     """A text as Chatterbox was trained to read: it begins with a capital, has marks that are known, and ends in one."""
     if text[:1].islower():
         text = text[0].upper() + text[1:]
     text = " ".join(text.split())
-    for old, new in PUNCTUATION:
+    for old, new in replaced:
         text = text.replace(old, new)
     text = text.rstrip(" ")
     return text if text.endswith((".", "!", "?", "-", ",")) else f"{text}."

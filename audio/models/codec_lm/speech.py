@@ -58,7 +58,7 @@ class TextFrontend(Protocol):
         start: An id that logits processors see before the first code, or None.
         sampling: Default sampling parameters of a call.
         guided: Whether the model supports guidance.
-        option: The name of the model's own option of `config`.
+        option: The name of the model's own option of `config`; "" for none.
     """
 
     option: str
@@ -212,9 +212,10 @@ def make(
         ArgumentError: For unknown options, and if there is no codec.
     """
     if options:
+        known = [name for name in ("codec", "draft_model", "voice", frontend.option) if name]
+        listed_names = f"{', '.join(map(repr, known[:-1]))} and {known[-1]!r}"
         raise ArgumentError(
-            f"config has {sorted(options)[0]!r}, which this model does not have; it may have 'codec', 'draft_model', "
-            f"'voice' and {frontend.option!r}"
+            f"config has {sorted(options)[0]!r}, which this model does not have; it may have {listed_names}"
         )
     if codec is None:
         raise ArgumentError(

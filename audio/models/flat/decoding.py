@@ -1,7 +1,8 @@
 """Flat speech language models: text and audio are ids of one vocabulary, generated one token at a time.
 
-Llasa, Orpheus, Spark and many others are a Llama or a Qwen whose vocabulary was extended by codes; `mmspec.generate`
-supports all of them. A `StreamFormat` describes how such a model writes codes as ids.
+Llasa, Orpheus, Spark and many others are a Llama or a Qwen whose vocabulary was extended by codes; others are a Gemma,
+a Phi or a GPT-2. `mmspec.generate` supports all of them. A `StreamFormat` describes how such a model writes codes as
+ids.
 """
 
 from __future__ import annotations
@@ -28,7 +29,33 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     `prefix_allowed_tokens_fn` defines the layout, see `StreamFormat`; without it, all ids are allowed everywhere.
     """
     refuse_inputs(model, request)
-    return shared_vocabulary_plan(model, model.model, model.get_input_embeddings(), model.lm_head, request)
+    refuse_backbone(model, request.input_ids.shape[1] + request.length)
+    return shared_vocabulary_plan(model, model.base_model, model.get_input_embeddings(), model.lm_head, request)
+
+
+def refuse_backbone(model: Any, positions: int) -> None:
+    """Checks that a model attends to all of its positions, and that its logits are those of its head.
+
+    Args:
+        model: The model.
+        positions: Tokens of the prompt and new ones.
+
+    Raises:
+        ArgumentError: If some of its layers attend to the latest positions only, and to fewer than these.
+        ModelError: If it limits its logits.
+    """
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ()) or (
+        window is not None and getattr(config, "use_sliding_window", True) and not hasattr(config, "layer_types")
+    )
+    if slides and window is not None and positions > window:
+        raise ArgumentError(
+            f"{type(model).__name__} attends to the latest {window} positions in some layers, and prompt and new "
+            f"tokens are {positions}; that is supported up to {window}"
+        )
+    if getattr(config, "final_logit_softcapping", None):
+        raise ModelError(f"{type(model).__name__} limits its logits (final_logit_softcapping), which is not supported")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from mmspec import hub
 from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
-from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat
+from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, refuse_backbone
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
@@ -46,6 +46,8 @@ class Style:
         codec: The Hub id of a SNAC, for families that use it; None otherwise.
         voice_prompt: Maps tokenizer, text and a voice as codes to the ids of a prompt that continues the voice; None
             for families that do not. Without a named or a given voice, the later parts of a text continue its first.
+        least: Tokens before the end, at least.
+        described: Whether voices are descriptions in words, which the option `description` replaces.
     """
 
     stream: StreamFormat
@@ -57,6 +59,8 @@ class Style:
     voices: tuple[str, ...] = ()
     codec: str | None = None
     voice_prompt: Callable[[Any, str, ReferenceCodes], list[int]] | None = None
+    described: bool = False
+    least: int = 0
 
 
 def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
@@ -80,6 +84,12 @@ def _llasa_turns(tokenizer: Any, text: str, codes: str) -> list[int]:
 def orpheus_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
     """The prompt of Orpheus: a human turn with voice and text, then the tokens that begin an answer and speech."""
     return [128259, *tokenizer(f"{voice}: {text}")["input_ids"], 128009, 128260, 128261, 128257]
+
+
+def maya1_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
+    """The prompt of Maya1: a human turn with a description of the voice and the text, and the beginning of speech."""
+    described = tokenizer(f'<description="{voice}"> {text}', add_special_tokens=False)["input_ids"]
+    return [128259, 128000, *described, 128009, 128260, 128261, 128257]
 
 
 def spark_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
@@ -143,7 +153,93 @@ STYLES = {
         voices=("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe"),
         codec="hubertsiuzdak/snac_24khz",
     ),
+    # Orpheus' stream; the voice is a description in words, and tags such as <laugh> belong to the text.
+    "maya1": Style(
+        STREAM_FORMATS["orpheus"],
+        maya1_prompt,
+        SamplingParams(0.4, top_p=0.9),
+        (RepetitionPenalty(1.1),),
+        tokens=2044,  # 292 super-frames, 24 seconds
+        letters=250,
+        voices=(
+            "Realistic male voice in the 30s with american accent. Normal pitch, warm timbre, conversational pacing.",
+        ),
+        codec="hubertsiuzdak/snac_24khz",
+        described=True,
+    ),
 }
+
+
+def neutts_style(
+    tokenizer: Any, phonemize: Callable[[str], str] | None = None, codes: int = 65536, language: str = "en-us"
+) -> Style:
+    """NeuTTS Air and Nano: phonemes, and the codes of NeuCodec, whose ids depend on the tokenizer.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        phonemize: A text to phonemes; None is espeak by the package `phonemizer`, as in the original.
+        codes: Codes of the codec.
+        language: The language of texts, as espeak names it.
+
+    Raises:
+        ModelError: If the tokenizer is not that of a NeuTTS.
+    """
+
+    def known(mark: str) -> int:
+        found = tokenizer.convert_tokens_to_ids(mark)
+        if found is None or found == tokenizer.unk_token_id:
+            raise ModelError(f"the tokenizer does not have {mark!r}; it is not that of a NeuTTS")
+        return int(found)
+
+    first = known("<|speech_0|>")
+    if known(f"<|speech_{codes - 1}|>") != first + codes - 1:
+        raise ModelError("the tokenizer does not number the codes of NeuTTS one after the other")
+    stream = StreamFormat(codes, first, known("<|SPEECH_GENERATION_END|>"))
+    speak = phonemize or espeak_phonemes(language)
+
+    def prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
+        raise PromptError(
+            "NeuTTS speaks with the voice of its codes; pass config={'voice': ReferenceCodes(transcript, codes)} "
+            "(mmspec.audio.reference_audio)"
+        )
+
+    def voice_prompt(tokenizer: Any, text: str, voice: ReferenceCodes) -> list[int]:
+        words = " ".join(" ".join(speak(each).split()) for each in (voice.transcript, text))
+        ids = tokenizer.encode("user: Convert the text to speech:<|TEXT_REPLACE|>\nassistant:<|SPEECH_REPLACE|>")
+        at, end = ids.index(known("<|TEXT_REPLACE|>")), ids.index(known("<|SPEECH_REPLACE|>"))
+        spoken = tokenizer.encode(words, add_special_tokens=False)
+        asked = [known("<|TEXT_PROMPT_START|>"), *spoken, known("<|TEXT_PROMPT_END|>")]
+        own = [first + code for code in voice.codes.flatten().tolist()]
+        return [*ids[:at], *asked, *ids[at + 1 : end], known("<|SPEECH_GENERATION_START|>"), *own]
+
+    # Of the 2048 positions that it was trained with, half are left for prompt and voice.
+    sampling = SamplingParams(1.0, 50)
+    return Style(stream, prompt, sampling, (), tokens=1024, letters=200, voice_prompt=voice_prompt, least=50)
+
+
+def espeak_phonemes(language: str) -> Callable[[str], str]:
+    """Texts to phonemes by espeak, with stress and punctuation, through the package `phonemizer`.
+
+    Raises:
+        ArgumentError: When it is called and the package is missing.
+    """
+
+    def phonemes(text: str) -> str:
+        try:
+            from phonemizer.backend import EspeakBackend
+        except ImportError:
+            raise ArgumentError(
+                "NeuTTS reads phonemes: install phonemizer and espeak-ng, or pass "
+                "config={'style': neutts_style(tokenizer, phonemize)} (mmspec.audio.models.flat.speech)"
+            ) from None
+        backend = EspeakBackend(language, preserve_punctuation=True, with_stress=True, language_switch="remove-flags")
+        return str(backend.phonemize([text])[0])
+
+    return phonemes
+
+
+# Styles whose ids a tokenizer tells.
+STYLES_OF_TOKENIZER: dict[str, Callable[[Any], Style]] = {"neutts": neutts_style}
 
 
 @dataclass(frozen=True)
@@ -184,9 +280,12 @@ class FlatAdapter:
         voice: ReferenceCodes | None = None,
     ) -> None:
         if isinstance(style, str):
-            if style not in STYLES:
-                raise unknown_name("style", style, STYLES)
-            style = STYLES[style]
+            if style in STYLES_OF_TOKENIZER:
+                style = STYLES_OF_TOKENIZER[style](tokenizer)
+            elif style in STYLES:
+                style = STYLES[style]
+            else:
+                raise unknown_name("style", style, [*STYLES, *STYLES_OF_TOKENIZER])
         stream = style.stream
         if codec.codebooks != len(stream.slots) or codec.codebook_size < stream.codes:
             raise ModelError(
@@ -208,7 +307,11 @@ class FlatAdapter:
         allowed = torch.zeros(len(stream.slots), self._high - self._low, dtype=torch.bool)
         for slot in range(len(stream.slots)):
             allowed[slot, [i - self._low for i in stream.allowed(slot)]] = True
-        self._allowed = allowed.to(model.device)
+        # With `least`, also what slots allow before a stream may end.
+        early = allowed.clone()
+        if stream.end is not None:
+            early[:, stream.end - self._low] = False
+        self._allowed = torch.cat([allowed, early] if style.least else [allowed]).to(model.device)
         self._voice = voice
         if voice is not None:
             if style.voice_prompt is None:
@@ -243,10 +346,11 @@ class FlatAdapter:
     def job(self, parts: Sequence[FlatPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> TargetJob:
         stream, count = self.style.stream, self.style.tokens
         slots, prompts = len(stream.slots), [part.ids for part in parts]
+        position = torch.arange(count, device=self._allowed.device)
         layout = Layout(
             count,
             slots if slots > 1 else None,
-            Constraint(torch.arange(count, device=self._allowed.device) % slots, self._allowed),
+            Constraint(position % slots + slots * (position < self.style.least), self._allowed),
             frozenset() if stream.end is None else frozenset({stream.end - self._low}),
             0 if stream.end is None else stream.end - self._low,
         )
@@ -276,12 +380,13 @@ class FlatAdapter:
 
     def _target(self, model: Any, parts: Sequence[list[int]], window: int) -> Target:
         longest = max(len(part) for part in parts)
+        refuse_backbone(model, longest + self.style.tokens)
         ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=model.device)
         positions = torch.arange(longest, device=model.device)
         mask = positions >= longest - torch.tensor([[len(part)] for part in parts], device=model.device)
         embed = model.get_input_embeddings()
         backbone = Backbone(
-            model.model,
+            model.base_model,
             lambda tokens: embed(tokens + self._low),
             slice_head(model.lm_head, self._low, self._high),
             self._high - self._low,
@@ -303,14 +408,24 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     """
     options = dict(config)
     style, voice = options.pop("style", None), options.pop("voice", None)
+    description = options.pop("description", None)
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     if options or (style is None and codec is not None):
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
         raise ArgumentError(
-            f"{wrong}; name one of {', '.join(STYLES)}, or pass a mmspec.audio.models.flat.speech.Style"
+            f"{wrong}; name one of {', '.join([*STYLES, *STYLES_OF_TOKENIZER])}, or pass a "
+            "mmspec.audio.models.flat.speech.Style"
         )
     known = STYLES.get(style) if isinstance(style, str) else style
+    if description is not None:
+        if known is None or not known.described or not isinstance(description, str):
+            described = ", ".join(name for name, each in STYLES.items() if each.described)
+            raise ArgumentError(
+                f"description={str(description)[:80]!r} is not allowed; it is a text, for styles with described "
+                f"voices: {described}"
+            )
+        style = known = replace(known, voices=(description,))
     if codec is None and known is not None and known.codec is not None:
         folder = hub.fetch(known.codec)
         assert folder is not None
