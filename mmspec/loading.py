@@ -154,7 +154,8 @@ def load(
             checkpoint, or the VQGAN of Chameleon. Without it a call returns tokens only. For a flat speech model, its
             codec.
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
-            Chameleon: `layout`, "anole" or "lumina". For a flat speech model: `style`, "llasa", "orpheus" or "spark".
+            Chameleon: `layout`, "anole" or "lumina"; for a flat image model: `layout`, such as "simplear" or "liquid".
+            For a flat speech model: `style`, "llasa", "orpheus" or "spark".
             For CosyVoice and Chatterbox: `codec` and `voice`. For all speech models: `draft_model`, a folder or Hub id
             with a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
@@ -203,7 +204,7 @@ def load_model(
                 raise ArgumentError(f"{name} was given with a loaded model; move or convert the model instead")
         if revision is not None:
             raise ArgumentError(f"revision={revision!r} was given with a loaded model; leave it out")
-        if audio.is_speech_model(type(model).__name__):
+        if audio.is_speech_model(type(model).__name__) and not is_flat_image_model(config):
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
     device = "cpu" if device is None else device
@@ -224,10 +225,11 @@ def load_model(
         from mmspec.audio import load as audio
         from mmspec.hf.folder import architecture
         from mmspec.vision.hf.from_pretrained import from_folder, is_glm_pipeline
+        from mmspec.vision.hf.original_chameleon import is_original_chameleon
 
-        if audio.is_speech_folder(path):
+        if audio.is_speech_folder(path) and not is_flat_image_model(config):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
-        if is_glm_pipeline(path) or architecture(path) is not None:
+        if is_glm_pipeline(path) or is_original_chameleon(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         from mmspec.vision.mar.from_checkpoints import from_checkpoints as from_mar
         from mmspec.vision.mar.from_checkpoints import is_mar
@@ -254,6 +256,11 @@ def load_model(
     from mmspec.vision.saved_pipeline import load_pipeline
 
     return load_pipeline(path, device, dtype)
+
+
+def is_flat_image_model(config: Mapping[str, Any] | None) -> bool:
+    """Whether a decoder of a class that also generates speech is said to generate images, by a `layout`."""
+    return "layout" in (config or {})
 
 
 def check_arguments(model: Any, tokenizer: Any, config: Any, drafter: Any) -> None:

@@ -90,13 +90,14 @@ def test_a_model_is_loaded_with_the_files_that_are_needed(
 
 
 REFUSED: list[tuple[str, dict[str, bytes], type[MMSpecError], str]] = [
-    ("deepseek-ai/Janus-Pro-7B", {}, ModelError, "use 'deepseek-community/Janus-Pro-7B'"),
-    ("BAAI/Emu3-Gen", {}, ModelError, "use 'BAAI/Emu3-Gen-hf'"),
+    ("BAAI/Emu3-Chat", {}, ModelError, "use 'BAAI/Emu3-Chat-hf'"),
+    ("Alpha-VLLM/Lumina-mGPT-2.0", {}, ModelError, "use 'Alpha-VLLM/Lumina-mGPT-7B-768'"),
+    ("nvidia/Cosmos-1.0-Autoregressive-4B", {}, ModelError, "is not one that mmspec decodes: it generates video"),
     (
-        "someone/janus",
-        {"config.json": b'{"architectures": ["MultiModalityCausalLM"]}', "pytorch_model.bin": b"-"},
-        ModelError,
-        "is a MultiModalityCausalLM, the layout of its original code, which mmspec does not read; weights for",
+        "X-Omni/X-Omni-En",
+        {"config.json": b'{"architectures": ["XOmniForCausalLM"]}', "model.safetensors": b"-"},
+        ArgumentError,
+        "is a XOmniForCausalLM, for which mmspec has no adapter",
     ),
     (
         "someone/vits",
@@ -228,3 +229,27 @@ def test_the_endpoint_is_that_of_the_environment(tmp_path: Path) -> None:
             [sys.executable, "-c", program], env=os.environ | settings, capture_output=True, text=True, check=True
         )
     assert os.listdir(out.stdout.strip()) == ["heads.safetensors"] and str(tmp_path) in out.stdout
+
+
+FETCHED = [
+    (
+        {
+            "models/7b/consolidated.pth",
+            "models/7b/params.json",
+            "tokenizer/text_tokenizer.json",
+            "tokenizer/vqgan.ckpt",
+        },
+        {"README.md", "assets/demo.png"},
+    ),
+    (
+        {"config.json", "emu3.tiktoken", "emu3_vision_tokens.txt", "model-00001-of-00002.safetensors"},
+        {"modeling_emu3.py", "tokenization_emu3.py"},
+    ),
+    ({"config.json", "tokenizer.json", "processor_config.json", "pytorch_model-00001-of-00002.bin"}, {"teaser.png"}),
+]
+
+
+@pytest.mark.parametrize(("needed", "other"), FETCHED)
+def test_what_is_fetched_of_original_layouts(needed: set[str], other: set[str]) -> None:
+    found = set(needed_files(sorted(needed | other), None))
+    assert needed <= found and not {name for name in found & other if not name.endswith(".md")}

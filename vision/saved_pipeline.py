@@ -42,7 +42,8 @@ MODELS = ("T5EncoderModel", *GENERATE_ADAPTERS)
 PROCESSORS = (
     "ChameleonProcessor", "Emu3Processor", "GlmImageProcessor", "ImageGPTImageProcessor", "ImageGPTImageProcessorFast",
     "ImageGPTImageProcessorPil", "JanusProcessor",
-    "T5Tokenizer", "T5TokenizerFast", "TokenizersBackend",
+    "GemmaTokenizer", "GemmaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "T5Tokenizer", "T5TokenizerFast",
+    "TokenizersBackend",
 )  # fmt: skip
 
 

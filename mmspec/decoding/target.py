@@ -51,6 +51,21 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class SingleSlotTarget(Target, Protocol):
+    """A target whose logits cost a pass each, and that computes them for one token of a window alone."""
+
+    def forward_slot(self, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
+        """Reads a window as `forward` does and returns the logits after one token of each row, [B, 1, V].
+
+        Args:
+            tokens: int64 [B, W].
+            at: Host int64 [B]; see `mmspec.decoding.target.Target.forward`.
+            slot: Host int64 [B], from 0 to W - 1: the token of each row.
+        """
+        ...
+
+
+@runtime_checkable
 class JoinableTarget(Target, Protocol):
     """A target that takes in the rows of another target of the same model, while both are decoding."""
 

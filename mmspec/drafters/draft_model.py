@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import EarlyExit, Target, join_targets
+from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target, join_targets
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
@@ -70,20 +72,24 @@ class ModelDrafter:
         last = state.length - 1
         at = np.maximum(state.length - unread, 0)
         step = state.at(np.minimum(at[:, None] + np.arange(unread), last[:, None]))
-        newest_slot = torch.from_numpy(last - at).to(step.device)
-        rows = torch.arange(len(step), device=step.device)
+        slot = last - at
         tokens, probs = [], []
         for i in range(count):
-            cond, uncond = self._model.forward(step, at)
+            q = self._sampler(forward_slot(self._model, step, at, slot), positions[:, i : i + 1])
             self.calls += 1
-            # Some targets return the last slot alone.
-            slot = newest_slot.clamp(max=cond.shape[1] - 1) if i == 0 else torch.zeros_like(newest_slot)
-            newest = Logits(cond[rows, slot][:, None], None if uncond is None else uncond[rows, slot][:, None])
-            q = self._sampler(newest, positions[:, i : i + 1])
-            step, at = self._sampler.sample(q, draws.slot(i), DRAFT), state.length + i
+            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), state.length + i, np.zeros_like(last)
             tokens.append(step)
             probs.append(q)
         return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+
+
+def forward_slot(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
+    """The logits after one token of each row; see `mmspec.decoding.target.SingleSlotTarget`."""
+    if isinstance(model, SingleSlotTarget):
+        return model.forward_slot(tokens, at, slot)
+    cond, uncond = model.forward(tokens, at)
+    index, rows = torch.from_numpy(slot).to(cond.device), torch.arange(len(tokens), device=cond.device)
+    return Logits(cond[rows, index][:, None], None if uncond is None else uncond[rows, index][:, None])
 
 
 def build(context: DraftingContext) -> ModelDrafter:

@@ -10,23 +10,23 @@ from mmspec.hub.files import DESCRIPTIONS, MARKED, checkpoints, read_description
 
 # Repositories in the layout of the original code -> the repository with the same weights for transformers.
 CONVERTED = {
-    "deepseek-ai/Janus-Pro-1B": "deepseek-community/Janus-Pro-1B",
-    "deepseek-ai/Janus-Pro-7B": "deepseek-community/Janus-Pro-7B",
-    "BAAI/Emu3-Gen": "BAAI/Emu3-Gen-hf",
     "BAAI/Emu3-Chat": "BAAI/Emu3-Chat-hf",
-    "GAIR/Anole-7b-v0.1": "leloy/Anole-7b-v0.1-hf",
     "bosonai/higgs-audio-v2-generation-3B-base": "eustlb/higgs-audio-v2-generation-3B-base",
     "HKUSTAudio/xcodec2": "HKUSTAudio/xcodec2-hf",
 }
-# Classes of original code, by their name in config.json -> repositories of the family for transformers.
-ORIGINAL = {
-    "MultiModalityCausalLM": "deepseek-community/Janus-Pro-1B and deepseek-community/Janus-Pro-7B",
-    "Emu3ForCausalLM": "BAAI/Emu3-Gen-hf",
+# In the layout of Meta's Chameleon, which GAIR's Anole has.
+META_TOKENIZER = "tokenizer/text_tokenizer.json"
+# Repositories whose models mmspec does not decode, although their files look like those of a family that it does.
+UNREAD = {
+    "Alpha-VLLM/Lumina-mGPT-2.0": "its vocabulary and decoder are not those of Lumina-mGPT; use "
+    "'Alpha-VLLM/Lumina-mGPT-7B-768'",
+    "nvidia/Cosmos-1.0-Autoregressive-4B": "it generates video",
+    "nvidia/Cosmos-1.0-Autoregressive-12B": "it generates video",
 }
 
 
 def refuse_original(repository: str) -> None:
-    """Checks that a repository is not one that has been converted under another id.
+    """Checks that a repository is not one that has been converted under another id, or that mmspec does not decode.
 
     Raises:
         ModelError: If it is.
@@ -36,6 +36,9 @@ def refuse_original(repository: str) -> None:
         raise ModelError(
             f"model {repository!r} is in the layout of its original code, which mmspec does not read; use {converted!r}"
         )
+    unread = {name.lower(): reason for name, reason in UNREAD.items()}
+    if (reason := unread.get(repository.lower())) is not None:
+        raise ModelError(f"model {repository!r} is not one that mmspec decodes: {reason}")
 
 
 def refuse_layout(
@@ -54,17 +57,12 @@ def refuse_layout(
         ModelError: If it is in the layout of original code, holds several checkpoints, or no model.
         ArgumentError: If mmspec has no adapter for the class of the model.
     """
-    if name in ORIGINAL:
-        raise ModelError(
-            f"model {repository!r} is a {name}, the layout of its original code, which mmspec does not read; "
-            f"weights for transformers are in {ORIGINAL[name]}"
-        )
     if name is not None and name not in classes:
         raise ArgumentError(
             f"model {repository!r} is a {name}, for which mmspec has no adapter{did_you_mean(name, classes)}; see "
             "docs/models.md for those that it has, and docs/adding-a-model.md for how to add one"
         )
-    if name is not None or "model_index.json" in files or any(mark in files for mark in MARKED):
+    if name is not None or any(mark in files for mark in ("model_index.json", META_TOKENIZER, *MARKED)):
         return
     found = checkpoints(files)
     if len(found) > 1 and "vq_strides" not in read_description(folder, DESCRIPTIONS[0]):

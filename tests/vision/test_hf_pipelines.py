@@ -26,8 +26,8 @@ from mmspec.cli.app import main
 from mmspec.decoding.batch import Step
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
-from mmspec.vision.hf.adapters.emu3 import NEGATIVE
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds
+from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE as NEGATIVE
 from mmspec.vision.hf.vqgan import load_vqgan
 from mmspec.vision.llamagen.codes import decode_tokens
 

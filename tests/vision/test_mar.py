@@ -206,6 +206,19 @@ def test_windows_equal_single_latents() -> None:
         assert float((z[torch.arange(3), order[:, 9]] - expected[0][:, 9]).abs().max()) < 1e-5
 
 
+def test_one_slot_is_that_of_the_whole_window() -> None:
+    """Rows ask for different tokens of their windows, which a drafter does whose rows are shorter than its reach."""
+    model, order, labels = tiny(), orders([3, 4, 5], 16), torch.tensor([1, 2, 3])
+    latents = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole, single = (MARTarget(model, labels, order, guided=True) for _ in range(2))
+        at, slot = np.array([0, 0, 0]), np.array([0, 2, 1])
+        for want, got in zip(whole.forward(latents, at), single.forward_slot(latents, at, slot), strict=True):
+            assert want is not None and got is not None and got.shape[1] == 1
+            assert torch.allclose(got[:, 0], want[[0, 1, 2], slot], atol=1e-6)
+            assert not torch.allclose(got[:, 0], want[:, -1], atol=1e-3)  # what the last slot alone would be
+
+
 def test_passes_of_the_published_schedule() -> None:
     assert missing(256, 256) == list(range(255, -1, -1))
     counts = missing(256, 64)

@@ -36,9 +36,9 @@ import mmspec
 from mmspec.checkpoint import check_tensors
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf import vqgan
-from mmspec.vision.hf.adapters.emu3 import NEGATIVE
 from mmspec.vision.hf.adapters.glm import GlmAdapter
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint, codes_of
+from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE as NEGATIVE
 from mmspec.vision.hf.image_adapter import Components, DecodingJob
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of

@@ -12,12 +12,27 @@ from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import load_model, model_class, read_json, read_processor
 from mmspec.hf.request import unwrap
+from mmspec.vision.hf.cosmos_decoder import is_cosmos, load_cosmos
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
+from mmspec.vision.hf.emu3_decoder import is_emu3_decoder, load_emu3_decoder
+from mmspec.vision.hf.emu3_tokenizer import RANKS as EMU3_RANKS
+from mmspec.vision.hf.emu3_tokenizer import is_emu3_tokenizer, read_emu3_tokenizer
+from mmspec.vision.hf.original_chameleon import is_original_chameleon, load_original_chameleon
+from mmspec.vision.hf.original_janus import ORIGINAL as JANUS
+from mmspec.vision.hf.original_janus import janus_generation_config, load_original_janus, read_janus_processor
 from mmspec.vision.hf.pipeline import TransformersPipeline, input_device
 from mmspec.vision.hf.vqgan import load_vqgan
 
 # Classes of other libraries whose files a transformers class loads -> that class, and the layout of its images.
-ALIASES = {"ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina")}
+ALIASES = {
+    "ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina"),
+    "SimpARForCausalLM": ("Qwen2ForCausalLM", "simplear"),
+    "GemmaForCausalLM": ("GemmaForCausalLM", "liquid"),
+    "Emu3ForCausalLM": ("LlamaForCausalLM", "emu3"),
+    JANUS: ("JanusForConditionalGeneration", None),
+}
+# The vocabulary of Emu3; that of Emu3.5, whose files name the same class, is larger by 98,304 codes.
+EMU3_IDS = 184622
 # The folders of GLM-Image's first stage in diffusers' pipeline.
 STAGE, STAGE_PROCESSOR = "vision_language_encoder", "processor"
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -43,8 +58,8 @@ def from_folder(
     Args:
         folder: The folder, or one with diffusers' pipeline of GLM-Image.
         processor: A processor, or a folder or Hub id with one; None takes the one in the folder.
-        tokenizer: The VQGAN's file, for Chameleon.
-        config: `layout` ("anole" or "lumina"), for Chameleon.
+        tokenizer: The file of the codes' decoder, for models without one.
+        config: `layout`, for Chameleon ("anole" or "lumina") and flat models (see `mmspec.vision.hf.flat_formats`).
         device: Where to put the model.
         dtype: The type of its weights, or "auto" for that of the files; decoders are in float32.
 
@@ -52,24 +67,45 @@ def from_folder(
         ArgumentError: If the class has no adapter, the processor is missing, or an option belongs to another class.
         ModelError: If the files cannot be loaded, or weights are missing.
     """
+    if is_original_chameleon(folder):
+        model, own, vqgan = load_original_chameleon(folder, device, dtype)
+        return from_model(model, processor or own, tokenizer or vqgan, config)
     processor_folder = folder
     if is_glm_pipeline(folder):
         folder, processor_folder = folder / STAGE, folder / STAGE_PROCESSOR
-    found = model_class(folder)
-    name, layout = ALIASES.get(found, (found, None))
+    name, layout = alias_of(folder)
     if name not in GENERATE_ADAPTERS:
         raise ArgumentError(
             f"model {str(folder)!r} is a {name}, for which mmspec has no adapter; "
             f"it has them for {', '.join(GENERATE_ADAPTERS)}; "
             "docs/adding-a-model.md explains how to add one"
         )
-    model = load_model(folder, device, dtype, name, unused=(UNUSED,))
+    if model_class(folder) == JANUS:
+        model = load_original_janus(folder, device, dtype)
+        processor = read_janus_processor(folder) if processor is None else processor
+        model.generation_config = janus_generation_config(processor)
+    else:
+        model = load_model(folder, device, dtype, name, unused=(UNUSED,))
     keep_decoder_in_float32(model)
-    if processor is None and any((processor_folder / file).exists() for file in PROCESSOR_FILES):
+    if processor is None and any((processor_folder / file).exists() for file in (*PROCESSOR_FILES, EMU3_RANKS)):
         processor = processor_folder
     if isinstance(processor, (str, Path)):
-        processor = read_processor(processor, name)
+        local = Path(processor)
+        processor = read_emu3_tokenizer(local) if is_emu3_tokenizer(local) else read_processor(processor, name)
     return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
+
+
+def alias_of(folder: Path) -> tuple[str, str | None]:
+    """The class of transformers that loads a folder, and the layout of its images; None if the class implies it.
+
+    Raises:
+        ModelError: If the folder does not contain a transformers model.
+    """
+    found = model_class(folder)
+    if found == "Emu3ForCausalLM" and int(read_json(folder / "config.json").get("vocab_size", 0)) > EMU3_IDS:
+        # Its attention has norms of queries and keys: that of Qwen3.
+        return "Qwen3ForCausalLM", "emu3.5"
+    return ALIASES.get(found, (found, None))
 
 
 def from_model(
@@ -83,8 +119,8 @@ def from_model(
     Args:
         model: The model.
         processor: Its processor.
-        tokenizer: The VQGAN's file, for Chameleon.
-        config: `layout` ("anole" or "lumina"), for Chameleon.
+        tokenizer: The file of the codes' decoder, for models without one.
+        config: `layout`, for Chameleon ("anole" or "lumina") and flat models (see `mmspec.vision.hf.flat_formats`).
 
     Raises:
         ArgumentError: If the class has no adapter, the processor is missing, or an option belongs to another class.
@@ -94,5 +130,16 @@ def from_model(
     layout = options.pop("layout", None)
     if options:
         raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed; the only option is 'layout'")
-    vqvae = None if tokenizer is None else load_vqgan(tokenizer).to(input_device(model))
+    vqvae = None if tokenizer is None else load_decoder(Path(tokenizer)).to(input_device(model))
     return TransformersPipeline(unwrap(model), processor, vqvae, layout=layout)
+
+
+def load_decoder(path: Path) -> Any:
+    """The decoder of a model's codes: a VQGAN, or that of Cosmos or Emu3.
+
+    Raises:
+        ModelError: If the file cannot be read, or is none of them.
+    """
+    if is_cosmos(path):
+        return load_cosmos(path)
+    return load_emu3_decoder(path) if is_emu3_decoder(path) else load_vqgan(path)

@@ -87,8 +87,8 @@ class Components:
 
     Attributes:
         processor: The processor of transformers.
-        vqvae: A decoder of the codes, for Chameleon.
-        layout: How images are written as tokens, for Chameleon.
+        vqvae: A decoder of the codes, for models without one: Chameleon and flat models.
+        layout: How images are written as tokens, for the same models.
     """
 
     processor: Any = None
@@ -96,7 +96,7 @@ class Components:
     layout: str | None = None
 
     def refuse_chameleon_components(self, model: Any) -> None:
-        """Checks that there are no parts that only Chameleon uses.
+        """Checks that there are no parts that only Chameleon and flat models use.
 
         Raises:
             ArgumentError: If there is a `vqvae` or a `layout`.

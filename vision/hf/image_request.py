@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, PromptError
 
 
@@ -87,3 +88,44 @@ def chat(processor: Any, prompts: Sequence[str]) -> list[list[dict[str, Any]]]:
     if getattr(processor, "chat_template", None) is None:
         raise ArgumentError(f"processor ({type(processor).__name__}) has no chat_template, which this model needs")
     return [[{"role": "user", "content": [{"type": "text", "text": prompt}]}] for prompt in prompts]
+
+
+def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
+    """Prompts as a list.
+
+    Raises:
+        PromptError: If the list is empty, or a prompt is not a string.
+    """
+    prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
+    if not prompts:
+        raise PromptError("prompt=[] is empty; give at least one prompt")
+    for text in prompts:
+        if not isinstance(text, str):
+            raise PromptError(f"prompt={shown(text)} is not a string; describe an image")
+    return prompts
+
+
+def read_negative_prompts(negative_prompt: str | Sequence[str] | None, count: int) -> list[str] | None:
+    """Negative prompts, one per prompt; None if there are none.
+
+    Args:
+        negative_prompt: One text for all prompts, or one per prompt.
+        count: The number of prompts.
+
+    Raises:
+        ArgumentError: If the number of texts is another.
+        PromptError: If one is not a string.
+    """
+    if negative_prompt is None:
+        return None
+    texts: list[Any] = (
+        list(negative_prompt) if isinstance(negative_prompt, (list, tuple)) else [negative_prompt] * count
+    )
+    for text in texts:
+        if not isinstance(text, str):
+            raise PromptError(f"negative_prompt={str(text)[:200]!r} is not a string; give a text, or one per prompt")
+    if len(texts) != count:
+        raise ArgumentError(
+            f"negative_prompt has {len(texts)} texts for {count} prompts; give one text, or one per prompt"
+        )
+    return texts

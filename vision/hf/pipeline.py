@@ -15,12 +15,11 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import check_callback, one_text, shown
+from mmspec.arguments import check_callback, one_text
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
-from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
 from mmspec.hf.generate import GenerateJob, generate, prepare, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
@@ -31,8 +30,9 @@ from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
-from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter
-from mmspec.vision.hf.image_request import ImageRequest
+from mmspec.vision.hf.image_adapter import Components, ImageAdapter
+from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
+from mmspec.vision.hf.image_tokens import check_length, codes_so_far, new_tokens
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
 from mmspec.vision.previews import complete, visible
@@ -416,82 +416,6 @@ def input_device(model: Any) -> torch.device:
     device: torch.device = model.device
     # Weights that accelerate offloads are on the device "meta" between calls; its hooks accept inputs on any device.
     return torch.device("cpu") if device.type == "meta" else device
-
-
-def read_prompts(prompt: str | Sequence[str] | None) -> list[str]:
-    """Prompts as a list.
-
-    Raises:
-        PromptError: If the list is empty, or a prompt is not a string.
-    """
-    prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else ["" if prompt is None else prompt]
-    if not prompts:
-        raise PromptError("prompt=[] is empty; give at least one prompt")
-    for text in prompts:
-        if not isinstance(text, str):
-            raise PromptError(f"prompt={shown(text)} is not a string; describe an image")
-    return prompts
-
-
-def read_negative_prompts(negative_prompt: str | Sequence[str] | None, count: int) -> list[str] | None:
-    """Negative prompts, one per prompt; None if there are none.
-
-    Args:
-        negative_prompt: One text for all prompts, or one per prompt.
-        count: The number of prompts.
-
-    Raises:
-        ArgumentError: If the number of texts is another.
-        PromptError: If one is not a string.
-    """
-    if negative_prompt is None:
-        return None
-    texts: list[Any] = (
-        list(negative_prompt) if isinstance(negative_prompt, (list, tuple)) else [negative_prompt] * count
-    )
-    for text in texts:
-        if not isinstance(text, str):
-            raise PromptError(f"negative_prompt={str(text)[:200]!r} is not a string; give a text, or one per prompt")
-    if len(texts) != count:
-        raise ArgumentError(
-            f"negative_prompt has {len(texts)} texts for {count} prompts; give one text, or one per prompt"
-        )
-    return texts
-
-
-def new_tokens(sequences: Tensor, job: DecodingJob) -> Tensor:
-    """The new tokens int64 [B, length] of the result of `generate`, which has the prompts in front or not.
-
-    Raises:
-        ModelError: If an image has ended early.
-    """
-    prompt = job.arguments["input_ids"].shape[1]
-    if sequences.shape[1] not in (job.length, prompt + job.length):
-        raise ModelError(
-            "the model ended its images early, by an end-of-sequence id; model.generation_config.eos_token_id must not "
-            "be a code of an image"
-        )
-    return sequences[:, -job.length :]
-
-
-def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
-    """The codes of a step, int64 [B, h * w], with -1 where they are missing."""
-    rows = [adapter.codes(tokens[job.image[job.image < len(tokens)].to(tokens.device)]) for tokens in step.tokens]
-    return complete(rows, len(job.image), adapter.codebook_size)
-
-
-def check_length(job: DecodingJob, max_length: int) -> None:
-    """Checks that the longest prompt and the image have at most `max_length` tokens.
-
-    Raises:
-        PromptError: If they have more.
-    """
-    longest = int(job.arguments["attention_mask"].sum(1).max())
-    if longest + job.length > max_length:
-        raise PromptError(
-            f"prompt has {longest} tokens, which is too long: the image has {job.length} and the model {max_length} "
-            f"positions, so a prompt may have at most {max(max_length - job.length, 0)} tokens"
-        )
 
 
 def sampling_arguments(sampling: SamplingParams) -> dict[str, Any]:

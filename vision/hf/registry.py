@@ -16,6 +16,10 @@ IMAGE_ADAPTERS = {
     "ChameleonForConditionalGeneration": "mmspec.vision.hf.adapters.chameleon:ChameleonAdapter",
     "GlmImageForConditionalGeneration": "mmspec.vision.hf.adapters.glm:GlmAdapter",
     "ImageGPTForCausalImageModeling": "mmspec.vision.hf.adapters.imagegpt:ImageGPTAdapter",
+    "LlamaForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",
+    "Qwen2ForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",
+    "Qwen3ForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",
+    "GemmaForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",
 }
 
 

@@ -73,7 +73,7 @@ def read_tensors(path: str | Path, wrappers: Sequence[str] = _WRAPPERS) -> dict[
 
 
 def _only_checkpoint(folder: Path) -> Path:
-    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".pt", ".pth", ".bin"))
+    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".pt", ".pth", ".bin", ".ckpt"))
     if len(files) != 1:
         found = ", ".join(f.name for f in files) or "none"
         raise ModelError(

@@ -31,13 +31,17 @@ def decode_tokens(vqvae: Any, tokens: Tensor, grid: tuple[int, int] | None = Non
     """Pixels [B, 3, H, W], in about -1..1, of tokens int64 [B, N] in raster order.
 
     Args:
-        vqvae: A `VQModel`, or a tokenizer with `decode(tokens)`.
+        vqvae: A `VQModel`, or a tokenizer with `decode(tokens)` or `decode_grid(tokens, grid)`.
         tokens: The tokens.
-        grid: Rows and columns of tokens of a `VQModel`; None is a square.
+        grid: Rows and columns of tokens; None is a square.
     """
+    side = round(tokens.shape[1] ** 0.5)
+    height, width = grid or (side, side)
+    if hasattr(vqvae, "decode_grid"):
+        pixels: Tensor = vqvae.decode_grid(tokens, (height, width))
+        return pixels
     if not is_vq_model(vqvae):
         return type(vqvae).decode(vqvae, tokens)
-    height, width = grid or [round(tokens.shape[1] ** 0.5)] * 2
     shape = (len(tokens), height, width, vqvae.config.vq_embed_dim)
     with torch.no_grad():
         return vqvae.decode(tokens, force_not_quantize=True, shape=shape).sample

@@ -279,11 +279,11 @@ class MARPipeline(DiffusionPipeline):
         ours, draft = target(self.transformer, blind=published), self.draft_transformer
         model = self.transformer
         models: dict[str, Callable[[int], LatentModel]] = {
-            "layer-skip": lambda n: LatentModel(target(model, newest=True, layers=n), head(chain)),
-            "few-steps": lambda n: LatentModel(target(model, newest=True), head(n)),
+            "layer-skip": lambda n: LatentModel(target(model, layers=n), head(chain)),
+            "few-steps": lambda n: LatentModel(target(model), head(n)),
         }
         if draft is not None:
-            models = {"draft": lambda _: LatentModel(target(draft, newest=True), head(chain, draft)), **models}
+            models = {"draft": lambda _: LatentModel(target(draft), head(chain, draft)), **models}
         resources = DraftResources(latent_models=models, adaptive_windows=adaptive_windows_of(model))
         dim, places = model.config.token_dim, model.places
         layout = Layout(length=places, cell=(dim,), dtype=torch.float32)

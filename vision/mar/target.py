@@ -35,7 +35,6 @@ class MARTarget:
         labels: Class ids int64 [B].
         order: int64 [B, N], the place of each position.
         guided: Whether to compute unconditional conditions as well.
-        newest: Returns only the condition after a window's last token, for a drafter.
         blind: Hides the drafts of a window from all its positions, as Continuous Speculative Decoding does: one pass
             per window, with conditions that ignore the drafts.
         layers: Runs only the first `layers` layers of the encoder and of the decoder; None runs all.
@@ -49,14 +48,12 @@ class MARTarget:
         labels: Tensor,
         order: Tensor,
         guided: bool,
-        newest: bool = False,
         blind: bool = False,
         layers: int | None = None,
     ) -> None:
         self.device = model.device
         self._model = model
         self._guided = guided
-        self._newest = newest
         self._blind = blind
         self._layers = layers
         self._order = order.to(self.device)
@@ -74,9 +71,16 @@ class MARTarget:
         return self.conditions(torch.zeros(len(self._order), 1, dtype=torch.int64, device=self.device))
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
+        return self.conditions(self._after(self.put(tokens, at)))
+
+    def forward_slot(self, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
+        """See `mmspec.decoding.target.SingleSlotTarget`: one pass, where `forward` takes one per token."""
         positions = self.put(tokens, at)
-        done = (positions + 1).clamp(max=self._order.shape[1] - 1)
-        return self.conditions(done[:, -1:] if self._newest else done)
+        return self.conditions(self._after(positions.gather(1, torch.from_numpy(slot)[:, None].to(self.device))))
+
+    def _after(self, positions: Tensor) -> Tensor:
+        """The positions after `positions`, int64 [B, W]; at the end of the sequence, the last one."""
+        return (positions + 1).clamp(max=self._order.shape[1] - 1)
 
     def put(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
         """Writes latents [B, W, D] from positions `at` on, host int64 [B]; returns their positions, int64 [B, W]."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.sampling.params import SamplingParams
+from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE
 from mmspec.vision.hf.image_adapter import AllowedByPosition, Components, DecodingJob, default_sampling, eight_bit
 from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empty
 
@@ -18,11 +19,6 @@ from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empt
 PUBLISHED = SamplingParams(top_k=2048, guidance_scale=3.0)
 # Pixels per token, fixed in transformers' processor.
 FACTOR = 8
-# The negative prompt of the original code and of transformers' documentation.
-NEGATIVE = (
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
-    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
-)
 
 
 class Emu3Adapter:
@@ -63,7 +59,7 @@ class Emu3Adapter:
         }
         if request.guided:
             # As in the original, both sides end with the beginning of the image, so that they differ in the text only.
-            texts = [NEGATIVE] * len(ids) if request.negative_prompts is None else request.negative_prompts
+            texts = [EMU3_NEGATIVE] * len(ids) if request.negative_prompts is None else request.negative_prompts
             negative = self._encode(texts, sizes)
             arguments["negative_prompt_ids"] = negative["input_ids"]
             arguments["negative_prompt_attention_mask"] = negative["attention_mask"]
