@@ -94,9 +94,9 @@ def _recent(default: int, low: int) -> Knob:
 _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
-    "above, else the token before; recycle: an n-gram table built while decoding; model, eagle, medusa, block, "
-    "grid: the network of the recipes draft, eagle, medusa, block, grid",
-    choices=("auto", "random", "left", "up", "table", "recycle", *RUNNERS),
+    "above, else the token before; recycle: an n-gram table built while decoding; stand: samples of stored "
+    "distributions; model, eagle, medusa, block, grid: the network of the recipes draft, eagle, medusa, block, grid",
+    choices=("auto", "random", "left", "up", "table", "recycle", "stand", *RUNNERS),
 )
 
 _GUIDANCE = Knob(1.0, "guidance scale of the drafts; 1 turns guidance off and halves the work", low=0.0, high=1e4)
@@ -190,7 +190,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
         ),
         "stand": RecipeInfo(
             "stochastic n-grams: tokens sampled from the target's own distributions after the same neighbors",
-            {"tokens": "mmspec.drafters.stand:build"},
+            {"tokens": "mmspec.drafters.jacobi:build_stand"},
             {"window": _window(9)},
         ),
         "retrieval": RecipeInfo(

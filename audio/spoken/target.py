@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.audio.spoken.transformer import MAX_PHONE_TOKENS, SpokenTransformer
 from mmspec.decoding.attention_masks import additive_mask, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.rows import put_host_rows, put_rows
@@ -60,7 +61,9 @@ class SpokenTarget:
         self._last = np.array([len(f) - 1 for f in features])  # last phone of each row
         capacity = length + slack + 2
         head_dim, dtype = len(net.start) // net.heads, net.start.dtype
-        self._cache = KVCache(self.layers, len(features), net.heads, capacity, head_dim, dtype, self.device)
+        self._cache = KVCache(
+            self.layers, len(features), net.heads, capacity, head_dim, dtype, self.device, cache_bits()
+        )
         self._cos, self._sin = (t.to(net.start.dtype) for t in net.rotary(capacity))
         self._causal = torch.full((capacity, capacity), -torch.inf, dtype=net.start.dtype, device=self.device).triu(1)
         # Phone and age of each position, which every call updates.

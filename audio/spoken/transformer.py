@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.audio.spoken.config import CODES
-from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.kv_cache import KVCache, Store, WindowSlots
 
 PHONE_END = CODES  # added to the code of the last token of a phone
 STOP = 2 * CODES  # the token that ends the sentence
@@ -36,7 +36,7 @@ class Block(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor],
         bias: Tensor | None,
-        cache: tuple[Tensor, Tensor, WindowSlots] | None,
+        cache: tuple[Store, Store, WindowSlots] | None,
     ) -> Tensor:
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, W, D]
         qk, v = qkv[:2], qkv[2]

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import (
     EarlyExit,
     LayerFeatureTarget,
@@ -85,7 +86,7 @@ def use_cuda_graphs(device: torch.device) -> bool:
     """Whether CUDA graphs are used on a device.
 
     They are not used under autocast: its cache of cast weights is freed when it ends, and graphs would read freed
-    memory.
+    memory. Nor with quantized caches, whose calls are not captured.
 
     Raises:
         ArgumentError: If the environment variable has an unknown value.
@@ -93,6 +94,8 @@ def use_cuda_graphs(device: torch.device) -> bool:
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "off"):
         raise ArgumentError(f"{VARIABLE}={value!r} is not allowed; it must be off, or unset for graphs on CUDA devices")
+    if cache_bits() is not None:
+        return False
     return device.type == "cuda" and not value and not torch.is_autocast_enabled(device.type)
 
 

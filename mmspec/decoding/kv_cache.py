@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.decoding.quantized_cache import QuantizedStore, dequantize, quantize
 from mmspec.sampling.rows import put_rows
+
+Store = Tensor | QuantizedStore
 
 
 @dataclass
@@ -27,7 +30,7 @@ class WindowSlots:
     slots: Tensor | None = None
     unread: tuple[int, int] = (0, 0)
 
-    def write(self, store: Tensor, states: Tensor) -> Tensor:
+    def write(self, store: Store, states: Tensor) -> Tensor:
         """Writes the keys or values of the window into a cache.
 
         Args:
@@ -39,6 +42,10 @@ class WindowSlots:
             the slots that are left. Slots after a row's window still hold those of an earlier, longer window; the
             attention mask hides them.
         """
+        if isinstance(store, QuantizedStore):
+            new = quantize(states, store.bits)
+            codes, scale = (self.write(part, piece) for part, piece in zip(store.parts, new, strict=True))
+            return dequantize(codes, scale, store.bits, store.dtype)
         store = store[: len(states)]
         if self.slots is None:
             store[:, :, self.start : self.end] = states
@@ -52,12 +59,35 @@ class WindowSlots:
         return store[:, :, : self.end]
 
 
-def move_slots(store: Tensor, source: Tensor, target: Tensor) -> None:
+def new_store(shape: Sequence[int], dtype: torch.dtype, device: torch.device, bits: int | None = None) -> Store:
+    """An empty store of keys or values of `shape`, with 8 or 4 bits per number or, with None, numbers of `dtype`.
+
+    It holds zeros, because a hidden slot still counts with weight 0, and 0 times uninitialised memory may be NaN.
+    """
+    if bits is not None:
+        return QuantizedStore.zeros(shape, bits, dtype, device)
+    return torch.zeros(*shape, dtype=dtype, device=device)
+
+
+def put_store(own: Store, new: Store, row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1) -> Store:
+    """`mmspec.sampling.rows.put_rows` for stores, both quantized or neither."""
+    if isinstance(own, QuantizedStore):
+        assert isinstance(new, QuantizedStore) and own.bits == new.bits, "caches of one batch have the same bits"
+        return own.put_rows(new, row_ids, dim, cfg_factor)
+    assert isinstance(new, Tensor)
+    return put_rows(own, new, row_ids, dim, cfg_factor)
+
+
+def move_slots(store: Store, source: Tensor, target: Tensor) -> None:
     """Copies each row's slots `source` to its slots `target`, int64 [R, D] both, all at once.
 
     Args:
         store: [..., R, heads, capacity, head_dim], keys or values, of one layer or of several.
     """
+    if isinstance(store, QuantizedStore):
+        for part in store.parts:
+            move_slots(part, source, target)
+        return
     source, target = source.to(store.device), target.to(store.device)
     rows = torch.arange(len(source), device=store.device)[:, None]
     store[..., rows, :, target, :] = store[..., rows, :, source, :]
@@ -74,10 +104,10 @@ class KVCache:
         head_dim: Width of a head.
         dtype: Of keys and values.
         device: Of keys and values.
+        bits: Bits per number, see `mmspec.decoding.quantized_cache.cache_bits`; None for `dtype`.
 
     Attributes:
-        keys: [L, R, heads, capacity, head_dim]. Zeros at first, because a hidden slot still counts with weight 0, and 0
-            times uninitialised memory may be NaN.
+        keys: [L, R, heads, capacity, head_dim]; see `new_store`.
         values: As `keys`.
     """
 
@@ -90,28 +120,28 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        bits: int | None = None,
     ) -> None:
         shape = (layers, batch_size, heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.keys, self.values = (new_store(shape, dtype, device, bits) for _ in range(2))
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int) -> tuple[Store, Store]:
         """Keys and values of one layer, views [R, heads, capacity, head_dim]."""
         return self.keys[index], self.values[index]
 
     def select_rows(self, row_ids: Tensor) -> None:
         """Keeps these rows (int64 [R']), in this order, and drops all others."""
-        self.keys, self.values = self.keys.index_select(1, row_ids), self.values.index_select(1, row_ids)
+        self.keys, self.values = self.keys[:, row_ids], self.values[:, row_ids]
 
     def join(self, other: KVCache, row_ids: Sequence[int], cfg_factor: int = 1) -> None:
         """Takes in the rows of another cache of the same model; see `mmspec.sampling.rows.put_rows`."""
-        self.keys = put_rows(self.keys, other.keys, row_ids, 1, cfg_factor)
-        self.values = put_rows(self.values, other.values, row_ids, 1, cfg_factor)
+        self.keys = put_store(self.keys, other.keys, row_ids, 1, cfg_factor)
+        self.values = put_store(self.values, other.values, row_ids, 1, cfg_factor)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies each row's slots `source` to its slots `target` in all layers, int64 [R, D] both, all at once."""

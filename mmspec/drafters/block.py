@@ -184,7 +184,9 @@ class BlockRunner:
         block = block.masked_fill(masked, head.mask_token_id).to(head.device)
         slots = self._with_uncond(head.prefix + state.length[:, None] + np.arange(width))
         end = head.prefix + int(state.length.max())
-        keys, values = self._cache.keys[:, :, :, :end], self._cache.values[:, :, :, :end]
+        keys, values = self._cache.keys, self._cache.values
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor), "only caches of targets are quantized"
+        keys, values = keys[:, :, :, :end], values[:, :, :, :end]
         at = np.arange(end)
         visible = self._with_uncond((at < head.prefix + state.length[:, None]) & (at >= self._empty[:, None]))
         context = list(zip(keys.unbind(0), values.unbind(0), strict=True))

@@ -16,6 +16,8 @@ from mmspec.drafters.coupling import COUPLINGS, Coupling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
 from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.runners import build_runner
+from mmspec.drafters.stand import StandDrafter
+from mmspec.drafters.token_init import repeat_left, repeat_up
 from mmspec.knobs import RUNNERS
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -179,8 +181,16 @@ def build_recycle(context: DraftingContext) -> Jacobi:
     return Jacobi(_continuation(context, "recycle"), None, context.target.vocab_size)
 
 
+def build_stand(context: DraftingContext) -> Jacobi:
+    """Builds the drafter of the recipe `stand`."""
+    return Jacobi(_continuation(context, "stand"), None, context.target.vocab_size)
+
+
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     """The continuation drafter without a model for a token initialization, by name."""
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
+    if name == "stand":
+        above = repeat_up if context.layout.width else repeat_left
+        return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)
     return InitDrafter(token_init(context, name))

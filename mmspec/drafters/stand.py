@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.init_drafter import InitDrafter
-from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.recycle import neighbors_of_window, table_entry
-from mmspec.drafters.token_init import TokenInit, repeat_left, repeat_up
+from mmspec.drafters.token_init import TokenInit
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.rows import put_rows
@@ -96,11 +94,3 @@ class StandDrafter:
         sampled = torch.where(sums[:, -1] > 0, sampled, self._fallback(left, up, u))
         self._sampled.append((sampled, tokens, probs))
         return sampled
-
-
-def build(context: DraftingContext) -> Jacobi:
-    """Builds the drafter of the recipe `stand`."""
-    target = context.target
-    above = repeat_up if context.layout.width else repeat_left
-    drafter = StandDrafter(context.batch_size, target.vocab_size, above, target.device)
-    return Jacobi(drafter, None, target.vocab_size)

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from mmspec.decoding.kv_cache import WindowSlots, move_slots
-from mmspec.sampling.rows import put_rows
+from mmspec.decoding.kv_cache import Store, WindowSlots, move_slots, new_store, put_store
+from mmspec.decoding.quantized_cache import cache_bits
 
 
 class SlotLayer(CacheLayerMixin):
@@ -23,16 +23,18 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
+    keys: Any  # a `mmspec.decoding.kv_cache.Store`, as are the values
+    values: Any
+
     def __init__(self, window: WindowSlots, capacity: int) -> None:
         super().__init__()
         self._window = window
         self._capacity = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        # Zeros, because a hidden slot still counts with weight 0, and 0 times uninitialised memory may be NaN.
-        def allocate(states: Tensor) -> Tensor:
+        def allocate(states: Tensor) -> Store:
             rows, heads, _, width = states.shape
-            return states.new_zeros(rows, heads, self._capacity, width)
+            return new_store((rows, heads, self._capacity, width), states.dtype, states.device, cache_bits())
 
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = allocate(key_states), allocate(value_states)
@@ -52,8 +54,8 @@ class SlotLayer(CacheLayerMixin):
 
     def join(self, other: SlotLayer, row_ids: Sequence[int], cfg_factor: int) -> None:
         """Takes in the rows of another layer; see `mmspec.sampling.rows.put_rows`."""
-        self.keys = put_rows(self.keys, other.keys, row_ids, cfg_factor=cfg_factor)
-        self.values = put_rows(self.values, other.values, row_ids, cfg_factor=cfg_factor)
+        self.keys = put_store(self.keys, other.keys, row_ids, cfg_factor=cfg_factor)
+        self.values = put_store(self.values, other.values, row_ids, cfg_factor=cfg_factor)
         self._capacity = self.keys.shape[2]
 
     def move(self, source: Tensor, target: Tensor) -> None:

@@ -51,7 +51,7 @@ CHAINS = [
     "grid:window=3",
     "grid:window=6",
 ]
-STARTS = ["left", "up", "random", "table", "recycle", "model", "model,layers=1", "model,guidance=2"]
+STARTS = ["left", "up", "random", "table", "recycle", "stand", "model", "model,layers=1", "model,guidance=2"]
 STARTS += ["eagle", "medusa", "block", "grid"]
 JACOBI = [
     *(f"sjd:window=4,start={start}" for start in STARTS),

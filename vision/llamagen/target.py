@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
@@ -60,7 +61,8 @@ class LlamaGenTarget:
         capacity = self._slots + length + slack
         self._rows = condition.shape[0]
         heads, head_dim = c.n_head, c.dim // c.n_head
-        self._cache = KVCache(c.n_layer, len(self._condition), heads, capacity, head_dim, self._dtype, self.device)
+        shape = c.n_layer, len(self._condition), heads, capacity, head_dim
+        self._cache = KVCache(*shape, self._dtype, self.device, cache_bits())
         self._features: Tensor | None = None
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
@@ -134,7 +136,9 @@ class LlamaGenTarget:
     def tensors(self) -> list[Tensor]:
         """The tensors that `read` reads and writes besides the weights."""
         padding = [] if self._padding is None else [self._padding]
-        return [self._cache.keys, self._cache.values, self._cos, self._sin, self._position, self._causal, *padding]
+        keys, values = self._cache.keys, self._cache.values
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches are not captured"
+        return [keys, values, self._cos, self._sin, self._position, self._causal, *padding]
 
     def take_over(self, tensors: list[Tensor]) -> None:
         """Moves to the `tensors` of an earlier target of the same shapes; called before `prefill`."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.kv_cache import KVCache, Store, WindowSlots
 from mmspec.errors import ArgumentError
 from mmspec.heads.rotary import grid_table, rotate
 from mmspec.vision.component import Component, stores_arguments
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(dim // n_head, eps=norm_eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(dim // n_head, eps=norm_eps) if qk_norm else None
 
-    def forward(self, x: Tensor, span: Span, cache: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, span: Span, cache: tuple[Store, Store] | None) -> Tensor:
         qk, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4).split([2, 1])  # [., B, H, W, D]
         if self.q_norm is not None and self.k_norm is not None:
             # Queries and keys at once: with one token per call, the number of operations determines the time.
@@ -79,7 +79,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(dim, eps=norm_eps)
         self.ffn_norm = nn.RMSNorm(dim, eps=norm_eps)
 
-    def forward(self, x: Tensor, span: Span, cache: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, span: Span, cache: tuple[Store, Store] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), span, cache)
         return x + self.feed_forward(self.ffn_norm(x))
 

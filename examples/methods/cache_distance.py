@@ -1,0 +1,36 @@
+"""What KV caches of 8 and 4 bits cost: total variation of the target distribution at each token, and bytes.
+
+python cache_distance.py MODEL PROMPTS [SEQUENCES]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import mmspec
+from mmspec.decoding.quantized_cache import cache_distance, quantized_cache
+from mmspec.engine import run
+from mmspec.metrics.prompts import read_prompts
+from mmspec.recipes import parse
+
+model, prompts, count = sys.argv[1], read_prompts(sys.argv[2]), int((sys.argv[3:] or [8])[0])
+pipe = mmspec.load(model)
+prepared = pipe.prepare(prompts[:count], 16, 1.0, 1.0)
+with torch.inference_mode():
+    target = prepared.make()
+    tokens = run(target, parse("scd"), prepared.layout, prepared.samplings, range(count), prepared.resources).tokens
+    sampler = prepared.layout.sampler(prepared.samplings, target.device)
+    print(f"{model}: {count} sequences, temperature 1, no guidance")
+    print("| bits | total variation per token, mean | largest | bytes of the cache |")
+    print("| --- | ---: | ---: | ---: |")
+    for bits in (8, 4):
+        distance = cache_distance(prepared.make, sampler, tokens, bits)
+        with quantized_cache(bits):
+            size = prepared.make()
+            size.prefill()
+        whole = prepared.make()
+        whole.prefill()
+        share = size.cache_bytes / whole.cache_bytes
+        print(f"| {bits} | {distance.mean():.4f} | {distance.max():.3f} | {share:.0%} |")
