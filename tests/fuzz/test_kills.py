@@ -93,7 +93,7 @@ def run(arguments: list[str], folder: Path, root: Path, kill_after: int | None =
                 process.kill()
                 process.wait()
                 return None
-            time.sleep(0.001 if kill_after is not None else 0.05)
+            time.sleep(0.004 if kill_after is not None else 0.05)  # shorter ones take the core of the command
     return process.returncode
 
 
