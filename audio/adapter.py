@@ -18,6 +18,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.engine import Decoded, run
 from mmspec.heads.checkpoint import Head
+from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -149,6 +150,19 @@ class SupportsHeads(SpeechAdapter, Protocol):
     """
 
     heads: dict[str, Head]
+
+
+@runtime_checkable
+class MergesVocabularies(SupportsHeads, Protocol):
+    """An adapter of a model whose published draft heads number its codes after the tokens of its texts."""
+
+    def embedding(self) -> Tensor:
+        """The embedding [V, D] of the codes."""
+        ...
+
+    def merged_vocabulary(self) -> MergedVocabulary | None:
+        """How they number them; None if they do not."""
+        ...
 
 
 @runtime_checkable

@@ -15,20 +15,20 @@ from torch import Tensor
 from mmspec import limits
 from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
 from mmspec.audio.adapter import (
+    MergesVocabularies,
     PreparableJob,
     PreparedText,
     SpeechAdapter,
     SupportsDuration,
     SupportsHeads,
     SupportsReferenceAudio,
-    TargetJob,
 )
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.part_stream import stream_part
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.resampling import Resampler, resample
 from mmspec.audio.text_parts import continued, decode_parts, draws_voice, part_seed
-from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
+from mmspec.batching.request import PreparedBatch, PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.engine import Decoded
@@ -129,14 +129,16 @@ class SpeechPipeline:
         samplings = [self._sampling(temperature, None, None, guidance_scale)] * len(parts)
         recipe = parse("scd").with_knobs(window=max(slack, 2))
 
-        def job() -> TargetJob:
-            found = adapter.job(parts, recipe, samplings)
-            if not isinstance(found, TargetJob):
-                raise ArgumentError(f"no drafter can be trained for this model: it decodes with {type(found).__name__}")
+        def ready() -> PreparedRows:
+            job = adapter.job(parts, recipe, samplings)
+            found = job.prepare(recipe, samplings) if isinstance(job, PreparableJob) else None
+            if not isinstance(found, PreparedRows):
+                raise ArgumentError(f"no drafter can be trained for this model: it decodes with {type(job).__name__}")
             return found
 
-        first = job()
-        return PreparedPrompts(lambda: job().target, first.layout, samplings, first.resources)
+        first = ready()
+        embedding = adapter.embedding() if isinstance(adapter, MergesVocabularies) else None
+        return PreparedPrompts(lambda: ready().target, first.layout, first.samplings, first.resources, embedding)
 
     def new_small(self) -> Any:
         """Refused: the command does not train small speech models."""
@@ -155,7 +157,8 @@ class SpeechPipeline:
         if not isinstance(self.adapter, SupportsHeads):
             raise ArgumentError(f"drafter={str(folder)!r} was given, but this model does not take drafters")
         prepared = self.prepare(["one"], 1)
-        head = load_head(folder, prepared.embedding)
+        merged = self.adapter.merged_vocabulary() if isinstance(self.adapter, MergesVocabularies) else None
+        head = load_head(folder, prepared.embedding, merged)
         with torch.no_grad():
             target = feature_target(prepared)
             target.prefill()

@@ -73,7 +73,7 @@ def run(
     meter = Meter(target.device, len(seeds), measure_entropy)
     state = BatchState(seeds, layout, recipe.window, target.device)
     sampler, rule = layout.sampler(samplings, target.device), build_rule(recipe, resources)
-    policy = window_policy(recipe, samplings, len(seeds), resources, layout.length)
+    policy = window_policy(recipe, samplings, len(seeds), resources, layout.length, layout.may_end)
     calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, policy, meter, on_step)
     return Decoded(state.result().clone(), meter.stats(calls, state.truncated))
 
@@ -187,7 +187,12 @@ def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
 
 
 def window_policy(
-    recipe: Recipe, samplings: Sequence[SamplingParams], batch_size: int, resources: DraftResources, length: int
+    recipe: Recipe,
+    samplings: Sequence[SamplingParams],
+    batch_size: int,
+    resources: DraftResources,
+    length: int,
+    may_end: bool,
 ) -> WindowPolicy:
     """The window policy of a recipe.
 
@@ -199,6 +204,7 @@ def window_policy(
         batch_size: Number of rows.
         resources: Holds the policies of earlier runs.
         length: Tokens per row in this run.
+        may_end: Whether a row may end before that.
     """
     if not recipe.auto:
         return FixedWindow(recipe.window if recipe.info.drafts else 1)
@@ -209,5 +215,5 @@ def window_policy(
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
-    policy.begin(length, batch_size)
+    policy.begin(length, batch_size, not may_end)
     return policy

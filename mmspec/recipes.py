@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
@@ -333,6 +334,7 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
 )
 
 
+CUDA_WINDOW = 32  # of a model's default Jacobi recipe on CUDA
 DEFAULT = "scd"  # the way of drafting of a recipe that names a rule only
 
 
@@ -500,3 +502,25 @@ def parse(recipe: str | Recipe) -> Recipe:
             raise ArgumentError(f"recipe={recipe!r} sets {knob!r} twice")
         knobs[knob] = value
     return Recipe(name, knobs)
+
+
+def on_device(recipe: str, device: str) -> Recipe:
+    """A model's default recipe on a kind of device: Jacobi recipes that name no window get a wider one on CUDA.
+
+    A call there takes hardly longer for 32 tokens than for 16 while it is bound by memory. A recipe that is given in a
+    call means the same on every device.
+
+    Args:
+        recipe: The default recipe as the model's configuration has it.
+        device: The type of the device, such as "cpu".
+    """
+    chosen = parse(recipe)
+    wide = device == "cuda" and "start" in chosen.knobs and "window" not in recipe
+    return chosen.with_knobs(window=CUDA_WINDOW) if wide else chosen
+
+
+def default_recipe(pipe: Any) -> Recipe:
+    """The recipe of a pipeline's calls that give none, on the pipeline's device."""
+    config, device = pipe.config, getattr(pipe, "device", None)
+    recipe = config["recipe"] if isinstance(config, Mapping) else config.recipe
+    return on_device(str(recipe), str(getattr(device, "type", "cpu")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
 from mmspec.knobs import Knob
-from mmspec.recipes import RECIPES, Recipe, RecipeInfo, parse
+from mmspec.recipes import RECIPES, Recipe, RecipeInfo, default_recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
 
@@ -92,3 +93,22 @@ def test_a_recipe_says_whether_it_uses_a_draft_model() -> None:
     uses |= {"scd:refresh=model": True, "scd:refresh=eagle": False, "sjd:refresh=model,layers=1": False}
     assert {recipe: parse(recipe).needs_draft_model for recipe in uses} == uses
     assert RecipeInfo("", {"tokens": "package:build"}, {"window": Knob(4, "tokens")}, draft_model=True).draft_model
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "expected"),
+    [
+        ("scd", "cpu", "scd"),
+        ("scd", "cuda", "scd:window=32"),
+        ("scd:coupling=gumbel", "cuda", "scd:coupling=gumbel,window=32"),
+        ("scd:window=16", "cuda", "scd"),
+        ("lantern", "cuda", "lantern:window=32"),
+        ("table", "cuda", "table"),
+        ("plain", "cuda", "plain"),
+    ],
+)
+def test_the_default_recipe_has_a_wider_window_on_cuda(config: str, device: str, expected: str) -> None:
+    for held in ({"recipe": config}, SimpleNamespace(recipe=config)):
+        pipe = SimpleNamespace(config=held, device=SimpleNamespace(type=device))
+        assert default_recipe(pipe) == parse(expected)
+    assert default_recipe(SimpleNamespace(config={"recipe": "scd:window=4"})) == parse("scd:window=4")

@@ -20,7 +20,7 @@ from mmspec.batching.stats import EngineStats
 from mmspec.batching.totals import Totals
 from mmspec.decoding.stats import PARTS, RowStats, Stats
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, default_recipe, parse
 
 MOST_ROWS = 4096
 MOST_KINDS = 1024  # kinds of rows whose size in bytes is remembered
@@ -84,7 +84,7 @@ class Engine:
                 f"pipe={type(pipe).__name__} is not supported by engines, which decode models with one stream of tokens"
             )
         self.pipe: EnginePipeline = pipe
-        self.recipe = parse(recipe if recipe is not None else _default_recipe(pipe))
+        self.recipe = default_recipe(pipe) if recipe is None else parse(recipe)
         self.max_rows = max_rows
         self.max_waiting = max_waiting
         self._max_prefill = max_prefill or max_rows
@@ -456,11 +456,6 @@ def _is_hashable(value: object) -> bool:
 
 def _rows(group: Group) -> list[Row]:
     return list(group.rows.values())
-
-
-def _default_recipe(pipe: Any) -> str:
-    config = pipe.config
-    return str(config["recipe"] if isinstance(config, dict) else config.recipe)
 
 
 def _stats(rows: Sequence[RowStats], progress: Progress) -> Stats:

@@ -166,7 +166,8 @@ class Group:
         if load != self._load and running:
             self._load = load
             state = self.batch.state
-            policy = window_policy(self._recipe, [self._guided], load, self._resources, state.layout.length)
+            length, may_end = state.layout.length, state.layout.may_end
+            policy = window_policy(self._recipe, [self._guided], load, self._resources, length, may_end)
             self.batch.use(policy, STEPS)
         elif running:
             self.batch.use()

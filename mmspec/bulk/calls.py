@@ -12,7 +12,7 @@ from mmspec.bulk.requests import SampleRequest
 from mmspec.bulk.rows import row_stats
 from mmspec.decoding.stats import RowStats
 from mmspec.errors import PromptError
-from mmspec.recipes import parse
+from mmspec.recipes import default_recipe, parse
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def generate_batch(pipe: Any, requests: Sequence[SampleRequest]) -> list[Generat
         ArgumentError: If the pipeline does not accept a setting.
     """
     settings = requests[0].settings.to_dict()
-    recipe = parse(settings.pop("recipe", None) or pipe.config["recipe"])
+    given = settings.pop("recipe", None)
+    recipe = parse(given) if given else default_recipe(pipe)
     start = time.perf_counter()
     prompts, seeds = [one.prompt for one in requests], [one.seed for one in requests]
     output = pipe(prompts, recipe=recipe, seed=seeds, **settings)

@@ -55,6 +55,6 @@ class PreparedLatents:
             raise ArgumentError(f"recipe '{recipe}' begins without drafts, which is not possible in engines")
         state = BatchState(seeds, layout, recipe.window, target.device, self.limits)
         sampler = LatentSampler(self.head, CounterRNG(seeds, target.device), rule, layout.length)
-        policy = window_policy(recipe, (), len(seeds), resources, layout.length)
+        policy = window_policy(recipe, (), len(seeds), resources, layout.length, layout.may_end)
         meter = Meter(target.device, len(seeds))
         return running_batch(target, recipe, rule, sampler, state, (), resources, policy, meter)

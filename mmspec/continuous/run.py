@@ -87,7 +87,7 @@ def run_latents(
     state = BatchState(seeds, layout, recipe.window, target.device)
     sampler = LatentSampler(head, CounterRNG(seeds, target.device), rule, layout.length)
     # Guidance and the head's steps change the cost of a call; the window controller adapts within a few calls.
-    policy = window_policy(recipe, (), len(seeds), resources, layout.length)
+    policy = window_policy(recipe, (), len(seeds), resources, layout.length, layout.may_end)
     plain_tokens = rule.plain_tokens(layout.length)
     calls = run_rows(target, recipe, rule, sampler, state, (), resources, policy, meter, on_step, plain_tokens)
     return Latents(state.result().clone(), with_counter(meter.stats(calls, state.truncated), sampler.counter))

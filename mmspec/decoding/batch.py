@@ -88,8 +88,7 @@ class BatchState:
 
         A sequence that nothing ends has a fixed length and is not truncated.
         """
-        may_end = bool(self.layout.eos) or self.layout.ends is not None or self.layout.stops is not None
-        return (self._lengths >= self._limits) & ~self._ended & may_end
+        return (self._lengths >= self._limits) & ~self._ended & self.layout.may_end
 
     @property
     def remaining(self) -> int:

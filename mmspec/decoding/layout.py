@@ -53,6 +53,11 @@ class Layout:
             return "latents"
         return "columns" if self.cell else "tokens"
 
+    @property
+    def may_end(self) -> bool:
+        """Whether a row may end before its full length."""
+        return bool(self.eos) or self.ends is not None or self.stops is not None
+
     def sampler(self, samplings: Sequence[SamplingParams], device: torch.device) -> Sampler:
         """A sampler of tokens or columns with one set of parameters per row, under this layout's constraints."""
         if self.kind == "columns":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -93,14 +93,20 @@ class WindowPolicy(Protocol):
         """The number of single steps to take if the width is 1."""
         ...
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+    def together(self) -> bool:
+        """Whether the rows of the next window advance by the same number of tokens, that of the row with the fewest."""
+        ...
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
         """Called after the target calls of a window with all rows that the policy is for.
 
         Args:
             width: The chosen width.
             seconds: Wall-clock seconds per target call.
-            gained: Tokens that one of the slowest rows gained per target call, on average.
+            gained: Tokens that one of the slowest rows gained per target call, on average; if the rows advanced
+                together, what all of them would have gained otherwise.
             calls: The number of target calls.
+            advanced: Tokens that the rows advanced by, per target call; None if by what they gained.
         """
         ...
 
@@ -126,7 +132,10 @@ class FixedWindow:
     def steps(self) -> int:
         return self.single_steps
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+    def together(self) -> bool:
+        return False
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
         pass
 
 
@@ -217,15 +226,20 @@ class RunningBatch:
         slowest = state.ids[running[np.argsort(state.length[running], kind="stable")[: -(-len(running) // 4)]]]
         start = self._clock()
         calls, tokens, row_calls = meter.nfe, meter.tokens[slowest].sum(), meter.calls[slowest].sum()
+        untied: float | None = None  # what rows that advance together would have gained
         if width == 1:
             self._steps(min(policy.steps(), state.remaining, self._most_steps))
+        elif self._window_step is decode_window and whole and policy.together() and _is_aligned(state):
+            untied = decode_together(self.target, self.drafter, self._rule, self.sampler, state, width, meter)
+            self._report()
         else:
             self._window_step(self.target, self.drafter, self._rule, self.sampler, state, width, meter)
             self._report()
         calls = meter.nfe - calls
         gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
         if whole:  # calls with fewer rows take less time, and cannot be compared
-            policy.record(width, (self._clock() - start) / calls, float(gained), calls)
+            seconds = (self._clock() - start) / calls
+            policy.record(width, seconds, float(gained) if untied is None else untied, calls, float(gained))
         self.drop_finished()
         return bool(state.is_running.any())
 
@@ -336,6 +350,33 @@ def decode_window(
         width: Tokens in the target call, the last accepted one included.
         meter: Counts calls, tokens and seconds.
     """
+    verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
+    _commit(verdict, draws, drafter, state, meter)
+
+
+def decode_together(
+    target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
+) -> float:
+    """As `decode_window`, but all rows advance by the same number of tokens, that of the row with the fewest.
+
+    Rows that stand at the same position keep doing so, which later single steps are cheaper for. The accepted drafts
+    of the other rows beyond that are drafts again. That stays exact: where a row is cut is decided by other rows, or
+    by its own tests of the tokens before.
+
+    Returns:
+        Tokens that a running row would have gained by itself, on average.
+    """
+    verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
+    accepted = verdict.accepted[state.is_running]
+    verdict = replace(verdict, accepted=np.full_like(verdict.accepted, accepted.min()))
+    _commit(verdict, draws, drafter, state, meter)
+    return float(accepted.mean()) + 1
+
+
+def _verified(
+    target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
+) -> tuple[Verdict, WindowRNG]:
+    """Drafts a chain and verifies it; returns the verdict, and the random numbers of the window."""
     # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
     width = min(width, state.remaining + 1)
     positions = state.positions(width)
@@ -350,9 +391,20 @@ def decode_window(
     meter.clock.lap("target")
     verdict = sampler.verify(sampler(logits, positions), draft, bind_features(rule, target, len(state.ids)), draws)
     meter.clock.lap("rule")
+    return verdict, draws
+
+
+def _commit(verdict: Verdict, draws: WindowRNG, drafter: Drafter, state: BatchState, meter: Meter) -> None:
+    """Tells the drafter of a verdict, and appends its tokens."""
     drafter.observe(verdict, state, draws)
     meter.clock.lap("drafter")
     meter.count(verdict, state.commit(verdict.tokens, verdict.accepted), state.ids)
+
+
+def _is_aligned(state: BatchState) -> bool:
+    """Whether all running rows have the same number of tokens."""
+    lengths = state.length[state.is_running]
+    return bool((lengths == lengths[0]).all())
 
 
 def decode_steps(

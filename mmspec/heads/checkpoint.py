@@ -20,6 +20,7 @@ from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.speculators import (
     block_arguments,
     check_vocabulary,
@@ -27,6 +28,7 @@ from mmspec.heads.speculators import (
     head_tensors,
     is_block,
     is_eagle3,
+    vocabulary_of,
 )
 
 Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | Datastore
@@ -38,7 +40,7 @@ _GRID_SIZES = {"t2i": 16, "t2i2": 32}
 _LLAMAGEN_PREFIX = 119
 
 
-def load_head(folder: str | Path, embedding: Tensor | None = None) -> Head:
+def load_head(folder: str | Path, embedding: Tensor | None = None, merged: MergedVocabulary | None = None) -> Head:
     """Loads a draft head from a folder with `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
     Reads folders written by `save_pretrained`; folders of the package `speculators` and EAGLE-3 heads of AngelSlim, see
@@ -48,12 +50,16 @@ def load_head(folder: str | Path, embedding: Tensor | None = None) -> Head:
     Args:
         folder: The folder.
         embedding: Embedding [V, D] of the target's tokens, for a file without the one of the head.
+        merged: How a verifier that also reads text numbers the target's tokens; a head with such a vocabulary is cut
+            to them. Requires `embedding`.
 
     Raises:
         ModelError: If a file is missing or unreadable, or if the keys or shapes are not those of a head.
     """
     folder = Path(folder)
     config, tensors = read_object(folder / "config.json"), read_tensors(folder)
+    if merged is not None and embedding is not None and vocabulary_of(config) not in (None, len(embedding)):
+        config, tensors = cut_to_codes(str(folder), config, head_tensors(tensors), merged, embedding)
     head_class, arguments = head_arguments(str(folder), config, tensors)
     foreign = is_eagle3(config) or is_block(config)
     if foreign:

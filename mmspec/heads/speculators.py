@@ -42,6 +42,15 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
     return any(name in EAGLE3_CLASSES for name in config.get("architectures") or ())
 
 
+def vocabulary_of(config: Mapping[str, Any]) -> int | None:
+    """The size of the vocabulary of a head of `speculators` or AngelSlim; None for other heads."""
+    if not is_eagle3(config) and not is_block(config):
+        return None
+    layer = config.get("transformer_layer_config", config)
+    size = layer.get("vocab_size") if isinstance(layer, Mapping) else None
+    return size if isinstance(size, int) else None
+
+
 def eagle3_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `Eagle3Head` for a configuration of `speculators` or AngelSlim.
 

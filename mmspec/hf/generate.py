@@ -44,7 +44,7 @@ from mmspec.hf.plan import Plan, PlanRequest
 from mmspec.hf.request import GenerateRequest, unwrap
 from mmspec.hf.stopping import StopTest
 from mmspec.hf.streaming import TokenStream
-from mmspec.recipes import DEFAULT, Recipe, parse
+from mmspec.recipes import DEFAULT, Recipe, on_device, parse
 from mmspec.sampling.logits_processors import one_by_one
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
@@ -100,7 +100,8 @@ def generate(
         logits_processor: Passed by transformers.
         stopping_criteria: Passed by transformers.
         generation_config: Passed by transformers.
-        recipe: How to decode, e.g. `"scd:window=32"`; None is `"draft"` with a draft model, else `"scd"`.
+        recipe: How to decode, e.g. `"scd:window=32"`; None is `"draft"` with a draft model, else `"scd"`,
+            on CUDA `"scd:window=32"`.
         seed: Row i uses `seed + i`; or one seed per row. None takes one from torch's global generator.
         draft_model: A smaller model of the same class, for the recipe `draft`.
         table: Images for an n-gram table, for the recipe `table` and for initial draft tokens: the new ids of earlier
@@ -125,7 +126,7 @@ def generate(
     try:
         refuse_dropped(dropped, generation_config)
         draft_model = one_draft_model(draft_model, dropped.assistant_model)
-        recipe = choose_recipe(recipe, draft_model, dropped.assistant_model is not None)
+        recipe = choose_recipe(recipe, draft_model, dropped.assistant_model is not None, model.device.type)
         own = getattr(adapter_of(unwrap(model)), "generate", None)
         if own is not None:
             if dropped.streamer is not None:
@@ -164,19 +165,21 @@ def one_draft_model(draft_model: Any, assistant_model: Any) -> Any:
     return draft_model if assistant_model is None else assistant_model
 
 
-def choose_recipe(recipe: str | Recipe | None, draft_model: Any, assisted: bool) -> Recipe:
+def choose_recipe(recipe: str | Recipe | None, draft_model: Any, assisted: bool, device: str) -> Recipe:
     """The recipe of a call.
 
     Args:
         recipe: As the caller gave it.
         draft_model: The draft model, or None.
         assisted: Whether it was given as `assistant_model`, which asks for nothing but drafts from that model.
+        device: The type of the model's device.
 
     Raises:
         UnknownNameError: If there is no recipe or rule of that name.
         ArgumentError: If the recipe has a knob that is not allowed, or does not use the assistant model.
     """
-    chosen = parse(recipe if recipe is not None else DEFAULT if draft_model is None else "draft")
+    default = DEFAULT if draft_model is None else "draft"
+    chosen = on_device(default, device) if recipe is None else parse(recipe)
     if assisted and not chosen.needs_draft_model:
         raise ArgumentError(
             f"assistant_model was given, but recipe '{chosen}' does not draft with a draft model; use recipe='draft'"

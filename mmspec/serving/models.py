@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mmspec.errors import did_you_mean
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.serving.errors import ApiError
 from mmspec.serving.generation import Engine
 from mmspec.serving.one_by_one import OneByOneEngine
@@ -133,4 +133,4 @@ class Models:
 
 def recipe_of(pipe: Any, recipe: Recipe | None) -> str:
     """The recipe of a model's requests: the one that is given, or the pipeline's default."""
-    return str(recipe if recipe is not None else pipe.config["recipe"])
+    return str(default_recipe(pipe) if recipe is None else recipe)

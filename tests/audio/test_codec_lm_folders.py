@@ -7,6 +7,7 @@ package chatterbox-tts 0.1.7 with the same state. CosyVoice: the reference loop 
 from __future__ import annotations
 
 import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from tiny_chatterbox import T3, WIDTH, Levels, chatterbox, state
 from tiny_cosyvoice import CODES, cosyvoice
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 import mmspec
@@ -25,6 +26,9 @@ from mmspec.audio.models.codec_lm.cosyvoice import INSTRUCTION
 from mmspec.audio.models.codec_lm.cosyvoice_tokens import END_OF_PROMPT, VERSION_2, VERSION_3
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.heads.block import BlockHead
+from mmspec.heads.draft_vocabulary import expand, restrict
+from mmspec.heads.speculators import write_speculators
 
 # --- Chatterbox ------------------------------------------------------------------------------------------------------
 
@@ -272,3 +276,71 @@ def test_errors(tmp_path: Path) -> None:
         load(chatterbox(tmp_path / "x", **{"tfmr.layers.0.mlp.up_proj.weight": torch.ones(47, WIDTH)}))
     with pytest.raises(ArgumentError, match="does not exist; name a file like conds.pt"):
         load(chatterbox(tmp_path / "y"), voice=str(tmp_path / "none.pt"))
+
+
+def published_drafter(folder: Path, third: bool, frontend: Any, reduced: bool) -> BlockHead:
+    """Writes a DSpark head with random weights for the model as vLLM runs it: texts first, then codes, then padding."""
+    first, ids = len(frontend._tokenizer), CODES + (200 if third else 3)
+    whole = -(-(first + ids + 2) // 128) * 128
+    torch.manual_seed(4)
+    drafted = torch.cat([torch.tensor([1, 3]), first + torch.arange(CODES + 1), torch.tensor([first + ids])])
+    head = BlockHead(
+        whole, 16, 24, 2, block_size=4, markov_rank=4, mask_token_id=2, layer_ids=(1, 2), num_hidden_layers=1,
+        draft_vocab_size=len(drafted) if reduced else None,
+    )  # fmt: skip
+    for p in head.parameters():
+        nn.init.normal_(p, std=0.5)
+    if head.d2t is not None and head.t2d is not None:
+        restrict(head.d2t, head.t2d, drafted)
+    folder.mkdir()
+    write_speculators(head, folder, None, ["Qwen2ForCausalLM"], 2)
+    return head
+
+
+@pytest.mark.parametrize(("third", "reduced"), [(False, True), (True, True), (False, False)])
+@torch.no_grad()
+def test_a_drafter_of_the_merged_vocabulary_drafts_codes(third: bool, reduced: bool, tmp_path: Path) -> None:
+    """What vLLM reads as one vocabulary of texts and codes: of the codes, the head has the published one's logits."""
+    folder, _ = cosyvoice(tmp_path / "c", third)
+    pipe = load(folder, CODES)
+    frontend = pipe.adapter.frontend
+    theirs = published_drafter(tmp_path / "drafter", third, frontend, reduced)
+    pipe.add_drafter(tmp_path / "drafter")
+    ours, first = pipe.adapter.heads["block"], len(frontend._tokenizer)
+    count = frontend.codec_lm.head.out_features
+    assert ours.vocab_size == count and ours.mask_token_id == count
+    texts = min(first, 300)
+    theirs.embed_tokens.weight[:texts] = frontend._texts.weight[:texts]
+    theirs.embed_tokens.weight[first : first + count] = frontend.codec_lm.embed.weight[:count]
+    hidden, slots = torch.randn(1, 3, 32), torch.arange(3)[None]
+
+    def outputs(head: BlockHead, anchor: int) -> tuple[Tensor, Tensor]:
+        block = torch.tensor([[[anchor, *[head.mask_token_id] * 3]]])
+        at = 3 + torch.arange(4)[None, None]
+        out = head(block, at, head.context(hidden, slots), torch.ones(1, 1, 3, dtype=torch.bool))[0, 0]
+        assert head.markov_head is not None
+        bias, _ = head.markov_head(torch.tensor([anchor]), out[:1], out.new_zeros(1, 4))
+        z = torch.zeros(1, head.vocab_size) if head.lm_head is None else head.lm_head(out[:1])
+        return out, expand(z + bias, head.d2t, head.vocab_size)[0]
+
+    (out, logits), (expected, all_logits) = outputs(ours, 5), outputs(theirs, first + 5)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(logits, all_logits[first : first + count])
+    assert torch.isfinite(logits).sum() == (CODES + 1 if reduced else count)
+    spoken = pipe(["abc", "da"], seed=0, recipe="block:window=4")
+    assert spoken[0].stats.draft_calls > 0
+
+
+def test_drafters_without_a_place_for_the_codes_are_refused(tmp_path: Path) -> None:
+    folder, _ = cosyvoice(tmp_path / "c")
+    pipe = load(folder, CODES)
+    published_drafter(tmp_path / "d", False, pipe.adapter.frontend, True)
+    config = json.loads((tmp_path / "d" / "config.json").read_text())
+    for change, message in (({"mask_token_id": 999}, "mask token 999, which is no text token"),):
+        (tmp_path / "d" / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ModelError, match=message):
+            pipe.add_drafter(tmp_path / "d")
+    config["transformer_layer_config"]["vocab_size"] = 30
+    (tmp_path / "d" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="has a vocabulary of 30 tokens; the model's 23 codes would be those from"):
+        pipe.add_drafter(tmp_path / "d")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from simulated_windows import Cost, ratios
 
+import mmspec.decoding.loop
 import mmspec.engine
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
 from mmspec.decoding.batch import Step
@@ -19,6 +22,8 @@ from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.rejection import Verdict, sample
+from mmspec.sampling.rng import RESAMPLE, WindowRNG
 from mmspec.setup_work import record_setup, setups
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import ToyTarget, toy_resources
@@ -40,7 +45,7 @@ class Adversary(AdaptiveWindow):
     def steps(self) -> int:
         return 1
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
         self._calls, self.last = self._calls + 1, gained
 
 
@@ -145,11 +150,11 @@ def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
         assert window.choose() == 1
         window.record(1, 1.0, 1.0)
     for seconds in (1.0, 9.0, 1.0):
-        assert window.choose() == 4
+        assert window.choose() == 2
         if seconds == 9.0:
             record_setup()
-        window.record(4, seconds, 2.0)
-    assert setups() != before and window.rate(4) == 2.0
+        window.record(2, seconds, 2.0)
+    assert setups() != before and window.rate(2) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,10 @@ class Watcher(AdaptiveWindow):
     def choose(self) -> int:
         return 4
 
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1) -> None:
+    def together(self) -> bool:
+        return False
+
+    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
         self.recorded.append(gained)
 
 
@@ -200,22 +208,88 @@ def test_the_policy_learns_what_the_slowest_rows_gain(monkeypatch: pytest.Monkey
     assert len(expected) > 2 and Watcher.recorded[: len(expected)] == pytest.approx(expected)
 
 
-def test_a_batch_that_decodes_plainly_measures_drafts_only_near_the_end() -> None:
+TOKEN_COSTS = {"memory-bound": 0.003, "small": 0.05, "compute-bound": 1.0}
+DRAFT_COSTS = {"none": (0.0, 0.005), "table": (0.05, 0.02), "model": (0.05, 0.3), "as slow as the target": (0.1, 1.0)}
+
+
+@pytest.mark.parametrize("token", TOKEN_COSTS)
+@pytest.mark.parametrize("rows", [1, 2, 8, 64])
+def test_runs_of_115_tokens_lose_at_most_3_percent_to_plain_decoding(token: str, rows: int) -> None:
+    """Also the first run on a model. Single runs differ by their luck; the figures are means over seeds."""
+    found = {
+        (drafts, chance): ratios(AdaptiveWindow, Cost(TOKEN_COSTS[token], cost, 0.1), chance, 115, rows, range(3))
+        for drafts, cost in DRAFT_COSTS.items()
+        for chance in (0.0, 0.3, 0.6, 0.9)
+    }
+    means = np.array([one.mean(0) for one in found.values()])  # [settings, runs]
+    assert np.quantile(means, 0.9) < 1.03 and means.max() < 1.08, found
+    assert max(one.mean() for (_, chance), one in found.items() if chance == 0.0) < 1.025
+
+
+def test_rows_advance_together_until_drafts_have_been_shown_to_pay() -> None:
     window = AdaptiveWindow(4)
-    for rows, share in ((1, 0.0), (8, 0.95)):
-        window.begin(1000, rows)
-        for _ in range(3):
-            window.record(4, 2.0, 1.0)
-            window.record(2, 2.0, 1.0)
-        decoded, chosen = 6.0, list[float]()
-        while decoded < 1000:
-            width = window.choose()
-            chosen += [decoded] * (width > 1)
-            calls = window.steps() if width == 1 else 1
-            window.record(width, 1.0 if width == 1 else 2.0, 1.0, calls)
-            decoded += calls
-        assert chosen and min(chosen) >= share * 1000
-        assert rows > 1 or min(chosen) < 500
+    window.begin(1000, rows=8)
+    assert window.together()
+    for _ in range(4):
+        window.record(1, 1.0, 1.0)
+    for _ in range(3):
+        assert window.choose() == 2
+        window.record(2, 1.1, gained=1.9, advanced=1.2)
+    assert window.best == 2 and not window.together()
+    window.begin(1000, rows=1)
+    assert not window.together()
+
+
+class Together(AdaptiveWindow):
+    """Always drafts, and lets the rows of a batch advance together."""
+
+    def choose(self) -> int:
+        return 3
+
+    def together(self) -> bool:
+        return True
+
+
+def test_rows_that_advance_together_stay_at_the_same_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Together)
+    rows, layout = 4, Layout(length=12)
+    settings, lengths = [SamplingParams()] * rows, list[int]()
+
+    def on_step(step: Step) -> None:
+        (length,) = {len(row) for row in step.tokens}
+        lengths.append(length)
+
+    target, resources = ToyTarget(rows, 2, 12, 5), toy_resources(rows, 2, layout, 6, settings)
+    run(target, parse("draft:window=auto"), layout, settings, range(rows), resources, on_step=on_step)
+    assert lengths[-1] == 12 and max(after - before for before, after in pairwise(lengths)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["draft:window=auto", "scd:window=auto"])
+def test_distribution_of_rows_that_advance_together(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows per batch: each is cut by the others in most windows."""
+    monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Together)
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)
+    verdict = check(recipe, sampling, samples=3000, layout=Layout(4), vocab_size=2, batch=3, seed=5)
+    assert verdict.ok and verdict.tokens_per_call > 1, verdict
+
+
+@pytest.mark.slow
+def test_a_row_that_is_cut_keeps_no_resampled_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: rows are cut at the fewest accepted drafts, but the token there is sampled anew if it was accepted."""
+    monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Together)
+    whole = mmspec.decoding.loop._commit
+
+    def broken(verdict: Verdict, draws: WindowRNG, *rest: Any) -> None:
+        at, rows = int(verdict.accepted.min()), np.arange(len(verdict.p))
+        if at < verdict.p.shape[1] - 1:
+            residual = (verdict.p[rows, at] - verdict.draft.q[rows, at]).clamp(min=1e-6)
+            verdict.tokens[:, at] = sample(residual, draws[RESAMPLE][:, at])
+        whole(verdict, draws, *rest)
+
+    monkeypatch.setattr(mmspec.decoding.loop, "_commit", broken)
+    setting = SamplingParams(temperature=0.8)
+    assert not check("draft:window=auto", setting, samples=3000, layout=Layout(4), vocab_size=2, batch=3, seed=5).ok
 
 
 def test_policies_are_kept_per_model() -> None:

@@ -23,7 +23,7 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head, load_head, load_heads, save_heads
 from mmspec.hf.generate import GenerateJob, generate, prepare, salted
 from mmspec.keywords import check_options, refuse_unknown_keywords
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
@@ -198,7 +198,7 @@ class TransformersPipeline(DiffusionPipeline):
                     max_new_tokens=job.length,
                     return_dict_in_generate=True,
                     custom_generate=generate,
-                    recipe=parse(recipe if recipe is not None else default.recipe),
+                    recipe=on_device(default.recipe, self.model.device.type) if recipe is None else parse(recipe),
                     seed=seeds,
                     draft_model=self.draft_model,
                     heads=list(self.heads.values()),

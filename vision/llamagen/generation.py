@@ -25,7 +25,7 @@ from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.heads.checkpoint import Head, check_fits_model, load_head
 from mmspec.keywords import check_options, refuse_unknown_keywords
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
@@ -171,7 +171,7 @@ class LlamaGenGenerator:
         check_callback("on_step", on_step)
         check_callback("callback_on_step_end", callback_on_step_end)
         self._check_output(output_type)
-        recipe = parse(recipe if recipe is not None else self.config.recipe)
+        recipe = default_recipe(self) if recipe is None else parse(recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval)
         condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         condition = condition.repeat(num_images_per_prompt)

@@ -100,6 +100,9 @@ class Chatterbox:
         settings = chatterbox(s.temperature, top_p=s.top_p, cfg_weight=s.guidance_scale - 1)
         return replace(settings, sampling=replace(settings.sampling, top_k=s.top_k))
 
+    def merged_vocabulary(self) -> None:
+        """None: its texts have an embedding of their own everywhere."""
+
 
 def read(
     folder: Path, tokenizer: Any, voice: Any, device: str, dtype: torch.dtype, options: dict[str, Any]

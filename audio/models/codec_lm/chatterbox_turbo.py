@@ -114,6 +114,9 @@ class ChatterboxTurbo:
             return CodecLMSettings((PenaltyAfterTruncation(1.0, 0, 1.0),), SamplingParams(0.0))
         return CodecLMSettings((PenaltyAfterTruncation(s.temperature, s.top_k, s.top_p),), SamplingParams(1.0))
 
+    def merged_vocabulary(self) -> None:
+        """None: its texts have an embedding of their own everywhere."""
+
 
 def is_turbo(folder: Path) -> bool:
     """Whether a folder contains a published Turbo or Nano."""

@@ -22,6 +22,7 @@ from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import check_depths, sizes_of
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.hf.folder import read_json, read_processor
 from mmspec.sampling.logits_processors import RepetitionAware
 from mmspec.sampling.params import SamplingParams
@@ -106,6 +107,14 @@ class CosyVoice:
             exclude=self._exclude_repeated,
         )
         return CodecLMSettings((processor,), SamplingParams())
+
+    def merged_vocabulary(self) -> MergedVocabulary:
+        """The codes follow all tokens of the tokenizer, as in the folders that the package converts for vLLM.
+
+        `examples/grpo/cosyvoice2/pretrained_to_huggingface.py` and
+        `runtime/triton_trtllm/scripts/convert_cosyvoice3_to_hf.py` of github.com/FunAudioLLM/CosyVoice (March 2026).
+        """
+        return MergedVocabulary(len(self._tokenizer), self._texts.weight.detach())
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"]) if text else []

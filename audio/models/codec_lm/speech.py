@@ -23,6 +23,8 @@ from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.checkpoint import Head
+from mmspec.heads.merged_vocabulary import MergedVocabulary
 from mmspec.hf.folder import BUFFERS
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
@@ -85,6 +87,10 @@ class TextFrontend(Protocol):
         """How codes are sampled, from the sampling parameters of a call."""
         ...
 
+    def merged_vocabulary(self) -> MergedVocabulary | None:
+        """How published draft heads number the codes, if their vocabulary has texts too; else None."""
+        ...
+
 
 class CodecLMAdapter:
     """The `mmspec.audio.adapter.SpeechAdapter` of codec language models.
@@ -112,6 +118,7 @@ class CodecLMAdapter:
                 f"draft_model makes {draft.codes} codes, the model {frontend.codes}; they belong to different families"
             )
         self.frontend, self.codec, self.draft = frontend, codec, draft
+        self.heads: dict[str, Head] = {}
         self.sampling, self.guided = frontend.sampling, frontend.guided
 
     def read(self, text: str, voice: str | None) -> PreparedText:
@@ -125,6 +132,14 @@ class CodecLMAdapter:
         ends = torch.isin(tokens, torch.tensor(self.frontend.ends, device=tokens.device)).nonzero()
         tokens = tokens[: int(ends[0])] if len(ends) else tokens
         return tokens[tokens < self.frontend.codes][None]  # special tokens have no audio
+
+    def embedding(self) -> Tensor:
+        """The embedding [V, D] of the codes and special tokens that the model generates."""
+        return self.frontend.codec_lm.embed.weight.detach()[: self.frontend.codec_lm.head.out_features]
+
+    def merged_vocabulary(self) -> MergedVocabulary | None:
+        """See `mmspec.audio.adapter.MergesVocabularies`."""
+        return self.frontend.merged_vocabulary()
 
     def codebook(self) -> Codebook:
         """The vectors that tokens stand for."""
@@ -183,6 +198,7 @@ class CodecLMJob:
             draft_model=None if draft is None else draft_target,
             draft_sampling=row_sampling,
             codebook=self.adapter.codebook,
+            heads=self.adapter.heads,
             adaptive_windows=adaptive_windows_of(frontend.codec_lm.decoder),
         )
         return PreparedRows(target(frontend, prompts, settings.guidance != 1), layout, row_sampling, resources)

@@ -1,0 +1,90 @@
+"""A batch that decodes on a fake clock: what a window policy makes of costs and acceptance that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmspec.decoding.adaptive_window import AdaptiveWindow
+
+KEPT = 4  # as in `mmspec.decoding.loop`: rows are dropped once one in so many has finished
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a call, in those of one row's single step.
+
+    Attributes:
+        token: Seconds of each row's token in the call, over those of the rest: small where calls are memory-bound.
+        drafts: Seconds of drafting, and of each drafted token.
+        apart: What a single step costs more once rows stand at different positions, as a share.
+    """
+
+    token: float
+    drafts: tuple[float, float]
+    apart: float = 0.0
+
+    def call(self, rows: int, width: int, apart: bool) -> float:
+        """Seconds of one call with its drafts."""
+        seconds = (1 + self.token * rows * width) / (1 + self.token)
+        if width == 1:
+            return seconds * (1 + self.apart * apart)
+        # A draft network reads the rows as the model does.
+        each = (1 + self.token * rows) / (1 + self.token)
+        return seconds + each * (self.drafts[0] + self.drafts[1] * (width - 1))
+
+
+def simulate(
+    policy: AdaptiveWindow, cost: Cost, chance: float, length: int, rows: int, rng: np.random.Generator
+) -> float:
+    """Seconds of a run of `rows` rows, over those of plain decoding, if each draft is accepted with `chance`.
+
+    Follows `mmspec.decoding.loop.RunningBatch.step`. Every call takes up to 5 % more or less.
+    """
+    policy.begin(length, rows)
+    lengths, seconds = np.ones(rows, dtype=np.int64), 0.0
+    running = np.arange(rows)  # rows in the batch, some of which may have finished
+
+    def noisy(seconds: float, calls: int) -> float:
+        return seconds * float(np.mean(rng.uniform(0.95, 1.05, calls)))
+
+    while (alive := running[lengths[running] < length]).size:
+        whole = len(alive) == rows
+        apart = len(set(lengths[alive].tolist())) > 1
+        width = policy.choose() if whole else policy.settled()
+        slowest = alive[np.argsort(lengths[alive], kind="stable")[: -(-len(alive) // 4)]]
+        calls = 1
+        if width == 1:
+            calls = min(policy.steps(), int(length - lengths[alive].min()))
+            gained = np.ones(len(alive)) * calls
+        else:
+            tested = rng.random((len(alive), width - 1)) < chance
+            gained = np.cumprod(tested, axis=1).sum(1) + 1
+        together = width > 1 and whole and not apart and policy.together()
+        mean = advanced = gained[np.isin(alive, slowest)].mean() / calls
+        if together:
+            mean, advanced = gained.mean(), float(gained.min())
+            gained = np.full(len(alive), gained.min())
+        call = noisy(cost.call(len(running), width, apart), calls)
+        lengths[alive] = np.minimum(lengths[alive] + gained.astype(np.int64), length)
+        seconds += call * calls
+        if whole:
+            policy.record(width, call, float(mean), calls, float(advanced))
+        finished = lengths[running] >= length
+        if finished.sum() * KEPT >= len(running):
+            running = running[~finished]
+    return seconds / (cost.call(rows, 1, False) * (length - 1))
+
+
+def ratios(
+    make: Callable[[], AdaptiveWindow], cost: Cost, chance: float, length: int, rows: int, seeds: range
+) -> NDArray[np.float64]:
+    """Time over plain decoding's of three runs in a row on a new model, for each seed, float [seeds, 3]."""
+    found = []
+    for seed in seeds:
+        policy, rng = make(), np.random.default_rng(seed)
+        found.append([simulate(policy, cost, chance, length, rows, rng) for _ in range(3)])
+    return np.array(found)
