@@ -1,7 +1,9 @@
-"""Kernel 2: the acceptance test, and the number of drafts that each row accepts.
+"""Kernel 2: the verification of a window: acceptance test, number of accepted drafts, and the token after them.
 
 One program per sequence goes along its window and stops at the first rejected draft, so that only tested slots compute
-the probabilities of the other tokens that a rule needs. The rules are those of `mmspec.rules` under the same names:
+the probabilities of the other tokens that a rule needs. It then samples that slot from the residual, and writes the
+window as it is committed, and what the host has to know as one row. The rules are those of `mmspec.rules` under the
+same names:
 
     exact       p(x) / q(x)
     beta        p(x) / q(x) + a
@@ -14,14 +16,18 @@ the probabilities of the other tokens that a rule needs. The rules are those of 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.inverse_cdf import GROUP
+from mmspec.kernels.residual import resample_reference, residual_sample
 from mmspec.kernels.rule import KernelRule
-from mmspec.kernels.softmax_stats import SoftmaxStats, logits, probabilities
+from mmspec.kernels.softmax_stats import TOTAL, SoftmaxStats, logits, probabilities
 from mmspec.kernels.specialization import kernel
 
 EXACT, BETA, ENSEMBLE, OMEGA, LANTERN, LANTERN_PLUS, GSD = range(7)
@@ -38,27 +44,53 @@ CHUNK = 8192
 _EXACT_RULE = KernelRule()
 
 
-def count_accepted(
-    p: SoftmaxStats, q: SoftmaxStats, drafts: Tensor, chance: Tensor, u: Tensor, rule: KernelRule = _EXACT_RULE
-) -> tuple[Tensor, Tensor]:
-    """The number of drafts that each row accepts before the first rejected one.
+class Verified(NamedTuple):
+    """The output of `verify_window`.
+
+    Attributes:
+        tokens: int64 [B, m + 1]: the drafts, with the resampled or bonus token in its slot; 0 in the free slot if it is
+            not that one.
+        accepted: int64 [B], the number of accepted drafts.
+        found: int32 [B, 3 + 2 m], what the host has to know: `accepted`; 1 if the token after them has no distribution,
+            plus 2 if any slot has none; `tokens`; and the bits of m float32, the distance of the acceptance probability
+            of each tested slot from the exact one, 0 for slots that were not tested.
+    """
+
+    tokens: Tensor
+    accepted: Tensor
+    found: Tensor
+
+    def excess(self) -> Tensor:
+        """The last m numbers of `found`, float32 [B, m]."""
+        return self.found[:, 2 + self.tokens.shape[1] :].view(torch.float32)
+
+
+def verify_window(
+    p: SoftmaxStats,
+    q: SoftmaxStats,
+    drafts: Tensor,
+    chance: Tensor,
+    sampled: Tensor,
+    accept_u: Tensor,
+    resample_u: Tensor,
+    rule: KernelRule = _EXACT_RULE,
+) -> Verified:
+    """Tests the drafts of each row from left to right, and resamples the first rejected one.
 
     Args:
-        p: The target distributions of m slots.
+        p: The target distributions of m + 1 slots.
         q: The draft distributions of m slots.
-        drafts: int64 [B, m].
-        chance: float32 [B, m], p of the drafts, as computed by `mmspec.kernels.fused_sampler`.
-        u: float32 [B, m] in [0, 1).
+        drafts: int64 [B, m], of any stride between rows.
+        chance: float32 [B, m + 1], p of the drafts, as computed by `mmspec.kernels.fused_sampler`.
+        sampled: int64 [B, m + 1], a sample of each slot; the last one is the bonus token.
+        accept_u: float32 [B, m + 1] in [0, 1), the random numbers of the tests.
+        resample_u: float32 [B, m + 1] in [0, 1), those of the resampled tokens.
         rule: The acceptance rule.
-
-    Returns:
-        int64 [B], the number of accepted drafts; and float32 [B, m], the distance of the acceptance probability of each
-            tested slot from the exact one, 0 for slots that were not tested.
     """
-    return count_accepted_op(
-        *p.source(), *q.source(), drafts, chance, u,
+    return Verified(*verify_window_op(
+        *p.source(), *q.source(), drafts, chance, sampled, accept_u, resample_u,
         CODES[rule.name], rule.a, rule.b, rule.group, rule.near, rule.vectors, rule.known,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def acceptance_reference(p: Tensor, q: Tensor, x: Tensor, rule: KernelRule) -> Tensor:
@@ -106,17 +138,30 @@ def _group_reference(p: Tensor, q: Tensor, x: int, rule: KernelRule) -> Tensor:
     return p[group].sum() / q[group].sum()
 
 
-def count_accepted_reference(
-    p: SoftmaxStats, q: SoftmaxStats, drafts: Tensor, u: Tensor, rule: KernelRule
-) -> tuple[Tensor, Tensor]:
-    """`count_accepted` in torch and float64."""
-    p_probs, q_probs = p.dense(torch.float64), q.dense(torch.float64)
+def verify_window_reference(
+    p: SoftmaxStats,
+    q: SoftmaxStats,
+    drafts: Tensor,
+    sampled: Tensor,
+    accept_u: Tensor,
+    resample_u: Tensor,
+    rule: KernelRule,
+) -> Verified:
+    """`verify_window` in torch and float64."""
+    m = drafts.shape[1]
+    before = p[:, :m]
+    p_probs, q_probs = before.dense(torch.float64), q.dense(torch.float64)
     chance = acceptance_reference(p_probs, q_probs, drafts, rule)
     exact = acceptance_reference(p_probs, q_probs, drafts, _EXACT_RULE)
-    first = (u.double() < chance).long().cumprod(-1).sum(-1)
-    tested = torch.arange(drafts.shape[1], device=u.device) <= first[:, None]
-    gap = (chance.clamp(max=1.0) - exact.clamp(max=1.0)).abs()
-    return first, torch.where(tested, gap, 0.0).float()
+    first = (accept_u[:, :m].double() < chance).long().cumprod(-1).sum(-1)
+    slots = torch.arange(m + 1, device=drafts.device)
+    gap = torch.where(slots[:m] <= first[:, None], (chance.clamp(max=1.0) - exact.clamp(max=1.0)).abs(), 0.0).float()
+    here = slots == first[:, None]
+    resampled = torch.cat([resample_reference(before, q, here[:, :m], resample_u[:, :m]), sampled[:, m:]], dim=1)
+    tokens = torch.where(here, resampled, torch.cat([drafts, torch.zeros_like(drafts[:, :1])], dim=1))
+    invalid = (here & (tokens < 0)).any(1).int() + 2 * p.floats[..., TOTAL].isnan().any(1).int()
+    found = torch.cat([first[:, None].int(), invalid[:, None], tokens.int(), gap.view(torch.int32)], dim=1)
+    return Verified(tokens, first, found)
 
 
 @triton.jit
@@ -142,13 +187,14 @@ def _kept_order(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.constexp
 
 
 @kernel
-def _count_accepted(
-    cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, drafts, chances, us,
-    near, vectors, known, accepted, excess, a, b, m, vocab, group, neighbors, dimensions,
-    slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
+def _verify_window(
+    cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, drafts, chances, sampled, us,
+    resample_us, near, vectors, known, tokens, accepted, found, a, b, m, vocab, group, neighbors, dimensions,
+    drafts_row, slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
-    RULE: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    RULE: tl.constexpr, NEAR: tl.constexpr, NEIGHBORS: tl.constexpr, DIM: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
     q_source = (
@@ -156,12 +202,14 @@ def _count_accepted(
     )  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     one = tl.zeros((1,), tl.int64)
+    report = found + row * (3 + 2 * m)
     i, going = 0, 1
     while (i < m) & (going != 0):
-        slot = row * m + i
-        x = tl.load(drafts + slot) + one
+        slot = row * (m + 1) + i
+        draft = tl.load(drafts + row * drafts_row + i)
+        x = draft + one
         p_x = tl.load(chances + slot)
-        q_x = tl.sum(probabilities(q_source, slot, x, Q_GUIDED, Q_MASKED, Q_UNIT), 0)
+        q_x = tl.sum(probabilities(q_source, row * m + i, x, Q_GUIDED, Q_MASKED, Q_UNIT), 0)
         exact = tl.div_rn(p_x, q_x)  # a plain division of a number by itself may give less than 1
         chance = exact
         if RULE == 1:
@@ -171,11 +219,11 @@ def _count_accepted(
         elif RULE == 3:
             chance = tl.maximum(a * tl.exp(-b * i), 1.0) * exact
         elif RULE == 4 or RULE == 5:
-            ranks = tl.arange(0, BLOCK)
+            ranks = tl.arange(0, NEIGHBORS)
             inside = ranks < neighbors
-            others = tl.load(near + tl.load(drafts + slot) * neighbors + ranks, mask=inside, other=-1)
+            others = tl.load(near + draft * neighbors + ranks, mask=inside, other=-1)
             p = probabilities(source, slot, others, GUIDED, MASKED, UNIT)
-            p = tl.where(inside & (others != tl.load(drafts + slot)), p, 0.0)
+            p = tl.where(inside & (others != draft), p, 0.0)
             budget = a
             if RULE == 5:
                 budget = tl.maximum(a - 1, 0.0) * p_x
@@ -199,30 +247,53 @@ def _count_accepted(
                         up = tl.min(tl.where(inside & (order > at), order, 0x7FFFFFFFFFFFFFFF), 0)
                         down = tl.max(tl.where(inside & (order < at), order, -0x7FFFFFFFFFFFFFFF), 0)
                         best = tl.where(direction == 0, tl.minimum(best, up), tl.maximum(best, down))
-                    found = (best != 0x7FFFFFFFFFFFFFFF) & (best != -0x7FFFFFFFFFFFFFFF)
-                    other = tl.where(found, 0xFFFFFFFF - (best & 0xFFFFFFFF), 0) + one
+                    exists = (best != 0x7FFFFFFFFFFFFFFF) & (best != -0x7FFFFFFFFFFFFFFF)
+                    other = tl.where(exists, 0xFFFFFFFF - (best & 0xFFFFFFFF), 0) + one
                     p_o = tl.sum(probabilities(source, slot, other, GUIDED, MASKED, UNIT), 0)
-                    q_o = tl.sum(probabilities(q_source, slot, other, Q_GUIDED, Q_MASKED, Q_UNIT), 0)
-                    alike = found & (tl.abs(p_o - p_x) < a)
+                    q_o = tl.sum(probabilities(q_source, row * m + i, other, Q_GUIDED, Q_MASKED, Q_UNIT), 0)
+                    alike = exists & (tl.abs(p_o - p_x) < a)
                     if NEAR:
-                        y, draft = tl.max(other, 0), tl.load(drafts + slot)
+                        y = tl.max(other, 0)
                         gap = tl.load(vectors + y * dimensions + dims, mask=dims < dimensions, other=0.0)
                         gap -= tl.load(vectors + draft * dimensions + dims, mask=dims < dimensions, other=0.0)
                         both = (tl.load(known + y) != 0) & (tl.load(known + draft) != 0)
                         alike = alike & (tl.sum(gap * gap, 0) < b) & both
                     p_sum += tl.where(alike, p_o, 0.0)
                     q_sum += tl.where(alike, q_o, 0.0)
-                    at = tl.where(found, best, at)
-                    step = tl.where(found, step + 1, steps)
+                    at = tl.where(exists, best, at)
+                    step = tl.where(exists, step + 1, steps)
             chance = p_sum / q_sum
-        tl.store(excess + slot, tl.abs(tl.minimum(chance, 1.0) - tl.minimum(exact, 1.0)))
+        gap = tl.abs(tl.minimum(chance, 1.0) - tl.minimum(exact, 1.0))
+        tl.store(report + 3 + m + i, gap.to(tl.int32, bitcast=True))
         going = (tl.load(us + slot) < chance).to(tl.int32)
         i += going
+    # The token after the accepted drafts.
+    if i < m:
+        token = residual_sample(
+            source, row * (m + 1) + i, q_source, row * m + i, tl.load(resample_us + row * (m + 1) + i),
+            GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, WHOLE, BLOCK, GROUP,
+        ).to(tl.int64)  # fmt: skip
+    else:
+        token = tl.load(sampled + row * (m + 1) + m)
     tl.store(accepted + row, i)
+    tl.store(report, i)
+    lanes = tl.arange(0, GROUP)
+    broken = tl.zeros((), tl.int32)
+    for start in range(0, m + 1, GROUP):
+        slot = start + lanes
+        inside = slot < m + 1
+        x = tl.load(drafts + row * drafts_row + slot, mask=slot < m, other=0)
+        x = tl.where(slot == i, token, x)
+        tl.store(tokens + row * (m + 1) + slot, x, mask=inside)
+        tl.store(report + 2 + slot, x.to(tl.int32), mask=inside)
+        tl.store(report + 3 + m + slot, 0, mask=(slot > i) & (slot < m))
+        total = tl.load(floats + (row * (m + 1) + slot) * 5 + 4, mask=inside, other=1.0)
+        broken += tl.sum((total != total).to(tl.int32), 0)
+    tl.store(report + 1, (token < 0).to(tl.int32) + 2 * (broken > 0).to(tl.int32))
 
 
-@torch.library.custom_op("mmspec::count_accepted", mutates_args=())
-def count_accepted_op(
+@torch.library.custom_op("mmspec::verify_window", mutates_args=())
+def verify_window_op(
     cond: Tensor,
     uncond: Tensor | None,
     allowed: Tensor | None,
@@ -235,7 +306,9 @@ def count_accepted_op(
     q_ints: Tensor,
     drafts: Tensor,
     chance: Tensor,
-    u: Tensor,
+    sampled: Tensor,
+    accept_u: Tensor,
+    resample_u: Tensor,
     rule: int,
     a: float,
     b: float,
@@ -243,40 +316,46 @@ def count_accepted_op(
     near: Tensor | None,
     vectors: Tensor | None,
     known: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """`count_accepted` with plain tensors; the first five are p, the next five are q."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`verify_window` with plain tensors; the first five are p, the next five are q."""
     p, q = (cond, uncond, allowed, floats, ints), (q_cond, q_uncond, q_allowed, q_floats, q_ints)
     if chosen(cond) == "torch":
         names = {code: name for name, code in CODES.items()}
         kernel_rule = KernelRule(names[rule], a, b, group, near, vectors, known)
-        return count_accepted_reference(SoftmaxStats(*p), SoftmaxStats(*q), drafts, u, kernel_rule)
+        return verify_window_reference(
+            SoftmaxStats(*p), SoftmaxStats(*q), drafts, sampled, accept_u, resample_u, kernel_rule
+        )
     batch, m = drafts.shape
     vocab = cond.shape[-1]
-    accepted, excess = _outputs(drafts)
-    excess.zero_()
+    tokens, accepted, found = _outputs(drafts)
+    numbers = [t.contiguous() for t in (chance, sampled, accept_u, resample_u)]
     neighbors = 0 if near is None else near.shape[1]
     dimensions = 0 if vectors is None else vectors.shape[1]
-    block = triton.next_power_of_2(neighbors) if neighbors else min(triton.next_power_of_2(vocab), CHUNK)
+    whole = vocab <= CHUNK
+    # Of a row that is read in chunks each thread holds half as much: more would not fit into its registers.
+    block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK // 2
     with launchable(cond):
-        _count_accepted[(batch,)](
-            *p, *q, drafts.contiguous(), chance.contiguous(), u.contiguous(), near, vectors, known, accepted, excess,
-            a, b, m, vocab, group, neighbors, dimensions,
+        _verify_window[(batch,)](
+            *p, *q, drafts, *numbers, near, vectors, known, tokens, accepted, found,
+            a, b, m, vocab, group, neighbors, dimensions, drafts.stride(0),
             cond.shape[1], *cond.stride(), q_cond.shape[1], *q_cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             Q_GUIDED=q_uncond is not None, Q_MASKED=q_allowed is not None, Q_UNIT=q_cond.stride(2) == 1,
-            RULE=rule, NEAR=b > 0 and vectors is not None, BLOCK=block,
-            DIM=triton.next_power_of_2(max(dimensions, 1)), num_warps=warps(block) if rule >= LANTERN else 1,
+            RULE=rule, NEAR=b > 0 and vectors is not None, NEIGHBORS=triton.next_power_of_2(max(neighbors, 1)),
+            DIM=triton.next_power_of_2(max(dimensions, 1)), WHOLE=whole, BLOCK=block, GROUP=GROUP,
+            num_warps=warps(block if whole else CHUNK),
         )  # fmt: skip
-    return accepted, excess
+    return tokens, accepted, found
 
 
-@count_accepted_op.register_fake
-def _(cond: Tensor, *rest: Tensor | int | float | None) -> tuple[Tensor, Tensor]:
+@verify_window_op.register_fake
+def _(cond: Tensor, *rest: Tensor | int | float | None) -> tuple[Tensor, Tensor, Tensor]:
     drafts = rest[9]
     assert isinstance(drafts, Tensor)
     return _outputs(drafts)
 
 
-def _outputs(drafts: Tensor) -> tuple[Tensor, Tensor]:
-    shape = drafts.shape
-    return drafts.new_empty(shape[:1]), drafts.new_empty(shape, dtype=torch.float32)
+def _outputs(drafts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch, m = drafts.shape
+    found = drafts.new_empty((batch, 3 + 2 * m), dtype=torch.int32)
+    return drafts.new_empty((batch, m + 1)), drafts.new_empty((batch,)), found

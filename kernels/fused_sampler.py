@@ -75,7 +75,7 @@ def fused_sample(
         uncond: [B, W, V], likewise, or None without guidance.
         settings: The sampling parameters.
         u: float32 [B, W] in [0, 1), the uniform random numbers of the samples; unused with `seeds`.
-        drafts: int64 [B, W], the draft of each slot, -1 for none.
+        drafts: int64 [B, n], n <= W, the drafts of the first slots, of any stride between rows; -1 for none.
         seeds: int64 [B]. If given, tokens are sampled by the Gumbel-max trick with the noise of these seeds and
             positions, which is that of `mmspec.sampling.rng.CounterRNG.gumbel`.
         positions: int64 [B, W], given with `seeds`.
@@ -137,6 +137,7 @@ def fused_sample_reference(
     chance = torch.zeros_like(scale)
     if drafts is not None:
         p = torch.where(point >= 0, (columns == point).double(), w / total)
+        drafts = torch.nn.functional.pad(drafts, (0, width - drafts.shape[1]), value=-1)
         chance = torch.where(drafts < 0, 0.0, p.gather(-1, drafts.clamp(min=0)[..., None])[..., 0]).float()
     return (
         torch.cat([scale[..., None], divisor, floor, peak, torch.where(bad, torch.nan, total).float()], dim=-1),
@@ -178,7 +179,7 @@ def _tile(
 @kernel
 def _fused_sample(
     cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts, seeds, positions,
-    floats, ints, tokens, chances, width, vocab, stride_row, stride_slot, stride_column,
+    floats, ints, tokens, chances, width, vocab, drafts_row, drafted, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr,
     DRAFTED: tl.constexpr, GUMBEL: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -317,7 +318,9 @@ def _fused_sample(
     tl.store(tokens + slot, tl.where(bad, -1, tl.where(greedy, best, token)).to(tl.int64))
     chance = 0.0
     if DRAFTED:
-        draft = tl.load(drafts + slot) + tl.zeros((1,), tl.int64)
+        at = line % width
+        draft = tl.load(drafts + row.to(tl.int64) * drafts_row + at, mask=at < drafted, other=-1)
+        draft += tl.zeros((1,), tl.int64)
         z = logits(source, line, kind, scale, temperature, draft, GUIDED, MASKED, UNIT)
         sampled = tl.div_rn(tl.sum(weights(z, draft, floor, last, peak), 0), share)
         greedy_p = tl.where(tl.max(draft, 0) == point, 1.0, 0.0)
@@ -348,10 +351,11 @@ def fused_sample_op(
     floats, ints, tokens, chance = _outputs(cond)
     whole = vocab <= (WHOLE if top_p is None else CHUNK)
     block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK
-    rest = [None if t is None else t.contiguous() for t in arguments[2:]]
+    rest = [t if t is None or t is drafts else t.contiguous() for t in arguments[2:]]
+    drafted, row = (0, 0) if drafts is None else (drafts.shape[1], drafts.stride(0))
     with launchable(cond):
         _fused_sample[(batch * width,)](
-            cond, uncond, *rest, floats, ints, tokens, chance, width, vocab, *cond.stride(),
+            cond, uncond, *rest, floats, ints, tokens, chance, width, vocab, row, drafted, *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             TOP_K=top_k is not None, TOP_P=top_p is not None, DRAFTED=drafts is not None, GUMBEL=seeds is not None,
             WHOLE=whole, BLOCK=block, GROUP=GROUP, num_warps=warps(block),

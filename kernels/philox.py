@@ -44,10 +44,11 @@ def block(seeds: Tensor, counter: tuple[Tensor | int, ...]) -> list[Tensor]:
     return words
 
 
-def uniforms_reference(seeds: Tensor, positions: Tensor, iterations: Tensor, indices: Tensor) -> Tensor:
+def uniforms_reference(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
     """`uniforms` in torch."""
-    shape = torch.broadcast_shapes(seeds.shape, positions.shape)
-    words = block(seeds.expand(shape), (positions, iterations, UNIFORMS, indices))
+    index = torch.arange(first, first + count, device=seeds.device)
+    shape = (*positions.shape, count)
+    words = block(seeds[:, None, None].expand(shape), (positions[..., None], iterations[..., None], UNIFORMS, index))
     return torch.stack([(word >> 8).float() * 2.0**-24 for word in words])
 
 
@@ -81,44 +82,55 @@ def gumbels(seed, position, columns):
 
 
 @kernel
-def _uniforms(out, seeds, positions, iterations, indices, count, BLOCK: tl.constexpr):
+def _uniforms(out, seeds, positions, iterations, first, count, width, slots, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    seed = tl.load(seeds + at, mask=inside, other=0)
-    position = tl.load(positions + at, mask=inside, other=0)
-    iteration = tl.load(iterations + at, mask=inside, other=0)
-    index = tl.load(indices + at, mask=inside, other=0)
+    total = slots.to(tl.int64) * count
+    inside = at < total
+    slot = at // count
+    seed = tl.load(seeds + slot // width, mask=inside, other=0)
+    position = tl.load(positions + slot, mask=inside, other=0)
+    iteration = tl.load(iterations + slot, mask=inside, other=0)
+    index = first + at % count
     zero, one, two, three = words(seed, position, iteration, index * 0, index)
     tl.store(out + at, (zero >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
-    tl.store(out + count + at, (one >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
-    tl.store(out + 2 * count + at, (two >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
-    tl.store(out + 3 * count + at, (three >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+    tl.store(out + total + at, (one >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+    tl.store(out + 2 * total + at, (two >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
+    tl.store(out + 3 * total + at, (three >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
 
 
 @torch.library.custom_op("mmspec::uniforms", mutates_args=())
-def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, indices: Tensor) -> Tensor:
+def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
     """Uniform random numbers in [0, 1), multiples of 2**-24, one slice per stream of `mmspec.sampling.rng`.
 
     Args:
-        seeds: int64, the seed of each row. The shape broadcasts to that of `positions`, as those of `iterations` and
-            `indices` do.
-        positions: int64 [...], from 0 to 2**32 - 1.
-        iterations: int64, from 0 to 2**32 - 1.
-        indices: int64, from 0 to 2**32 - 1, distinguishes the numbers of one position.
+        seeds: int64 [B], the seed of each row.
+        positions: int64 [B, W], from 0 to 2**32 - 1.
+        iterations: int64 [B, W], from 0 to 2**32 - 1.
+        first: The index of the first number of each position.
+        count: Numbers per position.
 
     Returns:
-        float32 [4, ...].
+        float32 [4, B, W, count].
     """
     if chosen(positions) == "torch":
-        return uniforms_reference(seeds, positions, iterations, indices)
-    shape, count = positions.shape, positions.numel()
-    flat = [t.expand(shape).contiguous() for t in (seeds, positions, iterations, indices)]
-    out = torch.empty((4, *shape), dtype=torch.float32, device=positions.device)
+        return uniforms_reference(seeds, positions, iterations, first, count)
+    slots = positions.numel()
+    out = torch.empty((4, *positions.shape, count), dtype=torch.float32, device=positions.device)
     with launchable(out):
-        _uniforms[(triton.cdiv(count, 256),)](out, *flat, count, BLOCK=256)
+        _uniforms[(triton.cdiv(slots * count, 256),)](
+            out,
+            seeds,
+            positions.contiguous(),
+            iterations.contiguous(),
+            first,
+            count,
+            positions.shape[1],
+            slots,
+            BLOCK=256,
+        )
     return out
 
 
 @uniforms.register_fake
-def _(seeds: Tensor, positions: Tensor, iterations: Tensor, indices: Tensor) -> Tensor:
-    return torch.empty((4, *positions.shape), dtype=torch.float32, device=positions.device)
+def _(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
+    return torch.empty((4, *positions.shape, count), dtype=torch.float32, device=positions.device)

@@ -42,6 +42,49 @@ def resample_reference(p: SoftmaxStats, q: SoftmaxStats, active: Tensor, u: Tens
     return torch.where(active, sample_reference(left, u), -1)
 
 
+@triton.jit
+def residual_sample(
+    source, slot, q_source, q_slot, u,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
+    Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A sample at u from the residual of a slot of p and a slot of q, int32; -1 where p is not a distribution."""
+    vocab = source[6]
+    token = tl.full((), -1, tl.int32)
+    lanes = tl.arange(0, BLOCK)
+    p = probabilities(source, slot, lanes, GUIDED, MASKED, UNIT)
+    q = probabilities(q_source, q_slot, lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
+    held = tl.where(q == q, tl.maximum(p - q, 0.0), p)
+    p_held = p
+    # Stage 0 samples from the residual; if it is empty, stage 1 samples from p.
+    stage = 0
+    while stage < 2:
+        total = tl.zeros((), tl.float64)
+        for start in range(0, vocab, BLOCK):
+            left = held
+            if not WHOLE:
+                p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
+                q = probabilities(q_source, q_slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
+                left = tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
+            total += mass(left, BLOCK, GROUP)
+        if total > 0:
+            below = tl.zeros((), tl.float64)
+            for start in range(0, vocab, BLOCK):
+                left = held
+                if not WHOLE:
+                    p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
+                    q = probabilities(q_source, q_slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
+                    left = tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
+                found = seek(left, cdf_goal(u, total) - below, BLOCK, GROUP)
+                token = tl.where((token < 0) & (found < BLOCK), start + found, token)
+                below += mass(left, BLOCK, GROUP)
+            stage = 2
+        stage += 1
+        held = p_held
+    return token
+
+
 @kernel
 def _resample(
     cond, uncond, allowed, floats, ints, q_cond, q_uncond, q_allowed, q_floats, q_ints, active, us, tokens,
@@ -57,36 +100,10 @@ def _resample(
     slot = tl.program_id(0).to(tl.int64)
     token = tl.full((), -1, tl.int32)
     if tl.load(active + slot) != 0:
-        lanes = tl.arange(0, BLOCK)
-        p = probabilities(source, slot, lanes, GUIDED, MASKED, UNIT)
-        q = probabilities(q_source, slot, lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-        held = tl.where(q == q, tl.maximum(p - q, 0.0), p)
-        p_held = p
-        # Stage 0 samples from the residual; if it is empty, stage 1 samples from p.
-        stage = 0
-        while stage < 2:
-            total = tl.zeros((), tl.float64)
-            for start in range(0, vocab, BLOCK):
-                left = held
-                if not WHOLE:
-                    p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
-                    q = probabilities(q_source, slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-                    left = tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
-                total += mass(left, BLOCK, GROUP)
-            if total > 0:
-                below = tl.zeros((), tl.float64)
-                for start in range(0, vocab, BLOCK):
-                    left = held
-                    if not WHOLE:
-                        p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
-                        q = probabilities(q_source, slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-                        left = tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
-                    found = seek(left, cdf_goal(tl.load(us + slot), total) - below, BLOCK, GROUP)
-                    token = tl.where((token < 0) & (found < BLOCK), start + found, token)
-                    below += mass(left, BLOCK, GROUP)
-                stage = 2
-            stage += 1
-            held = p_held
+        token = residual_sample(
+            source, slot, q_source, slot, tl.load(us + slot),
+            GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, WHOLE, BLOCK, GROUP,
+        )  # fmt: skip
     tl.store(tokens + slot, token.to(tl.int64))
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.sampling.rng import CounterRNG
+from mmspec.sampling.mirrored import on_device, upload
+from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 
 
@@ -77,6 +78,7 @@ class BatchState:
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
+        self._window: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None  # of `before` and the positions
 
     @property
     def length(self) -> NDArray[np.int64]:
@@ -100,17 +102,48 @@ class BatchState:
         """The next `width` positions of each row, host int64 [B, width]."""
         return self.length[:, None] + np.arange(width)
 
+    def window(self, width: int, iteration: NDArray[np.int64]) -> WindowRNG:
+        """Begins a window of `width` tokens: its random numbers, with its positions.
+
+        On a device other than a CPU what the window needs there is copied now, all at once.
+
+        Args:
+            width: W.
+            iteration: Host int64 [B, 1], of the random numbers.
+        """
+        positions = self.positions(width)
+        if self.device.type == "cpu":
+            return self.rng.window(positions, iteration)
+        iterations = np.broadcast_to(iteration, positions.shape)
+        before, positions, iterations = upload([self.length - 1, positions, iterations], self.device)
+        self._window = before, positions
+        return self.rng.window(positions, iterations)
+
+    @property
+    def before(self) -> NDArray[np.int64]:
+        """The position of each row's last token, host int64 [B]."""
+        return self.length - 1 if self._window is None else self._window[0]
+
     def at(self, positions: NDArray[np.int64]) -> Tensor:
         """The tokens at the given positions, [B, W, *cell]; -1 at negative positions."""
-        index = torch.from_numpy(positions).to(self.device)
-        found = self._tokens[self._index, index.clamp(min=0)]
-        return found if (positions >= 0).all() else found.masked_fill(self._wide(index < 0), -1)
+        index = on_device(positions, self.device)
+        if (positions >= 0).all():
+            return self._tokens[self._index, index]
+        return self._tokens[self._index, index.clamp(min=0)].masked_fill(self._wide(index < 0), -1)
 
     def last(self, count: int = 1) -> Tensor:
         """The last `count` tokens of each row, [B, count, *cell]."""
+        if count == 1 and self._window is not None:
+            return self._tokens[self._index, on_device(self.before, self.device)[:, None]]
         return self.at(self.length[:, None] + np.arange(-count, 0))
 
-    def commit(self, tokens: Tensor, accepted: NDArray[np.int64]) -> NDArray[np.int64]:
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """What kernels read: the tokens of all rows of the request, [rows, N', *cell], and the row of each of the B."""
+        return self._tokens, self._index[:, 0]
+
+    def commit(
+        self, tokens: Tensor, accepted: NDArray[np.int64], on_host: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Appends the accepted tokens and the resampled or bonus token after them.
 
         A row stops at its full length or after its first end-of-sequence token; later tokens of the window are dropped.
@@ -119,14 +152,18 @@ class BatchState:
         Args:
             tokens: [B, W, *cell], the window.
             accepted: Host int64 [B], the number of accepted drafts of each row.
+            on_host: Host int64 [B, W], the same tokens, if they are on the host already.
 
         Returns:
             The number of tokens that each row gained, host int64 [B].
         """
         width, start = tokens.shape[1], self.length
-        self._tokens[self._index, torch.from_numpy(self.positions(width)).to(self.device)] = tokens
+        opened, self._window = self._window, None
+        same = opened is not None and opened[1].shape[1] == width
+        positions = opened[1] if opened is not None and same else self.positions(width)
+        self._tokens[self._index, on_device(positions, self.device)] = tokens
         gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
-        if (ends := self._ends(tokens, start, gained)) is not None:
+        if (ends := self._ends(tokens, start, gained, on_host)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
             stops = ended.any(1)
             gained = np.where(stops, ended.argmax(1) + 1, gained)
@@ -139,6 +176,7 @@ class BatchState:
     def append(self, tokens: Tensor) -> list[int]:
         """Appends one token per running row, [B, 1, *cell]; returns the indices of the rows that are still running."""
         length, was_running = self.length, self.is_running.copy()
+        self._window = None
         n = int(length[0])
         if len(length) == len(self._tokens) and (length == n).all():
             self._tokens[:, n : n + 1] = tokens
@@ -152,19 +190,26 @@ class BatchState:
             self._ended[self.ids] |= ended
         return self.running()
 
-    def _ends(self, tokens: Tensor, start: NDArray[np.int64], gained: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def _ends(
+        self,
+        tokens: Tensor,
+        start: NDArray[np.int64],
+        gained: NDArray[np.int64],
+        on_host: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.bool_] | None:
         """Which tokens end their row, host bool [B, W]; None if no token does.
 
         Args:
             tokens: [B, W, *cell], already written.
             start: The number of tokens of each row before them, host int64 [B].
             gained: The number of them that a row keeps if none ends it, host int64 [B].
+            on_host: `tokens` on the host, if they are there already.
         """
         layout, ends = self.layout, None
         if layout.ends is not None:
             ends = layout.ends(tokens).cpu().numpy()
         elif layout.eos:
-            ends = np.isin(tokens.cpu().numpy(), list(layout.eos))
+            ends = np.isin(tokens.cpu().numpy() if on_host is None else on_host, list(layout.eos))
         if layout.stops is None:
             return ends
         ends = np.zeros(tokens.shape[:2], dtype=bool) if ends is None else ends.copy()
@@ -198,6 +243,7 @@ class BatchState:
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
         self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]
+        self._window = None
         self._index = self._index[row_ids]
         self.rng.select_rows(row_ids)
         if self.layout.constraint is not None:
@@ -213,6 +259,7 @@ class BatchState:
             row_ids: The index of each of its rows among the B of this batch. Below B it takes the place of a finished
                 row, and also in the request, whose tokens must not be needed any more; B and more append rows.
         """
+        self._window = None
         ids = [self.ids[row] if row < len(self.ids) else -1 for row in row_ids]
         free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(self.ids.tolist()))
         ids = [int(known) if known >= 0 else free.pop(0) for known in ids]

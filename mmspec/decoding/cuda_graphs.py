@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,6 +36,7 @@ from mmspec.decoding.target import (
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 from mmspec.setup_work import record_setup
@@ -251,6 +251,8 @@ class CUDAGraphTarget:
         self._index: Tensor | None = None  # int64, their rows in the cache, the unconditional ones included
         self._all_rows = True  # whether the target still has all of its rows, as captured calls require
         self._features: Tensor | None = None
+        self._replayed: Tensor | None = None  # the features of the latest captured call, until it is replayed again
+        self._slots_from: Tensor | None = None  # see `_first_slots`
 
     def prefill(self) -> Logits:
         logits = self._target.prefill()
@@ -260,12 +262,11 @@ class CUDAGraphTarget:
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         if early_exit is not None:
             return self._eager().forward(tokens, at, early_exit)
-        replayed = self._replay(tokens, at)
-        if replayed is None:
+        both = self._replay(tokens, at)
+        if both is None:
             logits = self._eager().forward(tokens, at)
-            self._features = self._target.features()
+            self._features, self._replayed = self._target.features(), None
             return logits
-        both, self._features = replayed
         return split_cfg(both, self._target.cfg_factor == 2)
 
     def forward_tree(
@@ -273,7 +274,7 @@ class CUDAGraphTarget:
     ) -> Logits:
         logits = self._eager().forward_tree(tokens, at, tree, first, early_exit)
         if early_exit is None:
-            self._features = self._target.features()
+            self._features, self._replayed = self._target.features(), None
         return logits
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
@@ -281,9 +282,10 @@ class CUDAGraphTarget:
 
     def select_rows(self, row_ids: list[int]) -> None:
         before = self._target.rows if self._live is None else len(self._live)
-        if self._features is not None:
-            index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self._features.device)
-            self._features = self._features[index]
+        self._slots_from = None
+        if self._copied_features() is not None:
+            index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self.device)
+            self._features = self.features()[index]
         if not self._all_rows or not self._graphs.works:
             self._all_rows = False
             self._target.select_rows(row_ids)
@@ -303,8 +305,9 @@ class CUDAGraphTarget:
         """See `mmspec.decoding.target.JoinableTarget`. Captured calls keep fitting where the rows find free places."""
         live = list(range(self._target.rows)) if self._live is None else list(self._live)
         factor, before = self._target.cfg_factor, len(live)
-        if self._features is not None and other._features is not None:
-            latest = self._features[:, -1:], other._features[:, -1:]
+        self._slots_from = None
+        if self._copied_features() is not None and other._copied_features() is not None:
+            latest = self.features()[:, -1:], other.features()[:, -1:]
             self._features = put_rows(*latest, row_ids, cfg_factor=factor)
         free = sorted(set(range(self._target.rows + len(row_ids))) - set(live))
         live += [free.pop(0) for row in range(max(row_ids) + 1 - before)]
@@ -318,7 +321,15 @@ class CUDAGraphTarget:
         self._index = None if whole else cfg_rows(live, self._target.rows, factor == 2, self.device)
 
     def features(self) -> Tensor:
-        assert self._features is not None, "nothing has been read yet"
+        found = self._copied_features()
+        assert found is not None, "nothing has been read yet"
+        return found
+
+    def _copied_features(self) -> Tensor | None:
+        """The features of the latest call; those of a captured call are copied only if somebody asks."""
+        if self._replayed is not None:
+            self._features = self._replayed.clone() if self._index is None else self._replayed[self._index]
+            self._replayed = None
         return self._features
 
     def head(self, features: Tensor) -> Tensor:
@@ -336,8 +347,8 @@ class CUDAGraphTarget:
     def layer_features(self) -> Tensor:
         return self._target.layer_features()
 
-    def _replay(self, tokens: Tensor, at: NDArray[np.int64]) -> tuple[Tensor, Tensor] | None:
-        """Copies of the logits and features of the running rows; None if the call has to run eagerly."""
+    def _replay(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor | None:
+        """A copy of the logits of the running rows; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
         if not self._all_rows or not self._graphs.works or count > _MAX_WIDTH:
             return None
@@ -348,21 +359,28 @@ class CUDAGraphTarget:
         call = self._graphs.call(target.read, rows * factor, width, end, self.device)
         if call is None:
             return None
-        slots = torch.from_numpy(np.tile(self._slots(at[:, None] + np.arange(width)), (factor, 1)))
-        if self.device.type == "cuda":
-            slots = slots.pin_memory()  # so that the copy is asynchronous
-        tokens = F.pad(tokens, (0, width - count)).repeat(factor, 1)
-        live = self._index
+        rows, live = rows if self._live is None else len(self._live), self._index
+        first, start = self._first_slots(width), on_device(at, self.device)[:, None]
+        slots_of, tokens_of = (t.view(factor, target.rows, width) for t in (call.slots, call.tokens))
+        # Tokens of an earlier window stay in slots after the last one: what is read there is not used.
         if live is None:
-            call.tokens.copy_(tokens)
-            call.slots.copy_(slots, non_blocking=True)
-            logits, features = call(target.read)
-            return logits[:, :count].clone(), features[:, :count].clone()
-        # Finished rows are read as well: capturing calls for fewer rows would cost more.
-        call.tokens[live] = tokens
-        call.slots[live] = slots.to(self.device, non_blocking=True)
+            torch.add(first.expand(factor, rows, width), start, out=slots_of)
+            tokens_of[..., :count].copy_(tokens.expand(factor, rows, count))
+        else:
+            # Finished rows are read as well: capturing calls for fewer rows would cost more.
+            slots_of[:, live[:rows]] = first + start
+            tokens_of[:, live[:rows], :count] = tokens
         logits, features = call(target.read)
-        return logits[live, :count], features[live, :count]
+        self._features, self._replayed = None, features[:, :count]
+        return logits[:, :count].clone() if live is None else logits[live, :count]
+
+    def _first_slots(self, width: int) -> Tensor:
+        """The slots of positions 0 to W - 1 of the running rows, int64 [B, W] on the device."""
+        if self._slots_from is None or self._slots_from.shape[1] < width:
+            rows = self._target.rows if self._live is None else len(self._live)
+            first = self._slots(np.broadcast_to(np.arange(max(width, 32)), (rows, max(width, 32))))
+            self._slots_from = on_device(first, self.device)
+        return self._slots_from[:, :width]
 
     def _slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The slots of positions of the running rows, host int64 [B, W]."""
@@ -377,4 +395,5 @@ class CUDAGraphTarget:
         if self._live is not None:
             self._target.select_rows(self._live)
             self._live, self._index, self._all_rows = None, None, False
+            self._slots_from = None
         return self._target

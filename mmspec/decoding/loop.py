@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.stats import Meter
@@ -379,17 +380,17 @@ def _verified(
     """Drafts a chain and verifies it; returns the verdict, and the random numbers of the window."""
     # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
     width = min(width, state.remaining + 1)
-    positions = state.positions(width)
-    draws = state.rng.window(positions, meter.iteration(state.ids))
-    tokens, draft = state.last(), NOTHING
+    draws = state.window(width, meter.iteration(state.ids))
+    draft = NOTHING
     meter.clock.lap("other")
     if width > 1:
         draft = drafter.propose(state, width - 1, draws)
-        tokens = torch.cat([tokens, draft.tokens], dim=1)
         meter.clock.lap("drafter")
-    logits = target.forward(tokens, state.length - 1)
+    logits = target.forward(_window_of(state, draft), state.before)
     meter.clock.lap("target")
-    verdict = sampler.verify(sampler(logits, positions), draft, bind_features(rule, target, len(state.ids)), draws)
+    verdict = sampler.verify(
+        sampler(logits, draws.positions), draft, bind_features(rule, target, len(state.ids)), draws
+    )
     meter.clock.lap("rule")
     return verdict, draws
 
@@ -398,7 +399,14 @@ def _commit(verdict: Verdict, draws: WindowRNG, drafter: Drafter, state: BatchSt
     """Tells the drafter of a verdict, and appends its tokens."""
     drafter.observe(verdict, state, draws)
     meter.clock.lap("drafter")
-    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted), state.ids)
+    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted, verdict.on_host), state.ids)
+
+
+def _window_of(state: BatchState, draft: Draft) -> Tensor:
+    """The last token of each row and its drafts, [B, 1 + m, *cell]."""
+    if draft is NOTHING:
+        return state.last()
+    return torch.cat([state.last(), draft.tokens], dim=1) if draft.window is None else draft.window
 
 
 def _is_aligned(state: BatchState) -> bool:

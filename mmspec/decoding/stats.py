@@ -228,7 +228,7 @@ class Meter:
         self.accepted[:drafts] += (slots < np.minimum(accepted, gained)[:, None]).sum(0)
         self.tested[:drafts] += (slots < np.minimum(verdict.tested, gained)[:, None]).sum(0)
         if verdict.excess is not None:
-            tested = torch.from_numpy(slots < gained[:, None]).to(p.device)
+            tested = torch.from_numpy(slots < gained[:, None]).to(verdict.excess.device)
             self.excess[ids] += (verdict.excess * tested).sum(1).cpu().double().numpy()
         if self.measure_entropy:
             self._measure(p, verdict.tokens, np.arange(p.shape[1]) < gained[:, None], ids)

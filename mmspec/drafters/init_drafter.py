@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
 from mmspec.drafters.recycle import Recycle
-from mmspec.drafters.token_init import TokenInit, host_version, random_token, repeat_left, repeat_up
+from mmspec.drafters.token_init import RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG
@@ -34,6 +35,7 @@ class InitDrafter:
         self._init = init
         self._host_init = host_version(init)
         self._recycle = init if isinstance(init, Recycle) else None
+        self.kernel: KernelDrafts | None = kernel_drafts(init)  # drafts whole windows where the Triton kernels run
         self._drafted = False
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
@@ -113,4 +115,5 @@ def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:
         if table is None:
             raise ArgumentError(f"recipe '{context.recipe}' needs an n-gram table, and this model has none")
         return table
-    return {"left": repeat_left, "up": above, "random": random_token(target.vocab_size)}[name]
+    known: dict[str, TokenInit] = {"left": repeat_left, "up": above, "random": RandomToken(target.vocab_size)}
+    return known[name]

@@ -88,6 +88,9 @@ class Jacobi:
         self._tokens: Tensor | None = None
         self._q: Tensor | None = None
         self._offset = np.zeros(0, dtype=np.int64)
+        # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
+        self._kernel = continuation.kernel if isinstance(continuation, InitDrafter) and refresh is None else None
+        self._accepted, self._p = self._offset, torch.empty(0)
 
     @property
     def calls(self) -> int:
@@ -98,6 +101,8 @@ class Jacobi:
         if self._refresh is not None:
             self._refresh.observe(verdict, state)
         self._offset = verdict.accepted + 1
+        if self._kernel is not None:
+            self._accepted, self._p = verdict.accepted, verdict.p
         if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
             self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
         else:
@@ -108,6 +113,7 @@ class Jacobi:
         if self._refresh is not None:
             self._refresh.select_rows(row_ids)
         self._offset = self._offset[row_ids]
+        self._accepted = self._offset - 1
         if self._tokens is not None and self._q is not None:
             self._tokens, self._q = self._tokens[row_ids], self._q[row_ids]
 
@@ -120,6 +126,7 @@ class Jacobi:
         ours = self._reusable(width, state), other._reusable(width, other_state)
         (tokens, q, offset), (new_tokens, new_q, new_offset) = ours
         self._offset = put_host_rows(offset, new_offset, row_ids)
+        self._accepted = self._offset - 1
         if width:
             self._tokens, self._q = put_rows(tokens, new_tokens, row_ids), put_rows(q, new_q, row_ids)
 
@@ -135,6 +142,10 @@ class Jacobi:
         return tokens, q, self._offset + first
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        if self._kernel is not None:
+            drafted = self._kernel.draft(state, draws, self._p, self._tokens, self._q, self._accepted)
+            if drafted is not None:
+                return drafted
         batch = len(state.ids)
         if self._tokens is None or self._q is None:
             reused = np.zeros(batch, dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,10 +56,15 @@ def repeat_up(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
     return torch.where(up >= 0, up, left)
 
 
-def random_token(vocab_size: int) -> TokenInit:
-    """An initialization with uniformly random tokens."""
+@dataclass(frozen=True)
+class RandomToken:
+    """An initialization with uniformly random tokens.
 
-    def init(left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-        return (u * vocab_size).long().clamp_(max=vocab_size - 1)
+    Attributes:
+        vocab_size: V.
+    """
 
-    return init
+    vocab_size: int
+
+    def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
+        return (u * self.vocab_size).long().clamp_(max=self.vocab_size - 1)

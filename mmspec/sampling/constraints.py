@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_host_rows, put_rows
+
+_PAST_END = 1024  # positions
 
 
 class ForcedTokens:
@@ -56,6 +59,12 @@ class Constraint:
         """The token of each position that allows only one."""
         return ForcedTokens(self._only[self.kind.cpu().numpy()])
 
+    @cached_property
+    def _past_end(self) -> Tensor:
+        """int32, the kinds with that of the last position repeated, so that windows that reach past it find theirs."""
+        last = self.kind[..., -1:]
+        return torch.cat([self.kind, last.expand(*last.shape[:-1], _PAST_END)], dim=-1).int()
+
     @property
     def batch_size(self) -> int | None:
         """B if rows are constrained separately, else None."""
@@ -67,7 +76,8 @@ class Constraint:
             return self
         selected = copy(self)
         selected.kind = self.kind[row_ids]
-        selected.__dict__.pop("forced", None)
+        for cached in ("forced", "_past_end"):
+            selected.__dict__.pop(cached, None)
         return selected
 
     def join(self, other: Constraint, batch_size: int, row_ids: Sequence[int]) -> Constraint:
@@ -99,6 +109,13 @@ class Constraint:
         """The kind of each position, int64 [B, W]."""
         inside = torch.from_numpy(positions.clip(max=self.kind.shape[-1] - 1)).to(self.kind.device, non_blocking=True)
         return self.kind[inside] if self.batch_size is None else self.kind.gather(1, inside)
+
+    def device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
+        """`kinds` as int32, in one launch for positions that are on the device."""
+        if positions.max() >= self._past_end.shape[-1]:
+            return self.kinds(positions).int()
+        inside = on_device(positions, self.kind.device)
+        return self._past_end[inside] if self.batch_size is None else self._past_end.gather(1, inside)
 
 
 class ForcedCells:

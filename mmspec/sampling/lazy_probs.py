@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,20 @@ from torch.utils._pytree import tree_map_only
 
 from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
-from mmspec.kernels.accept import count_accepted
+from mmspec.kernels import coupling as coupling_kernels
+from mmspec.kernels.accept import verify_window
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.rule import KernelRule
-from mmspec.kernels.softmax_stats import TOTAL, SoftmaxStats, at, point_mass_stats, stats_of_probs
+from mmspec.kernels.softmax_stats import SoftmaxStats, at, point_mass_stats, stats_of_probs
 from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, walk_tree
 from mmspec.sampling.acceptance import Accept, SupportsKernels
+from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, verify
-from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.tree import Chosen, Independent, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import TreeVerdict, verify_tree
 
@@ -165,19 +169,14 @@ def _stats_of(probs: Tensor) -> SoftmaxStats:
 
 def _sample(weights: LazyProbs | _LazyResidual, u: Tensor, fallback: Tensor | None = None) -> Tensor:
     """`mmspec.sampling.rejection.sample`."""
-    if isinstance(weights, _LazyResidual):
-        valid = weights.p._valid
-        tokens = resample(weights.p.stats, weights.q, torch.ones_like(u, dtype=torch.bool), u)
-    else:
-        valid = weights._valid
-        tokens = weights.sample(u)
-    if not valid and bool((tokens < 0).any()):
-        raise ModelError(_INVALID)
-    return tokens
+    if isinstance(weights, LazyProbs):
+        return _checked(weights, weights.sample(u))
+    every = torch.ones_like(u, dtype=torch.bool)
+    return _checked(weights.p, resample(weights.p.stats, weights.q, every, u))
 
 
 def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
-    """`mmspec.sampling.rejection.verify`, in three launches and one wait for the device."""
+    """`mmspec.sampling.rejection.verify`, in two launches and one wait for the device."""
     m = accept_u.shape[1] - 1
     if m == 0:
         return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
@@ -186,29 +185,70 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
         verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
         verdict.p = p
         return verdict
-    x, q = draft.tokens, _stats_of(draft.q)
-    chance = p.fused_sample(resample_u, F.pad(x, (0, 1), value=-1))
-    tested = p.stats[:, :m]
-    chance = at(*tested.source(), x) if chance is None else chance[:, :m]
-    first, excess = count_accepted(tested, q, x, chance, accept_u[:, :m], kernel_rule)
-    slot = torch.arange(m + 1, device=x.device)
-    active = slot == first[:, None]
-    resampled = resample(tested, q, active[:, :m], resample_u[:, :m])
-    replaced = torch.cat([resampled, p.sample(resample_u)[:, m:]], dim=1)
-    tokens = torch.where(active, replaced, F.pad(x, (0, 1)))
-    invalid = p.stats.floats[..., TOTAL].isnan().any(1)
-    host = torch.stack([first, (active & (tokens < 0)).any(1).long(), invalid.long()]).cpu().numpy()
-    if host[1].any():
+    x, q = _rows_of(draft.tokens), _stats_of(draft.q)
+    chance = p.fused_sample(resample_u, x)
+    if chance is None:
+        chance = F.pad(at(*p.stats[:, :m].source(), x), (0, 1))
+    verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, kernel_rule)
+    host = verified.found.cpu()
+    first, invalid = host[:, 0].long().numpy(), host[:, 1].numpy()
+    if (invalid & 1).any():
         raise ModelError(_INVALID)
-    p._valid = not host[2].any()
-    return Verdict(tokens, host[0], p, draft, None if rule is ratio else excess)
+    p._valid = not invalid.any()
+    excess = None if rule is ratio else host[:, 3 + m :].contiguous().view(torch.float32)
+    accepted = mirrored(first, verified.accepted)
+    tokens_on_host = host[:, 2 : 3 + m].long().numpy()
+    return Verdict(verified.tokens, accepted, p, draft, excess, tokens_on_host)
+
+
+def _couple_fresh(p: LazyProbs, verdict: Verdict, resample_u: Tensor) -> Tensor:
+    """`mmspec.sampling.coupling.couple_fresh`, with the samples that came with the verification."""
+    return _checked(p, p.sample(resample_u))
+
+
+def _couple_maximally(p: LazyProbs, verdict: Verdict, accept_u: Tensor, resample_u: Tensor) -> Tensor:
+    """`mmspec.sampling.coupling.couple_maximally`, in one launch."""
+    draft = verdict.draft
+    if p.shape[1] == 1 or first_reused(verdict) == p.shape[1] - 1:
+        return _couple_fresh(p, verdict, resample_u)
+    accepted, q = on_device(verdict.accepted, p.device), _stats_of(draft.q)
+    numbers = verdict.tokens, p.sample(resample_u), accepted, accept_u, resample_u
+    return _checked(p, coupling_kernels.couple_maximally(p.stats, q, _rows_of(draft.tokens), *numbers))
+
+
+def _couple_by_noise(p: LazyProbs, rng: CounterRNG, positions: NDArray[np.int64]) -> Tensor:
+    """`mmspec.sampling.coupling.couple_by_noise`, in one launch."""
+    seeds = rng.device_seeds()
+    return _checked(p, coupling_kernels.couple_by_noise(p.stats, seeds, on_device(positions, p.device)))
+
+
+def _rows_of(tokens: Tensor) -> Tensor:
+    """Tokens [B, m] with those of a row next to each other, as kernels read them."""
+    return tokens if tokens.stride(1) == 1 else tokens.contiguous()
+
+
+def _checked(p: LazyProbs, tokens: Tensor) -> Tensor:
+    """Tokens of lazy distributions.
+
+    Raises:
+        ModelError: If there are none because a distribution is invalid.
+    """
+    if not p._valid and bool((tokens < 0).any()):
+        raise ModelError(_INVALID)
+    return tokens
 
 
 def _kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
     """A rule in the form that the kernel reads; None if the kernel does not support it."""
     if rule is ratio:
         return KernelRule()
-    return rule.kernel_rule(device) if isinstance(rule, SupportsKernels) else None
+    return _kernel_form(rule, device) if isinstance(rule, SupportsKernels) else None
+
+
+@lru_cache(maxsize=2)
+def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
+    """`SupportsKernels.kernel_rule`, whose tensors are copied to the device once and not in each window."""
+    return rule.kernel_rule(device)
 
 
 def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
@@ -314,6 +354,9 @@ _SHAPES: set[Any] = {
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     sample: _sample,
     verify: _verify,
+    couple_fresh: _couple_fresh,
+    couple_maximally: _couple_maximally,
+    couple_by_noise: _couple_by_noise,
     verify_tree: _verify_tree,
     verify_columns: _verify_columns,
     ratio: _ratio,

@@ -35,10 +35,12 @@ class Draft:
     Attributes:
         tokens: int64 [B, m], the draft tokens of the next m positions of each row.
         q: float32 [B, m, V], the distribution that each token was really sampled from; one-hot if it was not sampled.
+        window: int64 [B, 1 + m], the last token and the drafts, where a kernel has written them next to each other.
     """
 
     tokens: Tensor
     q: Tensor
+    window: Tensor | None = None
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Verdict:
         p: float32 [B, m + 1, V], the target distribution at each slot.
         draft: The draft that was tested.
         excess: float32 [B, m], the distance of each slot's acceptance probability from the exact one; None if the rule
-            is exact.
+            is exact. On the device of `tokens` or on the host.
+        on_host: Host int64 [B, m + 1], `tokens`, where they have come with `accepted`.
     """
 
     tokens: Tensor
@@ -60,6 +63,7 @@ class Verdict:
     p: Tensor
     draft: Draft
     excess: Tensor | None = None
+    on_host: NDArray[np.int64] | None = None
 
     @property
     def tested(self) -> NDArray[np.int64]:

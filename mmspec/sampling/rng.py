@@ -2,7 +2,7 @@
 
 No number comes from the state of a running generator, so a row's numbers depend neither on its batch nor on the order
 in which rows are processed. The integer arithmetic is NumPy's: a window needs a few dozen numbers, and NumPy is fastest
-on small arrays.
+on small arrays. Where the Triton kernels run, one of them makes the same numbers on the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from mmspec.kernels.backend import choose
+from mmspec.sampling.mirrored import on_device
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
@@ -66,10 +69,12 @@ class CounterRNG:
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self._keys = round_keys(seeds)
         self._device = device
+        self._device_seeds: Tensor | None = None
 
     def select_rows(self, row_ids: Sequence[int] | NDArray[np.int64]) -> None:
         """Drops all rows except these."""
         self._keys = self._keys[:, :, row_ids]
+        self._device_seeds = None
 
     def join(self, other: CounterRNG, row_ids: Sequence[int]) -> None:
         """Takes in the rows of `other`: row i of it becomes row `row_ids[i]`, or is appended."""
@@ -78,12 +83,19 @@ class CounterRNG:
         keys[:, :, : self._keys.shape[2]] = self._keys
         keys[:, :, row_ids] = other._keys
         self._keys = keys
+        self._device_seeds = None
 
     @property
     def seeds(self) -> NDArray[np.int64]:
         """The seeds of the rows, host int64 [B], as two's complement."""
         low, high = self._keys[0]
         return (low | (high << _HALF)).view(np.int64)
+
+    def device_seeds(self) -> Tensor:
+        """The seeds of the rows on the device, int64 [B]."""
+        if self._device_seeds is None:
+            self._device_seeds = on_device(self.seeds, self._device)
+        return self._device_seeds
 
     def uniforms(
         self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int, index: NDArray[np.int64] | int = 0
@@ -128,6 +140,20 @@ class CounterRNG:
         pairs = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)  # Box and Muller
         return pairs.flatten(2)[..., :count]
 
+    def by_kernel(
+        self, positions: NDArray[np.int64], iteration: NDArray[np.int64], first: int, count: int
+    ) -> Tensor | None:
+        """Numbers `first` to `first + count - 1` of all streams, float32 [4, B, W, count].
+
+        None where the kernels do not run, and on a CPU, where NumPy is faster.
+        """
+        if self._device.type == "cpu" or choose(self._device.type) != "triton":
+            return None
+        from mmspec.kernels.philox import uniforms  # Triton may be missing
+
+        there = on_device(positions, self._device), on_device(iteration, self._device)
+        return uniforms(self.device_seeds(), *there, first, count)
+
     def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> WindowRNG:
         """The random numbers of a window at positions int64 [B, W]; see `uniforms`."""
         return WindowRNG(self, positions, iteration)
@@ -160,7 +186,10 @@ class WindowRNG:
     def __init__(self, source: CounterRNG, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> None:
         self.source = source
         self.positions = positions
-        self.iteration = np.broadcast_to(iteration, positions.shape)
+        known = isinstance(iteration, np.ndarray) and iteration.shape == positions.shape
+        spread: NDArray[np.int64] = np.broadcast_to(iteration, positions.shape)
+        # An array of the right shape may be on the device already, which a view of it would not know.
+        self.iteration = iteration if known and isinstance(iteration, np.ndarray) else spread
         self._streams: list[Tensor] | None = None
 
     def __getitem__(self, stream: int) -> Tensor:
@@ -168,11 +197,16 @@ class WindowRNG:
 
     def _all(self) -> list[Tensor]:
         if self._streams is None:
-            self._streams = self.source.uniforms(self.positions, self.iteration)
+            found = self.source.by_kernel(self.positions, self.iteration, 0, 1)
+            ours = self.source.uniforms(self.positions, self.iteration) if found is None else list(found[..., 0])
+            self._streams = ours
         return self._streams
 
     def uniforms(self, stream: int, first: int, count: int) -> Tensor:
         """Numbers `first` to `first + count - 1` of each position, float32 [B, W, count]; number 0 is `rng[stream]`."""
+        found = self.source.by_kernel(self.positions, self.iteration, first, count)
+        if found is not None:
+            return found[stream]
         index = np.arange(first, first + count)
         return self.source.uniforms(self.positions[..., None], self.iteration[..., None], index)[stream]
 

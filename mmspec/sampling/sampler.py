@@ -18,6 +18,7 @@ from mmspec.kernels.backend import choose
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, verify
@@ -104,11 +105,13 @@ class TokenSampler:
         self._any_p = any(r.top_p < 1 for r in params)
         self._any_min_p = any(r.min_p > 0 for r in params)
         self._any_typical_p = any(r.typical_p < 1 for r in params)
+        self._by_width: dict[int, tuple[Tensor, ...]] = {}  # what the kernels read, by the width of a window
 
     def select_rows(self, row_ids: Tensor) -> None:
         """Drops all rows except these (int64 [rows'])."""
         for name in _BY_ROW:
             setattr(self, name, getattr(self, name)[row_ids])
+        self._by_width.clear()
         if self.constraint is not None:
             self.constraint = self.constraint.select_rows(row_ids)
 
@@ -122,6 +125,7 @@ class TokenSampler:
             setattr(self, name, getattr(self, name) or getattr(other, name))
         self._all_greedy = self._all_greedy and other._all_greedy
         self._max_k = max(self._max_k, other._max_k)
+        self._by_width.clear()
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples int64 [B, W] from probabilities [B, W, V]."""
@@ -180,17 +184,23 @@ class TokenSampler:
         from mmspec.kernels.fused_sampler import Settings
         from mmspec.sampling.lazy_probs import LazyProbs
 
-        device = logits.cond.device
-        scale = self.guidance[:, 0].expand(positions.shape)
+        width = positions.shape[1]
+        if width not in self._by_width:
+            self._by_width[width] = (
+                self.guidance[:, 0].expand(positions.shape).contiguous(),
+                self.temperature.masked_fill(self.greedy, 0.0).flatten(),
+                self.top_k.flatten().int(),
+                self.top_p.flatten(),
+            )
+        scale, temperature, top_k, top_p = self._by_width[width]
         if self._guidance_ends:
-            position = torch.from_numpy(positions).to(device, non_blocking=True)
-            scale = torch.where(position < self.guidance_end[:, 0], scale, 1.0)
+            scale = torch.where(on_device(positions, scale.device) < self.guidance_end[:, 0], scale, 1.0)
         settings = Settings(
-            scale.contiguous(),
-            self.temperature.masked_fill(self.greedy, 0.0).flatten(),
-            self.top_k.flatten().int() if self._max_k else None,
-            self.top_p.flatten() if self._any_p else None,
-            None if self.constraint is None else self.constraint.kinds(positions).int(),
+            scale,
+            temperature,
+            top_k if self._max_k else None,
+            top_p if self._any_p else None,
+            None if self.constraint is None else self.constraint.device_kinds(positions),
             None if self.constraint is None else self.constraint.allowed,
         )
         return LazyProbs.of(logits, settings)

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from mmspec.kernels import accept, columns, fused_sampler, philox, residual, tree
+from mmspec.kernels import accept, columns, coupling, fused_sampler, layers, philox, residual, token_init, tree
 from mmspec.kernels.specialization import WIDE
 
 POINTERS = {
@@ -22,7 +22,10 @@ POINTERS = {
     "positions": "i64", "iterations": "i64", "indices": "i64", "tokens": "i64", "chances": "fp32", "active": "i1",
     "near": "i32", "vectors": "fp32", "known": "i1", "accepted": "i64", "excess": "fp32", "children": "i64",
     "draft_probs": "fp32", "accept_us": "fp32", "resample_us": "fp32", "tested": "i64", "path": "i64", "free": "i1",
-    "resampled": "i64",
+    "resampled": "i64", "sampled": "i64", "found": "i32", "rows": "i64", "table": "i16",
+    "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
+    "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
+    "places": "i64",
 }  # fmt: skip
 COMMON = {
     "GUIDED": True,
@@ -49,11 +52,22 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
                 continue  # with top-p only 8192 tokens are held
             more = {"TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "WHOLE": whole, "BLOCK": block}
             kernels.append((fused_sampler._fused_sample, more, block // 512))
-        kernels.append((residual._resample, {"WHOLE": whole, "BLOCK": 8192}, 16))
-    for rule in range(7):
-        kernels.append((accept._count_accepted, {"RULE": rule, "NEAR": rule == 6, "BLOCK": 1024, "DIM": 8}, 4))
+        size = {"WHOLE": whole, "BLOCK": 8192}
+        kernels.append((residual._resample, size, 16))
+        size |= {"BLOCK": 8192 if whole else 4096}
+        kernels.append((coupling._couple_maximally, {**size, "out": "i64"}, 16))
+        kernels.append((accept._verify_window, {**size, "RULE": 0, "NEAR": False, "NEIGHBORS": 1, "DIM": 1}, 16))
+    kernels.append((coupling._couple_by_noise, {"BLOCK": 8192, "out": "i64"}, 16))
+    for init in range(4):
+        more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
+        kernels.append((token_init._draft_window, more, 1))
+    for rule in range(1, 7):
+        more = {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 1024, "DIM": 8, "WHOLE": True, "BLOCK": 8192}
+        kernels.append((accept._verify_window, more, 16))
     for mode in range(3):
         kernels.append((tree._walk_tree, {"MODE": mode, "RANKS": 4, "BLOCK": 8192, "out": "i64"}, 16))
+    kernels.append((layers._rotate_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
+    kernels.append((layers._swiglu, {"BLOCK": 1024, "out": "bf16"}, 4))
     return [*kernels, (columns._verify_columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
 
 

@@ -36,7 +36,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from mmspec.kernels import accept, columns, fused_sampler, philox, softmax_stats, tree
+from mmspec.kernels import accept, columns, coupling, fused_sampler, philox, softmax_stats, token_init, tree
 from mmspec.kernels import residual as residual_kernel
 from mmspec.kernels.backend import choose
 from mmspec.kernels.rule import KernelRule
@@ -115,13 +115,14 @@ def same_tokens(ours: Tensor, theirs: Tensor, weights: Tensor, u: Tensor) -> boo
 def test_uniforms_equal_the_core_s(device: torch.device) -> None:
     seeds = [7, -3, 2**63 + 5, 2**32 - 1]
     positions = np.array([[0, 1, 2**31], [5, 6, 2**32 - 1], [1, 2, 3], [9, 9, 9]])
-    indices = np.arange(3)
-    wanted = torch.stack(CounterRNG(seeds, torch.device("cpu")).uniforms(positions, 4, indices))
+    indices = np.arange(5, 7)
+    core = CounterRNG(seeds, torch.device("cpu"))
+    wanted = torch.stack(core.uniforms(positions[..., None], 4, indices))
     as_int64 = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds], device=device)
-    given = (as_int64[:, None], torch.from_numpy(positions).to(device), torch.tensor(4, device=device))
-    got = philox.uniforms(*given, torch.from_numpy(indices).to(device))
-    assert torch.equal(got.cpu(), wanted)
-    assert torch.equal(philox.uniforms_reference(*given, torch.from_numpy(indices).to(device)).cpu(), wanted)
+    there = torch.from_numpy(positions).to(device)
+    given = (as_int64, there, torch.full_like(there, 4), 5, 2)
+    assert torch.equal(philox.uniforms(*given).cpu(), wanted)
+    assert torch.equal(philox.uniforms_reference(*given).cpu(), wanted)
 
 
 def test_a_token_that_only_one_side_of_guidance_forbids(device: torch.device) -> None:
@@ -239,7 +240,11 @@ def test_an_invalid_distribution_is_marked_and_leaves_the_others(
     assert torch.equal(got.tokens[others], good.tokens[others])
     drafts = torch.zeros(2, 3, dtype=torch.int64, device=device)
     q = softmax_stats.point_mass_stats(got.stats, drafts)
-    first, _ = accept.count_accepted(got.stats, q, drafts, got.chance, torch.zeros(2, 3, device=device))
+    found = accept.verify_window(
+        got.stats, q[:, :2], drafts[:, :2], got.chance, got.tokens, *torch.zeros(2, 2, 3, device=device)
+    )
+    first = found.accepted
+    assert found.found[:, 1].tolist() == [3, 0] or first[0] == 0
     assert first[0] <= 1  # a draft is never accepted under an invalid distribution
     resampled = residual_kernel.resample(got.stats, q, torch.ones_like(others), torch.full((2, 3), 0.5, device=device))
     assert resampled[0, 1] == -1 and bool((resampled[others] >= 0).all())
@@ -266,6 +271,20 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+def window_of_probs(device: torch.device, batch: int, m: int, vocab: int) -> tuple[Any, Any, Tensor]:
+    """The output of kernel 1 for m + 1 slots of p and m of a similar q, and drafts sampled from q."""
+    logits = torch.randn(batch, m + 1, vocab, device=device)
+    near = logits[:, :m] + 0.3 * torch.randn_like(logits[:, :m])
+    q = run_sampler(near, top_p=0.95, u=numbers(batch, m).to(device))
+    return run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
+
+
+def verified(p: Any, q: Any, x: Tensor, u: Tensor, rule: KernelRule | None = None) -> accept.Verified:
+    """The verification of drafts at `u` [B, m]; p has a slot more."""
+    u = torch.cat([u, torch.full_like(u[:, :1], 0.4)], dim=1)
+    return accept.verify_window(p.stats, q.stats, x, p.chance, p.tokens, u, 1 - u, rule or KernelRule())
+
+
 def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bool = False) -> tuple[Any, Any, Tensor]:
     """The output of kernel 1 for similar p and q of m slots, and drafts sampled from q."""
     logits = torch.randn(batch, m, vocab, device=device)
@@ -281,7 +300,7 @@ def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bo
 def test_accepted_drafts_are_those_of_the_core_s_rules(
     device: torch.device, rule: str, knobs: dict[str, Any], test: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocab = 40
+    vocab = 300 if test.get("b") and rule == "gsd" else 40
     codebook = Codebook(torch.rand(vocab, 3, device=device))
     if rule.startswith("lantern"):
         from mmspec.codebook import nearest
@@ -289,19 +308,25 @@ def test_accepted_drafts_are_those_of_the_core_s_rules(
         test = {**test, "near": nearest(codebook, knobs["k"]).to(device)}
     if test.get("b") and rule == "gsd":
         test = {**test, "vectors": codebook.vectors, "known": codebook.known}
-        monkeypatch.setattr(accept, "CHUNK", 16)  # as for longer rows
-    p, q, x = pair_of_probs(device, 4, 3, vocab)
+        monkeypatch.setattr(accept, "CHUNK", 256)  # as for longer rows
+    p, q, x = window_of_probs(device, 4, 3, vocab)
     u = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.9, 0.1], [0.5, 0.5, 0.9]], device=device)
     core: Accept = RULES[rule].build(knobs, codebook)
-    free = torch.cat([p.stats.dense(), p.stats.dense()[:, :1]], dim=1)
-    draft = Draft(x, q.stats.dense())
-    wanted = verify(free, draft, core, torch.cat([u, u[:, :1]], dim=1), torch.zeros(4, 4, device=device))
-    first, excess = accept.count_accepted(p.stats, q.stats, x, p.chance, u, KernelRule(rule, **test))
+    whole = torch.cat([u, torch.full_like(u[:, :1], 0.4)], dim=1)
+    wanted = verify(p.stats.dense(), Draft(x, q.stats.dense()), core, whole, 1 - whole)
+    found = verified(p, q, x, u, KernelRule(rule, **test))
+    first = found.accepted
     assert first.tolist() == wanted.accepted.tolist()
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
-        reference, gap = accept.count_accepted(p.stats, q.stats, x, p.chance, u, KernelRule(rule, **test))
-    assert torch.equal(first, reference) and torch.allclose(excess, gap, atol=1e-5)
+        reference = verified(p, q, x, u, KernelRule(rule, **test))
+    assert torch.equal(found.tokens, reference.tokens) and torch.equal(found.found[:, :6], reference.found[:, :6])
+    assert torch.allclose(found.excess(), reference.excess(), atol=1e-5)
+    assert torch.equal(found.found[:, 0], first.int()) and torch.equal(found.found[:, 2:6], found.tokens.int())
+    row = torch.arange(4, device=device)
+    bonus = torch.where(first == 3, p.tokens[:, 3], wanted.tokens[row, first])
+    assert torch.equal(found.tokens[row, first], bonus)
+    assert all(found.tokens[b, :n].tolist() == x[b, :n].tolist() for b, n in enumerate(first.tolist()))
     assert len(set(first.tolist())) > 1, "a weak test: all rows are equal"
 
 
@@ -310,23 +335,24 @@ def test_accepted_drafts_are_those_of_the_core_s_rules(
     [("beta", {}), ("ensemble", {}), ("omega", {}), ("lantern", {}), ("lantern++", {"a": 1.0}), ("gsd", {"a": 0.15})],
 )
 def test_a_relaxation_of_zero_is_the_exact_rule(device: torch.device, rule: str, test: dict[str, Any]) -> None:
-    p, q, x = pair_of_probs(device, 3, 4, 30)
+    p, q, x = window_of_probs(device, 3, 4, 30)
     near = torch.randint(30, (30, 5), dtype=torch.int32, device=device) if rule.startswith("lantern") else None
     u = torch.rand(3, 4, device=device)
-    exact, none = accept.count_accepted(p.stats, q.stats, x, p.chance, u)
-    relaxed, excess = accept.count_accepted(p.stats, q.stats, x, p.chance, u, KernelRule(rule, near=near, **test))
-    assert torch.equal(exact, relaxed) and not bool(none.any()) and not bool(excess.any())
+    exact, relaxed = verified(p, q, x, u), verified(p, q, x, u, KernelRule(rule, near=near, **test))
+    assert torch.equal(exact.tokens, relaxed.tokens) and torch.equal(exact.accepted, relaxed.accepted)
+    assert not bool(exact.excess().any()) and not bool(relaxed.excess().any())
 
 
 def test_equal_distributions_accept_whatever_the_random_number(device: torch.device) -> None:
     """p(x) / q(x) must not be below 1, though different kernels compute p and q."""
-    logits = torch.randn(2, 2, 6, 1000, device=device).bfloat16()
+    logits = torch.randn(2, 2, 7, 1000, device=device).bfloat16()
     settings: dict[str, Any] = {"scale": 3.0, "temperature": 0.9, "top_k": 200}
-    q = run_sampler(logits[0], logits[1], None, numbers(2, 6).to(device), **settings)
+    q = run_sampler(logits[0, :, :6], logits[1, :, :6], None, numbers(2, 6).to(device), **settings)
     p = run_sampler(logits[0], logits[1], q.tokens, **settings)
     u = torch.full((2, 6), LAST, device=device)
-    assert accept.count_accepted(p.stats, q.stats, q.tokens, p.chance, u)[0].tolist() == [6, 6]
-    assert accept.count_accepted(p.stats, q.stats, q.tokens, p.chance, u)[1].max() == 0
+    found = verified(p, q, q.tokens, u)
+    assert found.accepted.tolist() == [6, 6] and found.excess().max() == 0
+    assert torch.equal(found.tokens, torch.cat([q.tokens, p.tokens[:, 6:]], dim=1))
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 500])
@@ -461,11 +487,21 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
     settings = fused_sampler.Settings(torch.ones(2, 3), torch.ones(2), None, None, None, None)
     found = fused_sampler.fused_sample(cond, None, settings, u, drafts).stats
     x = drafts[:, :2, None]
+    before = found[:, :2].source()
     source, shape = found.source(), Tree.branching((2,), torch.device("cpu"))
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (philox.uniforms, (drafts, drafts, drafts, drafts)),
+        (philox.uniforms, (drafts[:, 0], drafts, drafts, 1, 2)),
         (fused_sampler.fused_sample_op, (cond, None, *settings, u, drafts, None, None)),
-        (accept.count_accepted_op, (*source, *source, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None)),
+        (
+            accept.verify_window_op,
+            (*source, *before, drafts[:, :2], u, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None),
+        ),
+        (coupling.couple_maximally_op, (*source, *before, drafts[:, :2], drafts, drafts, drafts[:, 0], u, u)),
+        (coupling.couple_by_noise_op, (*source, drafts[:, 0], drafts)),
+        (
+            token_init.draft_window_op,
+            (drafts, drafts[:, 0], drafts + 1, u, 0, 0, 11, None, None, None, None, None, None),
+        ),
         (residual_kernel.resample_op, (*source, *source, active, u)),
         (tree.walk_tree_op, (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN)),
         (

@@ -41,7 +41,7 @@ def test_every_part_but_the_tests_runs_at_tiny_sizes() -> None:
             parts[name] = {"status": "ok", "seconds": 1.0, "error": None, "records": records(name)}
     failed = [one for part in parts.values() for one in part["records"] if "error" in one]
     assert {one["backend"] for one in failed} <= {"efficient", "cudnn"}  # backends that no CPU has
-    assert {one["kernel"] for one in parts["kernels"]["records"]} == {"fused_sample", "accept", "residual", "window"}
+    assert {one["kernel"] for one in parts["kernels"]["records"]} == {"fused_sample", "verify", "couple", "window"}
     assert len({one["cut"] for one in parts["kernels"]["records"]}) == 4
     assert {one["recipe"] for one in parts["loop"]["records"]} == {"plain", "scd:window=8", "scd:window=16"}
     steps = {(one["model"], one["rows"], one["width"]) for one in parts["steps"]["records"]}

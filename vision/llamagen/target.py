@@ -17,6 +17,7 @@ from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
+from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer, Span, padding_bias
 
 
@@ -54,6 +55,7 @@ class LlamaGenTarget:
         self.device, self._dtype = gpt.device, gpt.dtype
         self.layers: int = c.n_layer
         self._gpt = gpt
+        self._fuses = can_fuse(gpt)
         self._guided = uncond is not None
         self._condition = condition if uncond is None else torch.cat([condition, uncond])
         self._slots: int = c.cls_token_num
@@ -110,8 +112,14 @@ class LlamaGenTarget:
     def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         h = self._gpt.embed(tokens) + self._position[slots]
+        span = self._ragged_span(slots, end)
         with without_plans(self.device):
-            features = self._gpt.features(h, self._ragged_span(slots, end), self._cache, None)
+            if self._fuses:
+                assert span.bias is not None
+                rotary = span.cos[:, 0], span.sin[:, 0]
+                features = fused_features(self._gpt, h, *rotary, slots, span.bias, self._cache, end)
+            else:
+                features = self._gpt.features(h, span, self._cache, None)
         return self._gpt.output(features), features
 
     @property

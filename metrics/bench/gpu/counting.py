@@ -126,7 +126,8 @@ class _Attention(TorchFunctionMode):
             return func(*args, **kwargs)
         named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | dict(kwargs)
         q, k, v, mask = named["query"], named["key"], named["value"], named.get("attn_mask")
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        # The fused backends write the heads of a token next to each other, whatever the layout of the queries.
+        out = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[-1])).transpose(1, 2)
         moved = sum(touched(t) for t in (q, k, v, out)) + (0 if mask is None else touched(mask))
         flops = 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
         self._counter.launches[Launch("attention", moved, flops)] += 1
@@ -195,6 +196,7 @@ def _bytes(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> in
 
 
 def _flops(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    name = name.removesuffix("_")
     if name not in ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear"):
         return 0
     left = inputs[1] if name in ("addmm", "baddbmm") else inputs[0]

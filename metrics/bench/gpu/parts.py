@@ -149,9 +149,9 @@ def kernels(plan: Plan, device: torch.device) -> Iterator[Record]:
 
 def _kernels(plan: Plan, device: torch.device, case: KernelCase, name: str, cut: tuple[int, float]) -> Iterator[Record]:
     # Triton reads whether to interpret kernels when it is imported.
-    from mmspec.kernels.accept import count_accepted
+    from mmspec.kernels.accept import verify_window
+    from mmspec.kernels.coupling import couple_maximally
     from mmspec.kernels.fused_sampler import Settings, fused_sample
-    from mmspec.kernels.residual import resample
 
     rows, width, dtype = case.rows, case.width, dtype_of(device)
     facts = {"cut": name, **asdict(case), "dtype": str(dtype).removeprefix("torch.")}
@@ -188,13 +188,18 @@ def _kernels(plan: Plan, device: torch.device, case: KernelCase, name: str, cut:
             fused = [fused_sample(z.cond, z.uncond, settings, u, drafts) for z in inputs]
         except Exception:
             return  # the record above has the error
-        p = [found.stats[:, :-1] for found in fused]
-        x, chance, m = drafts[:, :-1].contiguous(), fused[0].chance[:, :-1].contiguous(), width - 1
-        active = torch.arange(m, device=device).expand(rows, m) == 0
-        yield timed("accept", [lambda s=s: count_accepted(s, s, x, chance, u[:, :m]) for s in p], 80 * rows * m)  # type: ignore[misc]
+        p = [(found.stats, found.stats[:, :-1]) for found in fused]
+        x, sampled, none = drafts[:, :-1].contiguous(), fused[0].tokens, torch.zeros_like(u)
+        # At random numbers that reject every draft: the first slot of each row is resampled, and all slots after it.
         yield timed(
-            "residual", [lambda s=s: resample(s, s, active, u[:, :m].contiguous()) for s in p], 2 * moved // width  # type: ignore[misc]
+            "verify", [lambda s=s, q=q: verify_window(s, q, x, none, sampled, u, u) for s, q in p], 2 * moved // width  # type: ignore[misc]
         )  # fmt: skip
+        first = torch.zeros(rows, dtype=torch.int64, device=device)
+        yield timed(
+            "couple",
+            [lambda s=s, q=q: couple_maximally(s, q, x, drafts, sampled, first, none + 1, u) for s, q in p],  # type: ignore[misc]
+            2 * moved,
+        )
         yield timed("window", _windows(inputs, facts, cut, device), moved)
 
 

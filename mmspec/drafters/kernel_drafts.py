@@ -1,0 +1,106 @@
+"""Drafts of a whole window by one Triton kernel: reused tokens, and token initialization of the slots after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.ngram import NGramTable
+from mmspec.drafters.token_init import RandomToken, repeat_left, repeat_up
+from mmspec.kernels.backend import choose
+from mmspec.sampling.constraints import Constraint
+from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.rejection import Draft
+from mmspec.sampling.rng import INIT, WindowRNG
+
+_WIDEST = 256  # drafts, which one program holds
+
+
+@dataclass
+class KernelDrafts:
+    """A token initialization that `mmspec.kernels.token_init` knows.
+
+    Attributes:
+        kind: "left", "up", "random" or "table".
+        table: Of "table", integer [V + 1, V].
+    """
+
+    kind: str
+    table: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._forced: tuple[Constraint, Tensor | None] | None = None  # of the latest constraint
+
+    def draft(
+        self,
+        state: BatchState,
+        draws: WindowRNG,
+        p: Tensor,
+        tokens: Tensor | None,
+        q: Tensor | None,
+        accepted: NDArray[np.int64],
+    ) -> Draft | None:
+        """The drafts of a window, as `mmspec.drafters.jacobi.Jacobi` and `InitDrafter` make them in torch.
+
+        Args:
+            state: The batch.
+            draws: The random numbers of the window.
+            p: The target distributions of the previous window.
+            tokens: Its tokens after the coupling, int64 [B, W']; None if none are reused.
+            q: The distributions that they follow, [B, W', V]; None if none are reused.
+            accepted: Host int64 [B], the number of its drafts that were accepted.
+
+        Returns:
+            None where the kernels do not run.
+        """
+        if choose(state.device.type) != "triton" or state.layout.cell or draws.positions.shape[1] > _WIDEST:
+            return None
+        # Imported here: Triton may be missing.
+        from mmspec.kernels import token_init
+        from mmspec.sampling.lazy_probs import LazyProbs
+
+        if not isinstance(p, LazyProbs) or not (q is None or isinstance(q, LazyProbs)):
+            return None
+        if self.table is not None and self.table.shape[1] != p.shape[-1]:
+            return None
+        previous = None
+        if tokens is not None and q is not None:
+            stats = q.stats
+            counts = on_device(accepted, state.device)
+            previous = token_init.Previous(tokens, stats.floats, stats.ints, counts)
+        else:
+            stats = p.stats
+        kind = {"left": token_init.LEFT, "up": token_init.UP, "random": token_init.RANDOM, "table": token_init.TABLE}
+        positions = on_device(draws.positions, state.device)
+        found = token_init.draft_window(
+            *state.storage(), positions, draws[INIT], kind[self.kind], state.layout.width or 0, p.shape[-1],
+            self.table, self._forced_tokens(state), previous,
+        )  # fmt: skip
+        drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
+        return Draft(found.window[:, 1:], drafted, found.window)
+
+    def _forced_tokens(self, state: BatchState) -> Tensor | None:
+        """The tokens that positions are forced to, int64 [N] or [B, N]; None if all are free."""
+        constraint = state.layout.constraint
+        if constraint is None:
+            return None
+        if self._forced is None or self._forced[0] is not constraint:
+            tokens = constraint.forced.tokens
+            forced = torch.from_numpy(tokens).to(state.device) if (tokens >= 0).any() else None
+            self._forced = constraint, forced
+        return self._forced[1]
+
+
+def kernel_drafts(init: object) -> KernelDrafts | None:
+    """The same initialization in the kernel; None if the kernel does not know it."""
+    if isinstance(init, NGramTable):
+        return KernelDrafts("table", init.best.contiguous())
+    kind = "left" if init is repeat_left else "up" if init is repeat_up else None
+    if isinstance(init, RandomToken):
+        kind = "random"
+    return None if kind is None else KernelDrafts(kind)

@@ -1,0 +1,58 @@
+"""Host arrays of a window that a device has as well, so that none of them is copied a second time.
+
+Lengths, positions and counts are arrays on the host, because the loop branches on them. Each of them that a device
+needs would be a copy of its own, and each copy from pageable memory waits for the device. A window therefore copies all
+that it needs at once, from page-locked memory; code that needs an array on the device asks `on_device`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Mirrored(np.ndarray[Any, np.dtype[np.int64]]):
+    """An array on the host that is on a device too; what is computed from it is not.
+
+    Attributes:
+        mirror: The same numbers on the device; None for arrays that were computed from such an array.
+    """
+
+    mirror: Tensor | None
+
+    def __array_finalize__(self, source: object) -> None:
+        self.mirror = None
+
+
+def mirrored(array: NDArray[np.int64], mirror: Tensor) -> NDArray[np.int64]:
+    """The array, with its copy on a device."""
+    view = array.view(Mirrored)
+    view.mirror = mirror
+    return view
+
+
+def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[NDArray[np.int64]]:
+    """The arrays, copied to the device in one asynchronous copy."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    copied = page_locked(flat, device).to(device, non_blocking=True)
+    parts = copied.split([array.size for array in arrays])
+    return [mirrored(array, part.view(array.shape)) for array, part in zip(arrays, parts, strict=True)]
+
+
+def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
+    """The array as a tensor of the device, copied only if it is not there yet; on a CPU they share their memory."""
+    mirror = getattr(array, "mirror", None)
+    if mirror is not None and mirror.device == device:
+        return mirror
+    host = torch.from_numpy(np.require(array, requirements="W"))
+    return host if device.type == "cpu" else page_locked(host, device).to(device, non_blocking=True)
+
+
+def page_locked(host: Tensor, device: torch.device) -> Tensor:
+    """A copy in page-locked memory, whose copies to a CUDA device are asynchronous; for other devices the tensor."""
+    return host.pin_memory() if device.type == "cuda" else host

@@ -1,0 +1,260 @@
+"""A CUDA device that counts: its tensors hold CPU tensors, so that a decode runs on it, and every operator is seen.
+
+It counts what a window costs the host outside of the model:
+
+    waits      reads of values, copies to the host, and copies from the host that are not asynchronous
+    uploads    copies from the host
+    launches   kernels and copies; an operator that makes a view or allocates is none
+
+A kernel of `mmspec.kernels` counts as what its launcher launches; the values come from its torch reference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from triton.runtime.interpreter import InterpretedFunction
+
+from mmspec.kernels import backend
+from mmspec.sampling import mirrored
+
+NAME = "fakegpu"
+_setup_privateuseone_for_python_backend(NAME)
+DEVICE = torch.device(f"{NAME}:0")
+_ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
+_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "repeat_interleave", "equal"}
+_SEVERAL = {"constant_pad_nd": 2}  # kernels of one operator
+
+
+class DeviceTensor(Tensor):
+    """A tensor of the device."""
+
+    host: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> DeviceTensor:
+        made: DeviceTensor = Tensor._make_wrapper_subclass(
+            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
+            device=DEVICE,
+        )  # fmt: skip
+        made.host = host
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        raise AssertionError(f"{func} outside of `counted_device`")
+
+
+class _Launches(TorchDispatchMode):
+    """Counts the operators that a launcher runs besides its kernel."""
+
+    def __init__(self, found: Counter[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace != "mmspec" and _launches(func, args, out):
+            self._found[_name(func)] += 1
+        return out
+
+
+class CountedDevice(TorchDispatchMode):
+    """The context in which the device exists.
+
+    Attributes:
+        launches: What was launched.
+        uploads: Copies from the host.
+        waits: What the host waited for.
+        is_on: Whether anything is counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_on = True
+        self.clear()
+        self._locked: set[int] = set()
+
+    def clear(self) -> None:
+        """Starts a new count."""
+        self.launches: Counter[str] = Counter()
+        self.uploads: list[str] = []
+        self.waits: list[str] = []
+
+    def page_locked(self, host: Tensor) -> Tensor:
+        """Marks memory of the host as page-locked."""
+        self._locked.add(host.untyped_storage()._cdata)
+        self._kept = [*getattr(self, "_kept", []), host]
+        return host
+
+    def is_locked(self, host: Tensor) -> bool:
+        """Whether memory of the host was marked."""
+        return host.untyped_storage()._cdata in self._locked
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        on_device = any(isinstance(leaf, DeviceTensor) for leaf in leaves)
+        name = _name(func)
+        wanted = kwargs.get("device")
+        there = on_device if wanted is None else torch.device(wanted).type == NAME
+        if name == "copy_":
+            there = isinstance(args[0], DeviceTensor)
+        if not on_device and not there:
+            return func(*args, **kwargs)
+        if func.namespace != "prim" and func.namespace != "mmspec":
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        from_host = [leaf for leaf in leaves if not isinstance(leaf, DeviceTensor) and leaf.dim()]
+        if there and from_host:
+            self._upload(
+                name,
+                from_host,
+                bool(args[2]) if name == "copy_" and len(args) > 2 else bool(kwargs.get("non_blocking")),
+            )
+        elif name in _WAITS or not there:
+            self._note(self.waits, name)
+        host_args, host_kwargs = tree_map(_to_host, (args, dict(kwargs)))
+        if func.namespace == "mmspec":
+            found = self._kernel(func, host_args, host_kwargs)
+        else:
+            found = func(*host_args, **host_kwargs)
+            if self.is_on and there and not from_host and _launches(func, host_args, found):
+                self.launches[name] += _SEVERAL.get(name, 1)
+        if not there:
+            return found
+        if func._schema.is_mutable and name.endswith("_"):
+            return args[0]
+        return tree_map(lambda leaf: DeviceTensor(leaf) if isinstance(leaf, Tensor) else leaf, found)
+
+    def _upload(self, name: str, sources: list[Tensor], asynchronous: bool) -> None:
+        self._note(self.uploads, name)
+        if not (asynchronous and all(map(self.is_locked, sources))):
+            self._note(self.waits, f"{name} from pageable memory")
+
+    def _note(self, kind: list[str], name: str) -> None:
+        if self.is_on:
+            kind.append(name)
+
+    def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Counts what a launcher launches, on a copy of its tensors; the values are the reference's."""
+        copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        copies = tree_map(lambda leaf: leaf, copies)
+        with pytest.MonkeyPatch.context() as patch:
+            found: Counter[str] = Counter()
+
+            def launched(kernel: Any, *args: Any, **kwargs: Any) -> None:
+                found[kernel.fn.__name__] += 1
+
+            patch.setattr(InterpretedFunction, "run", launched)
+            with _Launches(found):
+                func(*args, **kwargs) if not func._schema.is_mutable else func(*copies[0], **copies[1])
+            if self.is_on:
+                self.launches += found
+            patch.setenv(backend.VARIABLE, "torch")
+            return func(*args, **kwargs)
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name.split("::")[-1])
+
+
+def _launches(func: Any, args: Any, out: Any) -> bool:
+    """Whether an operator does more than to make a view or to allocate."""
+    if _name(func) in _ALLOCATES:
+        return False
+    own = {t.untyped_storage()._cdata for t in tree_flatten(args)[0] if isinstance(t, Tensor)}
+    outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+    return bool(func._schema.is_mutable or not outputs or any(t.untyped_storage()._cdata not in own for t in outputs))
+
+
+def _to_host(leaf: Any) -> Any:
+    if isinstance(leaf, DeviceTensor):
+        return leaf.host
+    return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type == NAME else leaf
+
+
+@contextmanager
+def counted_device() -> Iterator[CountedDevice]:
+    """A context in which tensors of `DEVICE` compute what a CPU does, and are counted."""
+    counted = CountedDevice()
+    with pytest.MonkeyPatch.context() as patch:
+        # Views of tensors of a class of its own are not possible in inference mode; the operators are the same.
+        patch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(mode is False))
+        patch.setattr(Tensor, "pin_memory", lambda tensor, *_: counted.page_locked(tensor))
+        patch.setenv(backend.VARIABLE, "triton")
+        patch.setattr(mirrored, "page_locked", lambda host, device: counted.page_locked(host))
+        with counted:
+            yield counted
+
+
+class CountedTarget:
+    """A model on the device whose calls are not counted: logits by the token before and the position.
+
+    It can be captured; what `CUDAGraphTarget` does around a captured call is counted.
+
+    Args:
+        counted: The device.
+        batch_size: B.
+        vocab_size: V.
+        length: Of the sequence.
+        guided: Whether it has unconditional logits.
+    """
+
+    fused_layers = ()
+    layers = 0
+
+    def __init__(self, counted: CountedDevice, batch_size: int, vocab_size: int, length: int, guided: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.vocab_size, self.device = vocab_size, DEVICE
+        self.rows, self.capacity, self.cfg_factor = batch_size, length + 32, 1 + guided
+        self._counted = counted
+        self._table = torch.randn(self.cfg_factor, vocab_size, vocab_size, generator=generator) * 1.5
+        self._last: Tensor | None = None
+
+    def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return at
+
+    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        assert isinstance(tokens, DeviceTensor)
+        host = tokens.host.clamp(0, self.vocab_size - 1)
+        side = torch.arange(len(host)) // self.rows
+        logits = self._table[side[:, None], host]
+        return DeviceTensor(logits), DeviceTensor(logits)
+
+    def prefill(self) -> Any:
+        from mmspec.sampling.logits import split_cfg
+
+        logits = DeviceTensor(self._table[:, :1].repeat_interleave(self.rows, 0))
+        self._last = logits
+        return split_cfg(logits, self.cfg_factor == 2)
+
+    def features(self) -> Tensor:
+        assert self._last is not None
+        return self._last
+
+    def head(self, features: Tensor) -> Tensor:
+        return features
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        raise NotImplementedError

@@ -1,0 +1,76 @@
+"""LlamaGen's layers with few launches: the same features and cache, and how many launches a layer is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from fake_targets import traced_reads
+
+pytest.importorskip("triton")
+
+from mmspec.vision.llamagen.fused_layers import can_fuse
+from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+MOST = 10  # launches of a layer
+
+
+def llamagen(layers: int = 2, **more: Any) -> LlamaGenTransformer:
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"vocab_size": 20, "dim": 24, "n_head": 2, "num_classes": 5, "grid_size": 4, "ffn_dim": 40}
+    return LlamaGenTransformer(n_layer=layers, **size, **more).eval()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_features_are_those_of_the_model(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows at places of their own, in a window and a single token, with and without the kernels."""
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    gpt, found = llamagen().to(device), []
+    with torch.inference_mode():
+        for kernels in ("torch", "triton"):
+            monkeypatch.setenv("MMSPEC_KERNELS", kernels)
+            labels = torch.arange(2, device=device)
+            target = LlamaGenTarget(gpt, labels, gpt.unconditional(2), None, 8)
+            assert target._fuses == (kernels == "triton")
+            target.prefill()
+            read: list[torch.Tensor] = []
+            for width, start in ((3, [1, 1, 1, 1]), (2, [4, 2, 3, 4]), (1, [5, 4, 5, 6])):
+                slots = torch.tensor(start, device=device)[:, None] + torch.arange(width, device=device)
+                tokens = (slots * 7 + torch.arange(4, device=device)[:, None]) % 20
+                read += target.read(tokens, slots, 8)
+            found.append([*read, *target.tensors()[:2]])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert float(found[0][-1].abs().max()) > 0.1
+
+
+def test_a_layer_is_ten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted on a fake CUDA device, for one token and for a window."""
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    def counts(layers: int) -> list[int]:
+        gpt = llamagen(layers)
+        found = traced_reads(LlamaGenTarget(gpt, torch.arange(2), gpt.unconditional(2), None, 8))
+        assert not any(one.waits for one in found)
+        return [one.count for one in found]
+
+    for more, fewer in zip(counts(3), counts(2), strict=True):
+        assert more - fewer <= MOST
+
+
+def test_other_layers_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert can_fuse(llamagen())
+    assert not can_fuse(llamagen(qk_norm=True))
+    hooked = llamagen()
+    hooked.layers[0].register_forward_hook(lambda *_: None)
+    assert not can_fuse(hooked)
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    assert not can_fuse(llamagen())

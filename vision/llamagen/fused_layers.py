@@ -1,0 +1,71 @@
+"""The layers of a LlamaGen with few launches, for windows that are read by captured calls.
+
+At one token per row a launch takes longer than most of its work. Here a layer is ten launches instead of twenty: five
+matrix products, of which two add to the residual stream in place, two norms, attention, and the two kernels of
+`mmspec.kernels.layers`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmspec.decoding.kv_cache import KVCache
+from mmspec.kernels.backend import choose
+from mmspec.vision.llamagen.transformer import Block, LlamaGenTransformer
+
+
+def can_fuse(gpt: LlamaGenTransformer) -> bool:
+    """Whether `fused_features` computes what the model does: plain layers of the published kind, where kernels run."""
+    plain = all(_is_plain(module) for block in gpt.layers for module in block.modules())
+    return plain and not gpt.config.qk_norm and choose(gpt.device.type) == "triton"
+
+
+def fused_features(
+    gpt: LlamaGenTransformer, h: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, bias: Tensor, cache: KVCache, end: int
+) -> Tensor:
+    """Runs the blocks and the final norm, as `LlamaGenTransformer.features`, without gradients.
+
+    Args:
+        gpt: The model; `can_fuse` is true for it.
+        h: Embedded slots [R, W, dim], which are overwritten.
+        cos: Rotary rows float32 [R, W, head_dim].
+        sin: As `cos`.
+        slots: int64 [R, W], where keys and values are written.
+        bias: Added to attention scores, broadcast over [R, heads, W, end].
+        cache: The KV cache, of R rows.
+        end: The number of cache slots to read.
+
+    Returns:
+        The input of the head, [R, W, dim].
+    """
+    from mmspec.kernels.layers import rotate_and_store, swiglu  # Triton may be missing
+
+    for i, block in enumerate(gpt.layers):
+        assert isinstance(block, Block)
+        attention, feed_forward = block.attention, block.feed_forward
+        keys, values = cache.layer(i)
+        qkv = attention.wqkv(block.attention_norm(h))
+        q = rotate_and_store(qkv, cos, sin, slots, keys, values).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], attn_mask=bias)
+        _add(h, out.transpose(1, 2).flatten(2), attention.wo)
+        normed = block.ffn_norm(h)
+        _add(h, swiglu(feed_forward.w1(normed), feed_forward.w3(normed)), feed_forward.w2)
+    return gpt.norm(h)
+
+
+def _add(h: Tensor, x: Tensor, linear: nn.Linear) -> None:
+    """Adds linear(x) to h in place; the matrix product adds to its output by itself."""
+    h.flatten(0, 1).addmm_(x.flatten(0, 1), linear.weight.t())
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is what the file above takes it for: a quantised or adapted layer has another type."""
+    if any(hasattr(module, name) for name in ("_hf_hook", "_diffusers_hook")):
+        return False
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    if isinstance(module, nn.Linear):
+        return type(module) is nn.Linear and type(module.weight.data) is Tensor and module.bias is None
+    return "peft" not in type(module).__module__ and torch.is_floating_point(next(module.parameters()))
