@@ -49,6 +49,7 @@ def test_the_documentation_lists_every_limit(root: Path) -> None:
         (["bench", "kernels", "--threads", str(2**40)], "--threads: 1,099,511,627,776 threads exceed the limit of"),
         (["bench", "image", "--threads", "9999"], "--threads: 9,999 threads exceed"),
         (["bench", "image", "--batch", "8,20000"], "--batch: 20,000 outputs of one command exceed"),
+        (["music", "a", "-n", "9" * 20], "outputs: more than"),
         (["eval", "-o", "x", "--seeds", "0..99999"], "--seeds: 100,000 seeds exceed the limit of 10,000"),
         (["eval", "-o", "x", "--recipes", "gsd:window=2..900/900,delta=0.1..0.5/900"], "recipes exceed the limit"),
         (["eval", "-o", "x", "--prompts", "long.txt"], "a line of 'long.txt': 100,001 characters of one text exceed"),

@@ -74,7 +74,7 @@ def speed_of(mine: Sequence[SampleRecord], plain: Sequence[SampleRecord], gate: 
     if [(s.prompt, s.seed) for s in mine] != [(s.prompt, s.seed) for s in plain]:
         raise ArgumentError("the samples of a recipe and of plain decoding are not of the same prompts and seeds")
     for sample in (*mine, *plain):
-        if not sample.tokens or not sample.calls or not sample.seconds:
+        if not sample.tokens or min(sample.calls, sample.seconds) < 1e-12:  # of less, ratios would overflow
             raise ArgumentError(
                 f"sample '{sample.file}' has {sample.tokens} tokens, {sample.calls:g} target calls and "
                 f"{sample.seconds:g} s; its speed is not defined: delete the file and run again"

@@ -59,8 +59,8 @@ def music(
     if window is not None and chosen is None:
         raise ArgumentError("--window requires --recipe")
     check_output(output, stream, as_json)
+    paths = plan_files(output, len(prompts) * number, format, sampling_rate)
     wanted = [prompt for prompt in prompts for _ in range(number)]
-    paths = plan_files(output, len(wanted), format, sampling_rate)
     pipe = load_audio_pipeline(model, device, melody, dtype=dtype)
     pipe = pipe if seconds is None else pipe.with_duration(seconds)
     settings = {

@@ -105,7 +105,7 @@ def install(pipe: Pipe) -> None:
     import mmspec.metrics.extractors.shapes as shapes
     import mmspec.metrics.metric as metric
 
-    vars(mmspec)["load"] = lambda model, device: pipe
+    vars(mmspec)["load"] = lambda model, device, dtype=None: pipe
     open_gate(pytest.MonkeyPatch())
     vars(metric)["SET_RESAMPLES"] = 40
     vars(shapes)["embedded_classifier"] = classifier

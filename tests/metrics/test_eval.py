@@ -44,7 +44,7 @@ METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
     open_gate(monkeypatch)
     monkeypatch.setattr(shapes, "embedded_classifier", classifier)
     monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)

@@ -49,7 +49,7 @@ def site(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def results(site: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an evaluation with the metric of the guide."""
     pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
     open_gate(monkeypatch)
     monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
     size = ["--recipes", f"scd,{RELAXED}", "--limit", "3", "--seeds", "0,1"]

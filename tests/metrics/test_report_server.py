@@ -27,7 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eval") / "results"
     pipe = Pipe()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+        patch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
         open_gate(patch)
         patch.setattr(shapes, "embedded_classifier", classifier)
         patch.setattr(time, "perf_counter", lambda: pipe.now)

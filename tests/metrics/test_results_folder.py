@@ -36,7 +36,7 @@ SIZE = ["--recipes", "scd", "--limit", "2", "--seeds", "0..1"]
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
     open_gate(monkeypatch)
     monkeypatch.setattr(shapes, "embedded_classifier", classifier)
     monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
@@ -183,7 +183,7 @@ def test_a_link_that_leaves_the_folder_is_no_sample(tmp_path: Path) -> None:
 
 
 def test_samples_without_tokens_or_time_have_no_speed(tmp_path: Path) -> None:
-    for changes in ({"tokens": 0}, {"seconds": 0.0}, {"calls": 0.0}):
+    for changes in ({"tokens": 0}, {"seconds": 0.0}, {"calls": 0.0}, {"calls": 5e-324}):
         samples = [sample(tmp_path), sample(tmp_path, **changes)]
         with pytest.raises(ArgumentError, match="its speed is not defined"):
             speed_of(samples, samples, True)

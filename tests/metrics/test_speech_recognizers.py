@@ -158,7 +158,7 @@ class Voice:
 @pytest.fixture
 def voice(monkeypatch: pytest.MonkeyPatch) -> Voice:
     voice = Voice()
-    monkeypatch.setattr(mmspec, "load", lambda model, device: voice, raising=False)
+    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: voice, raising=False)
     open_gate(monkeypatch)
     monkeypatch.setattr(metric, "SET_RESAMPLES", 20)
     return voice

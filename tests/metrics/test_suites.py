@@ -125,7 +125,7 @@ def test_a_dry_run_says_what_it_predicts_and_writes_nothing(
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
     pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device: pipe, raising=False)
+    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
     open_gate(monkeypatch)
     monkeypatch.setattr(shapes, "embedded_classifier", classifier)
     monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)

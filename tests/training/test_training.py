@@ -192,7 +192,7 @@ def test_heads_are_trained_for_transformers_models(tmp_path: Path) -> None:
 @pytest.fixture
 def workspace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder with a file of prompts; the command line loads the tiny pipeline."""
-    monkeypatch.setattr(mmspec, "load", lambda model, device: tiny_pipe(), raising=False)
+    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: tiny_pipe(), raising=False)
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     return tmp_path
 
