@@ -34,7 +34,7 @@ def fused_features(
         sin: As `cos`.
         slots: int64 [R, W], where keys and values are written.
         bias: Added to attention scores, broadcast over [R, heads, W, end].
-        cache: The KV cache, of R rows.
+        cache: The KV cache, of R rows, not quantized.
         end: The number of cache slots to read.
 
     Returns:
@@ -46,6 +46,7 @@ def fused_features(
         assert isinstance(block, Block)
         attention, feed_forward = block.attention, block.feed_forward
         keys, values = cache.layer(i)
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches are not fused"
         qkv = attention.wqkv(block.attention_norm(h))
         q = rotate_and_store(qkv, cos, sin, slots, keys, values).transpose(1, 2)
         out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], attn_mask=bias)

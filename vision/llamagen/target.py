@@ -55,7 +55,7 @@ class LlamaGenTarget:
         self.device, self._dtype = gpt.device, gpt.dtype
         self.layers: int = c.n_layer
         self._gpt = gpt
-        self._fuses = can_fuse(gpt)
+        self._fuses = can_fuse(gpt) and cache_bits() is None
         self._guided = uncond is not None
         self._condition = condition if uncond is None else torch.cat([condition, uncond])
         self._slots: int = c.cls_token_num
