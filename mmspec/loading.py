@@ -155,7 +155,7 @@ def load(
             codec.
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
             Chameleon: `layout`, "anole" or "lumina"; for a flat image model: `layout`, such as "simplear" or "liquid".
-            For a flat speech model: `style`, "llasa", "orpheus" or "spark".
+            For a flat speech model: `style`, "llasa", "orpheus", "spark", "maya1" or "neutts".
             For CosyVoice and Chatterbox: `codec` and `voice`. For all speech models: `draft_model`, a folder or Hub id
             with a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
@@ -227,7 +227,7 @@ def load_model(
         from mmspec.vision.hf.from_pretrained import from_folder, is_glm_pipeline
         from mmspec.vision.hf.original_chameleon import is_original_chameleon
 
-        if audio.is_speech_folder(path) and not is_flat_image_model(config):
+        if audio.is_speech_folder(path) and not is_flat_image_model(config, architecture(path)):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         if is_glm_pipeline(path) or is_original_chameleon(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
@@ -258,9 +258,18 @@ def load_model(
     return load_pipeline(path, device, dtype)
 
 
-def is_flat_image_model(config: Mapping[str, Any] | None) -> bool:
-    """Whether a decoder of a class that also generates speech is said to generate images, by a `layout`."""
-    return "layout" in (config or {})
+def is_flat_image_model(config: Mapping[str, Any] | None, published: str | None = None) -> bool:
+    """Whether a decoder of a class that also generates speech generates images.
+
+    Args:
+        config: The options of `load`: a `layout` is that of images.
+        published: The class in the config.json of a folder. Those of published image models are taken for them, unless
+            a `style` or a `codec`, which are of speech, is given.
+    """
+    from mmspec.vision.hf.from_pretrained import ALIASES
+
+    options = config or {}
+    return "layout" in options or (published in ALIASES and "style" not in options and "codec" not in options)
 
 
 def check_arguments(model: Any, tokenizer: Any, config: Any, drafter: Any) -> None:

@@ -20,6 +20,7 @@ META_TOKENIZER = "tokenizer/text_tokenizer.json"
 UNREAD = {
     "Alpha-VLLM/Lumina-mGPT-2.0": "its vocabulary and decoder are not those of Lumina-mGPT; use "
     "'Alpha-VLLM/Lumina-mGPT-7B-768'",
+    "deepseek-ai/JanusFlow-1.3B": "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'",
     "nvidia/Cosmos-1.0-Autoregressive-4B": "it generates video",
     "nvidia/Cosmos-1.0-Autoregressive-12B": "it generates video",
 }

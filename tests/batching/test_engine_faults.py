@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from toy_pipe import N, ToyPipe
 
 from mmspec.batching.async_engine import AsyncEngine, EngineClosedError
-from mmspec.batching.engine import Engine, QueueFullError
+from mmspec.batching.engine import Engine, QueueFullError, _agree
 from mmspec.batching.fair_queue import FairQueue
 from mmspec.batching.group import Group
 from mmspec.batching.request import PreparedRequest, RequestOutput
@@ -618,3 +618,12 @@ def test_parts_of_a_failed_request_do_not_wait_any_more() -> None:
     engine.add("prefill", request_id="bad")
     assert finish(engine)["bad"].finish_reason == "error"
     assert not any(engine._retries)
+
+
+def test_vectors_that_were_given_out_agree_up_to_rounding() -> None:
+    """A number near 0 is off by as much as the others of its vector, thousands of times its own size."""
+    seen = torch.tensor([[0.9, -1.1], [1e-4, 0.7]])
+    rounded = seen + 2e-6 * torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    assert _agree(rounded, seen, whole=True) and _agree(rounded[:1], seen, whole=False)
+    assert not _agree(rounded[:1], seen, whole=True) and not _agree(seen + 0.1, seen, whole=True)
+    assert not _agree(torch.tensor([3, 5]), torch.tensor([3, 4]), whole=True)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import golden_qwen3_tts
 import pytest
 import tiny_chatterbox
 import tiny_codecs
 import tiny_cosyvoice
+import tiny_flat_images
 import tiny_higgs
 import tiny_latents
 import tiny_llamagen
@@ -68,6 +70,14 @@ def images(name: str) -> Callable[[Path], Any]:
     return make
 
 
+def flat_images(layout: str) -> Callable[[Path], Any]:
+    def make(_: Path) -> Any:
+        tokenizer = tiny_flat_images.tokenizer(layout)
+        return mmspec.load(tiny_flat_images.model(layout), processor=tokenizer, config={"layout": layout})
+
+    return make
+
+
 def classes(_: Path) -> Any:
     return LlamaGenPipeline(tiny_llamagen.tiny(model_type="c2i", num_classes=9, cls_token_num=1), guidance_scale=2.0)
 
@@ -102,6 +112,18 @@ def chatterbox(folder: Path) -> Any:
     pipe = mmspec.load(str(tiny_chatterbox.chatterbox(folder)), config={"codec": tiny_chatterbox.Levels(6561)})
     prompt = pipe.adapter.frontend.prompt
     pipe.adapter.frontend.prompt = lambda text: replace(prompt(text), max_codes=12)
+    return pipe
+
+
+def turbo(folder: Path) -> Any:
+    pipe = mmspec.load(str(tiny_chatterbox.turbo(folder)), config={"codec": tiny_chatterbox.Levels(6561)})
+    prompt = pipe.adapter.frontend.prompt
+
+    def short(text: str) -> Any:
+        with patch("mmspec.audio.models.codec_lm.chatterbox_turbo.MAX_CODES", 12):
+            return prompt(text)
+
+    pipe.adapter.frontend.prompt = short
     return pipe
 
 
@@ -143,6 +165,9 @@ CASES = {
     "chameleon": Case(images("chameleon"), WORDS, mixed),
     "glm": Case(images("glm"), WORDS[:3], lambda i: {"height": 32, "width": 64, **mixed(i)}, ("scd:window=4",)),
     "imagegpt": Case(lambda _: mmspec.load(tiny_models.imagegpt()), [None] * 4, mixed),
+    "simplear": Case(
+        flat_images("simplear"), WORDS, lambda i: {"height": 32, "width": 48, **mixed(i)}, ("scd:window=4",)
+    ),
     "llamagen": Case(classes, [3, 1, 4, 1, 5], lambda i: [{}, {"guidance_scale": 4.0}][i % 2]),
     "flat": Case(flat, TEXTS, mixed),
     "csm": Case(csm(0), TEXTS, mixed, ("scd:window=4", "draft:window=3", "plain")),
@@ -151,7 +176,8 @@ CASES = {
     "qwen3-tts-ahead": Case(qwen3_tts("custom_voice", 2), TEXTS[:4], mixed, ("scd",)),
     "qwen3-tts-design": Case(qwen3_tts("voice_design", 0), LONG, mixed, ("scd:window=4",)),
     "chatterbox": Case(chatterbox, TEXTS[:4], mixed, ("scd:window=4",)),
-    # Its sampler looks at earlier codes at the temperature of the request: others have a batch of their own.
+    # Their processors have the sampling parameters of the request: others have a batch of their own.
+    "chatterbox-turbo": Case(turbo, TEXTS[:4], mixed, ("scd:window=4",), groups=3),
     "cosyvoice": Case(cosyvoice, ["ab", "c", "abc", "d"], lambda i: {"temperature": 1 - i % 2 / 10}, groups=2),
     "dia": Case(dia, TEXTS),
     "higgs": Case(higgs, TEXTS, mixed),

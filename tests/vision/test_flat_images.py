@@ -137,6 +137,15 @@ def test_folders_of_the_published_layout(layout: str, tmp_path: Path, monkeypatc
     assert torch.equal(saved(PROMPTS, **call).tokens, tokens)
 
 
+def test_options_tell_images_from_speech(tmp_path: Path) -> None:
+    """A Gemma is taken for a Liquid unless options of speech are given, any other decoder of text for speech."""
+    folder, tokenizer = published("liquid", tmp_path / "gemma"), tiny_flat_images.tokenizer("liquid")
+    with pytest.raises(ArgumentError, match="a flat speech model comes without a codec"):
+        mmspec.load(folder, processor=tokenizer, config={"style": "neutts"})
+    with pytest.raises(ArgumentError, match=r"one that generates images takes config={'layout': \.\.\.}"):
+        mmspec.load(tiny_flat_images.model("simplear"), processor=tiny_flat_images.tokenizer("simplear"))
+
+
 def test_layouts_are_named() -> None:
     model, tokenizer = tiny_flat_images.model("simplear"), tiny_flat_images.tokenizer("simplear")
     with pytest.raises(ArgumentError, match=r"layout='simple-ar' is not allowed .*did you mean 'simplear'"):

@@ -118,6 +118,10 @@ def test_a_folder_of_gair(tmp_path: Path) -> None:
             sides = [torch.cat([side, torch.tensor([4 + codes[-1]])]) for side in sides]
         assert found[row].tolist() == codes
     assert pipe("a red dog", seed=0).images[0].size == (8, 8)
+    pipe.processor.save_pretrained(tmp_path / "processor")
+    again = mmspec.load(tmp_path, processor=str(tmp_path / "processor"))
+    again.set_progress_bar_config(disable=True)
+    assert torch.equal(again(prompts, output_type="latent", **call).tokens, found)
 
 
 def test_other_folders_are_answered(tmp_path: Path) -> None:

@@ -110,6 +110,10 @@ def test_a_folder_of_deepseek_is_the_converted_model(tmp_path: Path) -> None:
         )  # fmt: skip
         assert torch.equal(found[row], own[0])
     assert pipe(prompts[:1], seed=0).images[0].size == (8, 8)
+    pipe.processor.save_pretrained(tmp_path / "processor")
+    again = mmspec.load(tmp_path, processor=tmp_path / "processor")
+    again.set_progress_bar_config(disable=True)
+    assert torch.equal(again(prompts, **call).tokens, found)
 
 
 def test_broken_folders_are_answered(tmp_path: Path) -> None:

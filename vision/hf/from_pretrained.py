@@ -69,7 +69,8 @@ def from_folder(
     """
     if is_original_chameleon(folder):
         model, own, vqgan = load_original_chameleon(folder, device, dtype)
-        return from_model(model, processor or own, tokenizer or vqgan, config)
+        processor = own if processor is None else loaded_processor(processor, type(model).__name__)
+        return from_model(model, processor, tokenizer or vqgan, config)
     processor_folder = folder
     if is_glm_pipeline(folder):
         folder, processor_folder = folder / STAGE, folder / STAGE_PROCESSOR
@@ -82,17 +83,31 @@ def from_folder(
         )
     if model_class(folder) == JANUS:
         model = load_original_janus(folder, device, dtype)
-        processor = read_janus_processor(folder) if processor is None else processor
+        processor = read_janus_processor(folder) if processor is None else loaded_processor(processor, name)
         model.generation_config = janus_generation_config(processor)
     else:
         model = load_model(folder, device, dtype, name, unused=(UNUSED,))
     keep_decoder_in_float32(model)
     if processor is None and any((processor_folder / file).exists() for file in (*PROCESSOR_FILES, EMU3_RANKS)):
         processor = processor_folder
-    if isinstance(processor, (str, Path)):
-        local = Path(processor)
-        processor = read_emu3_tokenizer(local) if is_emu3_tokenizer(local) else read_processor(processor, name)
-    return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
+    return from_model(model, loaded_processor(processor, name), tokenizer, {"layout": layout, **(config or {})})
+
+
+def loaded_processor(processor: Any, name: str) -> Any:
+    """A processor, read if it is a folder or Hub id; others are returned as they are.
+
+    Args:
+        processor: The processor, its folder or Hub id, or None.
+        name: The model class.
+
+    Raises:
+        ArgumentError: If it cannot be loaded.
+        ModelError: If it is a tokenizer of Emu3 that is damaged.
+    """
+    if not isinstance(processor, (str, Path)):
+        return processor
+    local = Path(processor)
+    return read_emu3_tokenizer(local) if is_emu3_tokenizer(local) else read_processor(processor, name)
 
 
 def alias_of(folder: Path) -> tuple[str, str | None]:

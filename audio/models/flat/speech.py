@@ -434,6 +434,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         raise ArgumentError(
             "a flat speech model comes without a codec; pass its folder or Hub id as tokenizer=, or your own codec as "
             "config={'codec': ...} (mmspec.audio.codec.Codec)"
+            + ("; one that generates images takes config={'layout': ...}" if style is None else "")
         )
     return FlatAdapter(model, processor, codec, style, draft_model, voice)
 
