@@ -204,7 +204,8 @@ def load_model(
                 raise ArgumentError(f"{name} was given with a loaded model; move or convert the model instead")
         if revision is not None:
             raise ArgumentError(f"revision={revision!r} was given with a loaded model; leave it out")
-        if audio.is_speech_model(type(model).__name__) and not is_flat_image_model(config):
+        kind = type(model).__name__
+        if audio.is_speech_model(kind) and not is_flat_image_model(kind, config, published=False):
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
     device = "cpu" if device is None else device
@@ -227,7 +228,7 @@ def load_model(
         from mmspec.vision.hf.from_pretrained import from_folder, is_glm_pipeline
         from mmspec.vision.hf.original_chameleon import is_original_chameleon
 
-        if audio.is_speech_folder(path) and not is_flat_image_model(config, architecture(path)):
+        if audio.is_speech_folder(path) and not is_flat_image_model(architecture(path), config, published=True):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         if is_glm_pipeline(path) or is_original_chameleon(path) or architecture(path) is not None:
             return from_folder(path, processor, local_file(tokenizer), config, device, dtype)
@@ -258,18 +259,22 @@ def load_model(
     return load_pipeline(path, device, dtype)
 
 
-def is_flat_image_model(config: Mapping[str, Any] | None, published: str | None = None) -> bool:
+def is_flat_image_model(name: str | None, config: Mapping[str, Any] | None, *, published: bool) -> bool:
     """Whether a decoder of a class that also generates speech generates images.
 
     Args:
-        config: The options of `load`: a `layout` is that of images.
-        published: The class in the config.json of a folder. Those of published image models are taken for them, unless
-            a `style` or a `codec`, which are of speech, is given.
+        name: The class.
+        config: The options of `load`: a `layout` is that of images, a `style` and a `codec` are of speech.
+        published: Whether the class stands in the config.json of a folder. Without options, those of published image
+            models are taken for them.
     """
     from mmspec.vision.hf.from_pretrained import ALIASES
+    from mmspec.vision.hf.registry import IMAGE_ADAPTERS
 
     options = config or {}
-    return "layout" in options or (published in ALIASES and "style" not in options and "codec" not in options)
+    if "layout" in options:
+        return name in IMAGE_ADAPTERS
+    return published and name in ALIASES and "style" not in options and "codec" not in options
 
 
 def check_arguments(model: Any, tokenizer: Any, config: Any, drafter: Any) -> None:

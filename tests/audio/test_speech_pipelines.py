@@ -122,6 +122,8 @@ def test_errors(tmp_path: Path) -> None:
     codec = codec_of(tiny_codecs.xcodec2())
     with pytest.raises(ArgumentError, match="config has no 'style'; name one of llasa, spark, orpheus"):
         mmspec.load(model, processor=tokenizer(), config={"codec": codec})
+    with pytest.raises(ArgumentError, match=r"style=\['llasa'\] is not allowed; name one of llasa"):
+        mmspec.load(model, processor=tokenizer(), config={"style": ["llasa"], "codec": codec})
     with pytest.raises(UnknownNameError, match="did you mean 'llasa'"):
         mmspec.load(model, processor=tokenizer(), config={"codec": codec, "style": "lasa"})
     with pytest.raises(ModelError, match="model has 21 ids, and its stream goes up to 26"):

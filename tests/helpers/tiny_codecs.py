@@ -84,55 +84,38 @@ def mimi(codebooks: int = 4, codebook_size: int = 16, **changes: Any) -> Any:
     return filled(MimiModel(MimiConfig(**{**config, **changes})))
 
 
-def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
-    torch.manual_seed(0)
-    config = Xcodec2Config(
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        encoder_hidden_size=4,
-        downsampling_ratios=[2, 4],
-        semantic_model_config={
+def _levels(levels: tuple[int, ...]) -> dict[str, Any]:
+    """The sizes of X-codec2 and NeuCodec."""
+    return {
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "encoder_hidden_size": 4,
+        "downsampling_ratios": [2, 4],
+        "semantic_model_config": {
             "model_type": "wav2vec2-bert",
             "hidden_size": 32,
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
             "intermediate_size": 32,
         },
-        sampling_rate=1000,
-        quantization_dim=96,
-        quantization_levels=list(levels),
-    )
-    return filled(Xcodec2Model(config))
+        "quantization_dim": 96,
+        "quantization_levels": list(levels),
+    }
+
+
+def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
+    torch.manual_seed(0)
+    return filled(Xcodec2Model(Xcodec2Config(sampling_rate=1000, **_levels(levels))))
 
 
 def neucodec(levels: tuple[int, ...] = (4, 4)) -> Any:
     """A NeuCodec; its audio has 1.5 times the rate of what it encodes."""
     torch.manual_seed(0)
-    config = NeuCodecConfig(
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        encoder_hidden_size=4,
-        downsampling_ratios=[2, 4],
-        semantic_model_config={
-            "model_type": "wav2vec2-bert",
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 32,
-        },
-        input_sampling_rate=1000,
-        output_sampling_rate=1500,
-        quantization_dim=96,
-        quantization_levels=list(levels),
-    )
+    config = NeuCodecConfig(input_sampling_rate=1000, output_sampling_rate=1500, **_levels(levels))
     return filled(NeuCodecModel(config))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_samples, check_windows
 from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE, FORMATS
@@ -152,8 +152,12 @@ def test_layouts_are_named() -> None:
         mmspec.load(model, processor=tokenizer, config={"layout": "simple-ar"})
     with pytest.raises(ModelError, match="no token '<|visual token 000000|>'"):
         mmspec.load(model, processor=tokenizer, config={"layout": "emu3.5"})
+    with pytest.raises(ArgumentError, match=r"layout=\['simplear'\] is not allowed; it is a name"):
+        mmspec.load(model, processor=tokenizer, config={"layout": ["simplear"]})
     with pytest.raises(ArgumentError, match="negative_prompt='a dog' is not an option of GemmaForCausalLM"):
         load("liquid")("a red dog", negative_prompt="a dog", output_type="latent")
+    with pytest.raises(PromptError, match="negative_prompt has 1010 tokens, which is too long: the image has 6"):
+        load("simplear")("a red dog", negative_prompt="dog " * 252, height=32, width=48, output_type="latent")
 
 
 # --- Samples and windows --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import load_model, model_class, read_json, read_processor
@@ -145,6 +146,8 @@ def from_model(
     layout = options.pop("layout", None)
     if options:
         raise ArgumentError(f"config has {sorted(options)[0]!r}, which is not allowed; the only option is 'layout'")
+    if not isinstance(layout, (str, type(None))):
+        raise ArgumentError(f"layout={shown(layout)} is not allowed; it is a name")
     vqvae = None if tokenizer is None else load_decoder(Path(tokenizer)).to(input_device(model))
     return TransformersPipeline(unwrap(model), processor, vqvae, layout=layout)
 

@@ -32,14 +32,15 @@ def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
 
 
 def check_length(job: DecodingJob, max_length: int) -> None:
-    """Checks that the longest prompt and the image have at most `max_length` tokens.
+    """Checks that the longest prompt and the image have at most `max_length` tokens, and the longest negative prompt.
 
     Raises:
         PromptError: If they have more.
     """
-    longest = int(job.arguments["attention_mask"].sum(1).max())
-    if longest + job.length > max_length:
-        raise PromptError(
-            f"prompt has {longest} tokens, which is too long: the image has {job.length} and the model {max_length} "
-            f"positions, so a prompt may have at most {max(max_length - job.length, 0)} tokens"
-        )
+    for name, mask in (("prompt", "attention_mask"), ("negative_prompt", "negative_prompt_attention_mask")):
+        longest = int(job.arguments[mask].sum(1).max()) if mask in job.arguments else 0
+        if longest + job.length > max_length:
+            raise PromptError(
+                f"{name} has {longest} tokens, which is too long: the image has {job.length} and the model "
+                f"{max_length} positions, so a prompt may have at most {max(max_length - job.length, 0)} tokens"
+            )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec import hub
+from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
@@ -415,6 +416,11 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
         raise ArgumentError(
             f"{wrong}; name one of {', '.join([*STYLES, *STYLES_OF_TOKENIZER])}, or pass a "
+            "mmspec.audio.models.flat.speech.Style"
+        )
+    if style is not None and not isinstance(style, (str, Style)):
+        raise ArgumentError(
+            f"style={shown(style)} is not allowed; name one of {', '.join([*STYLES, *STYLES_OF_TOKENIZER])}, or pass a "
             "mmspec.audio.models.flat.speech.Style"
         )
     known = STYLES.get(style) if isinstance(style, str) else style
