@@ -60,7 +60,8 @@ class EvalConfig:
         guidance_scale: None is the model's default.
         batch: Samples per call.
         device: Where the model and the extractors run.
-        dtype: Of the weights; "auto" is that of the files, and float32 for the models of the package.
+        dtype: Of the weights; "auto" is that of the files, but float32 for the models of the package and, on a CPU, for
+            saved pipelines.
         strict: Refuse files that cannot be read, instead of leaving them out.
         fingerprint: Of the model's weights, once loaded; see `mmspec.bulk.fingerprint`.
         suite: The benchmark whose prompts and metrics these are; None for the user's own.

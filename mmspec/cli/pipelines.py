@@ -38,7 +38,7 @@ def load_generator(
         ArgumentError: When an option is not one of the model's, or the device or the drafter does not exist.
         UnknownNameError: When the model does not exist.
     """
-    chosen = dtype_of(model, dtype)
+    chosen = dtype_of(model, dtype, device)
     if model == "shapes" and tokenizer is None and config is None:
         from mmspec.loading import check_device
         from mmspec.vision.shapes.generator import load
@@ -51,14 +51,19 @@ def load_generator(
     return without_bars(mmspec.load(model, device=device, tokenizer=tokenizer, config=config, dtype=chosen), drafter)
 
 
-def dtype_of(model: str, dtype: DType) -> Any:
-    """The argument `dtype` of `mmspec.load`; `auto` is float32 for models by name, whose weights are small."""
+def dtype_of(model: str, dtype: DType, device: str) -> Any:
+    """The argument `dtype` of `mmspec.load`.
+
+    `auto` is float32 for models by name, whose weights are small, and for saved pipelines on a CPU: theirs are often
+    stored in float16, in which a CPU is slow.
+    """
     import torch
 
     from mmspec.loading import models
 
     if dtype == DType.auto:
-        return torch.float32 if model in models() else "auto"
+        saved = device == "cpu" and (Path(model) / "model_index.json").is_file()
+        return torch.float32 if saved or model in models() else "auto"
     return getattr(torch, dtype.value)
 
 
@@ -104,7 +109,7 @@ def load_pipeline(model: str, device: str, drafter: str | None = None, dtype: DT
     import mmspec
 
     show_no_loading_bars(model)
-    return without_bars(mmspec.load(model, device=device, dtype=dtype_of(model, dtype)), drafter)
+    return without_bars(mmspec.load(model, device=device, dtype=dtype_of(model, dtype, device)), drafter)
 
 
 def without_bars(pipe: Any, drafter: str | None) -> Any:
@@ -153,7 +158,7 @@ def load_audio_pipeline(
 
     reference = None if reference_audio is None else read_audio(reference_audio)
     show_no_loading_bars(model)
-    pipe = mmspec.load(model, device=device, tokenizer=codec, config=config, dtype=dtype_of(model, dtype))
+    pipe = mmspec.load(model, device=device, tokenizer=codec, config=config, dtype=dtype_of(model, dtype, device))
     if not isinstance(pipe, SpeechPipeline):
         raise ArgumentError(f"model {model!r} does not generate audio; see `mmspec image`")
     return pipe if reference is None else pipe.with_reference_audio(*reference, transcript)

@@ -115,9 +115,9 @@ def test_a_loaded_engine_decodes_plainly_and_drafts_again_when_the_load_is_gone(
     while engine.stats().waiting or engine.stats().running == ROWS:
         engine.step()
     loaded = [call for call in calls[alone:] if call[0] == ROWS]
-    # Three windows of 4 tokens are measured, each of which lasts as long as four single steps.
-    assert len(loaded) > 100 and sum(width > 1 for _, width in loaded) <= 3
-    assert drafting(loaded[10:]) == 0
+    # Windows are measured, the first of 2 tokens, until drafting is known to lose; each lasts as long as its tokens.
+    assert len(loaded) > 100 and sum(width > 1 for _, width in loaded) <= 6
+    assert drafting(loaded[10:]) < 0.02
     while engine.stats().running > 1:
         engine.step()
     before, found = len(calls), dict[str, Any]()

@@ -144,7 +144,7 @@ def test_no_speedup_without_the_gate(pipe: Pipe) -> None:
 def test_the_command_prints_no_speedup_without_the_gate(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mmspec.cli.bench.load_image_generator", lambda model, device, drafter: pipe)
+    monkeypatch.setattr("mmspec.cli.bench.load_image_generator", lambda model, device, drafter, dtype: pipe)
     open_gate(monkeypatch)
     monkeypatch.setattr(exactness, "check", lambda recipe: gate(recipe.name == "plain"))
     arguments = ["bench", "image", "--recipes", "scd", "--batch", "1", "--limit", "2", "--repeats", "1"]
@@ -210,7 +210,7 @@ def test_the_embedded_model_reads_the_builtin_prompts() -> None:
 def test_the_command_writes_what_it_prints(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mmspec.cli.bench.load_image_generator", lambda model, device, drafter: pipe)
+    monkeypatch.setattr("mmspec.cli.bench.load_image_generator", lambda model, device, drafter, dtype: pipe)
     open_gate(monkeypatch)
     out = tmp_path / "results.json"
     arguments = ["bench", "image", "--recipes", "scd", "--batch", "2", "--limit", "4", "--repeats", "1"]

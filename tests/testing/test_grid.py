@@ -98,6 +98,8 @@ SETTINGS = {
 }
 GRID = Layout(length=5, width=2)
 COMBINATIONS = [(recipe, list(SETTINGS)[i % len(SETTINGS)]) for i, recipe in enumerate(EXACT)]
+# Shared random numbers of drafts and tests bias these most at this setting.
+COMBINATIONS.append(("scd:window=3,start=model", "T=1"))
 
 
 def test_every_recipe_with_a_drafter_is_covered() -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import ChameleonConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import ChameleonConfig, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import mmspec
 from mmspec.cli.app import main
@@ -482,10 +482,10 @@ def test_classes_without_an_adapter_are_refused(tmp_path: Path) -> None:
         mmspec.load(nn.Linear(2, 2))
     config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
-    other = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    sizes = {"vocab_size": 9, "hidden_size": 8, "ffn_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    other = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=8, max_position_embeddings=8))
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ArgumentError, match=f"is a GPT2LMHeadModel, for which mmspec has no adapter; {ADAPTERS}"):
+    with pytest.raises(ArgumentError, match=f"is a OPTForCausalLM, for which mmspec has no adapter; {ADAPTERS}"):
         mmspec.load(tmp_path / "other")
     with pytest.raises(ArgumentError, match="LlamaForCausalLM needs its processor or tokenizer"):
         mmspec.load(tmp_path)

@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import (
-    ChameleonConfig,
-    ChameleonForConditionalGeneration,
-    ChameleonImageProcessor,
-    ChameleonProcessor,
-    PreTrainedTokenizerFast,
-)
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, ChameleonProcessor, PreTrainedTokenizerFast
 
 from mmspec.checkpoint import read_tensors, sizes_of
 from mmspec.documents import read_object
@@ -170,4 +164,6 @@ def processor_of(text: Mapping[str, Any]) -> ChameleonProcessor:
         pad_token="<pad>",
         sep_token=END_OF_TURN,
     )
+    from transformers import ChameleonImageProcessor  # prints a warning where torchvision is missing
+
     return ChameleonProcessor(ChameleonImageProcessor(), tokenizer)

@@ -13,7 +13,6 @@ from transformers import (
     GenerationConfig,
     JanusConfig,
     JanusForConditionalGeneration,
-    JanusImageProcessor,
     JanusProcessor,
 )
 
@@ -163,6 +162,8 @@ def read_janus_processor(folder: Path) -> JanusProcessor:
     marked = "<|User|>" in vocabulary
     roles = {"user": "<|User|>", "assistant": "<|Assistant|>"} if marked else {"user": "User", "assistant": "Assistant"}
     own = read_json(folder / "processor_config.json")
+    from transformers import JanusImageProcessor  # prints a warning where torchvision is missing
+
     return JanusProcessor(
         JanusImageProcessor(),
         tokenizer,

@@ -160,11 +160,6 @@ class Qwen3TTSAdapter:
     def draws_voice(self) -> bool:
         return self.model.config.kind == "voice_design"
 
-    @property
-    def in_engines(self) -> bool:
-        """Whether engines decode the model: with windows of several frames its tokens are one stream."""
-        return self.options.ahead > 0
-
     def continue_voice(self, part: Qwen3TTSPrompt, first: Qwen3TTSPrompt, tokens: Tensor) -> Qwen3TTSPrompt:
         codes = self.codes(tokens).T
         # The text of the first part as a transcript: without the role that follows it.
