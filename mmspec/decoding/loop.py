@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState, Step
@@ -352,7 +353,7 @@ def decode_window(
         meter: Counts calls, tokens and seconds.
     """
     verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
-    _commit(verdict, draws, drafter, state, meter)
+    meter.count(verdict, _commit(verdict, draws, drafter, state, meter), state.ids)
 
 
 def decode_together(
@@ -369,8 +370,9 @@ def decode_together(
     """
     verdict, draws = _verified(target, drafter, rule, sampler, state, width, meter)
     accepted = verdict.accepted[state.is_running]
-    verdict = replace(verdict, accepted=np.full_like(verdict.accepted, accepted.min()))
-    _commit(verdict, draws, drafter, state, meter)
+    cut = replace(verdict, accepted=np.full_like(verdict.accepted, accepted.min()))
+    # A draft where its row is cut counts as accepted if it was.
+    meter.count(verdict, _commit(cut, draws, drafter, state, meter), state.ids)
     return float(accepted.mean()) + 1
 
 
@@ -395,11 +397,11 @@ def _verified(
     return verdict, draws
 
 
-def _commit(verdict: Verdict, draws: WindowRNG, drafter: Drafter, state: BatchState, meter: Meter) -> None:
-    """Tells the drafter of a verdict, and appends its tokens."""
+def _commit(verdict: Verdict, draws: WindowRNG, drafter: Drafter, state: BatchState, meter: Meter) -> NDArray[np.int64]:
+    """Tells the drafter of a verdict, and appends its tokens; returns the number that each row gained."""
     drafter.observe(verdict, state, draws)
     meter.clock.lap("drafter")
-    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted, verdict.on_host), state.ids)
+    return state.commit(verdict.tokens, verdict.accepted, verdict.on_host)
 
 
 def _window_of(state: BatchState, draft: Draft) -> Tensor:

@@ -49,7 +49,9 @@ class CascadeDrafter:
         return self._middle_calls + self._small.calls
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        """Does nothing: the inner loop begins anew at the tokens of the batch."""
+        """Shows single steps to the small drafter; after windows the inner loop begins anew at the batch's tokens."""
+        if verdict.tokens.shape[1] == 1:
+            self._small.observe(verdict, state, draws)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._small.select_rows(row_ids)
@@ -101,7 +103,8 @@ def build(context: DraftingContext) -> CascadeDrafter:
     small: Drafter
     if resources.draft_model is not None:
         sampler = layout.sampler(draft_sampling(context, 1.0), target.device)
-        small = ModelDrafter(resources.draft_model(), sampler)
+        # Unread may be the last draft, the bonus token of the inner loop, and that of the outer one.
+        small = ModelDrafter(resources.draft_model(), sampler, unread=3)
     else:
         init = token_init(context, "table" if resources.table is not None else "recycle")
         small = Jacobi(InitDrafter(init), None, target.vocab_size)

@@ -34,7 +34,8 @@ class EarlyExitTarget:
         early_exit: The number of layers, and whether the unconditional rows run as well.
 
     Raises:
-        ArgumentError: If the target does not support early exits, or has no more than `early_exit.layers` layers.
+        ArgumentError: If the target does not support early exits, or has fewer than `early_exit.layers` layers, or just
+            as many and the early exit reads the whole cache.
     """
 
     def __init__(self, target: object, early_exit: EarlyExit) -> None:
@@ -44,7 +45,8 @@ class EarlyExitTarget:
             )
         if early_exit.recent and not reads_short_cache(target):
             raise ArgumentError(f"a short cache cannot draft here: {type(target).__name__} reads its whole KV cache")
-        if early_exit.layers >= target.layers and not early_exit.recent:
+        most = target.layers if early_exit.recent else target.layers - 1
+        if early_exit.layers > most:
             raise ArgumentError(
                 f"layers={early_exit.layers} is not allowed; this model has {target.layers}, so take fewer"
             )

@@ -36,11 +36,9 @@ class InitDrafter:
         self._host_init = host_version(init)
         self._recycle = init if isinstance(init, Recycle) else None
         self.kernel: KernelDrafts | None = kernel_drafts(init)  # drafts whole windows where the Triton kernels run
-        self._drafted = False
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        # Single steps between windows are taken because drafts do not pay: they must not cost more than plain decoding.
-        if self._recycle is not None and not (self._drafted and verdict.p.shape[1] == 1):
+        if self._recycle is not None:
             self._recycle.update(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:

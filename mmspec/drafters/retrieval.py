@@ -79,8 +79,8 @@ class RetrievalDrafter:
             if depth:
                 tokens[i] = np.bincount(found).argmax()
             else:
-                above = i - self._width if self._width else -1
-                tokens[i] = tokens[above] if above >= len(self._distances) and tokens[above] >= 0 else tokens[i - 1]
+                above = tokens[i - self._width] if self._width else -1
+                tokens[i] = above if above >= 0 else tokens[i - 1]
         return tokens[known:]
 
     def _earlier(self, row: Tokens, context: Tokens) -> tuple[Tokens, int]:

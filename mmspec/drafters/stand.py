@@ -73,14 +73,14 @@ class StandDrafter:
         """See `mmspec.drafters.jacobi.ContinuationDrafter`."""
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
-        first = int(reused.min())
+        first, q = int(reused.min()), draft.q.clone()  # a copy, as assigning to `LazyProbs` would change nothing
         for slot, (sampled, tokens, probs) in enumerate(self._sampled, first):
             # A forced token, a reused one and one of the fallback were not sampled, and keep their q.
             stored = (probs.sum(-1) > 0) & (draft.tokens[:, slot] == sampled)
             stored &= torch.from_numpy(reused <= slot).to(stored.device)
-            q = torch.zeros_like(draft.q[:, slot]).scatter_(-1, tokens, probs)
-            draft.q[:, slot] = torch.where(stored[:, None], q, draft.q[:, slot])
-        return draft
+            own = torch.zeros_like(q[:, slot]).scatter_(-1, tokens, probs)
+            q[:, slot] = torch.where(stored[:, None], own, q[:, slot])
+        return Draft(draft.tokens, q)
 
     def _sample(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
         """A token after each pair of neighbors; see `mmspec.drafters.token_init.TokenInit`."""

@@ -76,6 +76,8 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
             unused = ("d2t", "t2d", *(["lm_head.weight"] if isinstance(head, BlockHead) else []))
             tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     check_tensors(f"drafter {str(folder)!r}", tensors, head)
+    if isinstance(head, Datastore) and bool((tensors["tokens"] >= head.vocab_size).any()):
+        raise ModelError(f"drafter {str(folder)!r} holds tokens outside of its vocabulary of {head.vocab_size}")
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
 

@@ -11,18 +11,22 @@ import numpy as np
 import pytest
 import torch
 from simulated_windows import Cost, ratios
+from torch import Tensor
 
 import mmspec.decoding.loop
 import mmspec.engine
 from mmspec.decoding.adaptive_window import AdaptiveWindow, adaptive_windows_of
-from mmspec.decoding.batch import Step
+from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import decode_together
+from mmspec.decoding.stats import Meter
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
 from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import Verdict, sample
+from mmspec.sampling.rejection import Draft, Verdict, ratio, sample
 from mmspec.sampling.rng import RESAMPLE, WindowRNG
 from mmspec.setup_work import record_setup, setups
 from mmspec.testing.exactness import check
@@ -264,6 +268,35 @@ def test_rows_that_advance_together_stay_at_the_same_position(monkeypatch: pytes
     assert lengths[-1] == 12 and max(after - before for before, after in pairwise(lengths)) > 1
 
 
+def test_a_draft_that_is_cut_off_counts_as_accepted() -> None:
+    """Row 0 drafts what the target samples and row 1 never does, so that both advance by one token."""
+
+    class Target(ToyTarget):
+        def forward(self, tokens: Tensor, at: Any, early_exit: Any = None) -> Logits:
+            return Logits(torch.tensor([0.0, 1e4]).expand(*tokens.shape, 2), None)
+
+    class Drafts:
+        calls = 0
+
+        def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+            tokens = torch.tensor([[1] * count, [0] * count])
+            return Draft(tokens, torch.nn.functional.one_hot(tokens, 2).float())
+
+        def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+            pass
+
+        def select_rows(self, row_ids: list[int]) -> None:
+            pass
+
+    layout, target = Layout(9), Target(2, 2, 9, 0)
+    state, meter = BatchState([0, 1], layout, 4, target.device), Meter(target.device, 2)
+    state.append(torch.ones(2, 1, dtype=torch.int64))
+    sampler = layout.sampler([SamplingParams()] * 2, target.device)
+    assert decode_together(target, Drafts(), ratio, sampler, state, 4, meter) == 2.5
+    assert state.length.tolist() == [2, 2]
+    assert meter.tested.tolist() == [2, 0, 0] and meter.accepted.tolist() == [1, 0, 0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["draft:window=auto", "scd:window=auto"])
 def test_distribution_of_rows_that_advance_together(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,12 +313,12 @@ def test_a_row_that_is_cut_keeps_no_resampled_token(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mmspec.engine, "AdaptiveWindow", Together)
     whole = mmspec.decoding.loop._commit
 
-    def broken(verdict: Verdict, draws: WindowRNG, *rest: Any) -> None:
+    def broken(verdict: Verdict, draws: WindowRNG, *rest: Any) -> Any:
         at, rows = int(verdict.accepted.min()), np.arange(len(verdict.p))
         if at < verdict.p.shape[1] - 1:
             residual = (verdict.p[rows, at] - verdict.draft.q[rows, at]).clamp(min=1e-6)
             verdict.tokens[:, at] = sample(residual, draws[RESAMPLE][:, at])
-        whole(verdict, draws, *rest)
+        return whole(verdict, draws, *rest)
 
     monkeypatch.setattr(mmspec.decoding.loop, "_commit", broken)
     setting = SamplingParams(temperature=0.8)

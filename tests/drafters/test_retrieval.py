@@ -90,6 +90,13 @@ def test_a_datastore_is_saved_and_loaded(tmp_path: Path) -> None:
     assert (again.vocab_size, again.hidden_size, again.kind) == (5, 16, "retrieval")
 
 
+def test_a_datastore_with_tokens_outside_of_its_vocabulary_is_refused(tmp_path: Path) -> None:
+    """A draft outside of the vocabulary would end a CUDA process."""
+    store_of(torch.tensor([[0, 5]])).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="holds tokens outside of its vocabulary of 5"):
+        load_head(tmp_path)
+
+
 def test_refusals() -> None:
     settings = [SamplingParams()]
     with pytest.raises(ArgumentError, match="needs a datastore, and this model has none; make one with"):

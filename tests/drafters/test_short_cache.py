@@ -15,12 +15,14 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import WindowSlots
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.short_cache import ShortCacheRunner
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
@@ -116,11 +118,34 @@ def test_reading_a_verified_token_again_is_found(monkeypatch: pytest.MonkeyPatch
     assert not torch.equal(greedy(llamagen, "short-cache:window=4,recent=2"), greedy(llamagen, "plain"))
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_small_model_of_a_cascade_reads_every_token(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a gap in its cache it would draft what depends on which rows are in the batch."""
+    reached = np.zeros(0, dtype=np.int64)
+
+    class Small(ToyTarget):
+        def forward(self, tokens: Tensor, at: Any, early_exit: EarlyExit | None = None) -> Logits:
+            nonlocal reached
+            assert (at <= reached).all()
+            reached = at + tokens.shape[1]
+            return super().forward(tokens, at, early_exit)
+
+    start = RunningBatch.start
+    monkeypatch.setattr(RunningBatch, "start", lambda batch, count: start(batch, count + steps))
+    resources = DraftResources(draft_model=lambda: Small(1, 2, N, 5))
+    for seed in range(12):
+        reached = np.zeros(1, dtype=np.int64)
+        recipe = parse("cascade:window=5,inner=2")
+        run(ToyTarget(1, 2, N, 0), recipe, Layout(N), [SamplingParams()], [seed], resources)
+
+
 def test_refusals() -> None:
     settings, resources = [SamplingParams()], DraftResources()
     toy = ToyTarget(1, 3, 3, 0)
     with pytest.raises(ArgumentError, match="drafts with the whole model; set recent or layers"):
         run(toy, parse("cascade:recent=0"), Layout(3), settings, [0], resources)
+    with pytest.raises(ArgumentError, match="layers=5 is not allowed; this model has 4, so take fewer"):
+        run(toy, parse("cascade:layers=5"), Layout(3), settings, [0], resources)
     toy.short_cache = False
     with pytest.raises(ArgumentError, match="a short cache cannot draft here: ToyTarget reads its whole KV cache"):
         run(toy, parse("short-cache"), Layout(3), settings, [0], resources)

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from mmspec.codebook import Codebook
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.drafters.stand import StandDrafter
+from mmspec.drafters.token_init import repeat_left
 from mmspec.engine import run
 from mmspec.errors import ModelError
 from mmspec.recipes import parse
@@ -20,11 +23,12 @@ from mmspec.sampling.constraints import Constraint, ForcedCells
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import ratio
+from mmspec.sampling.rejection import Draft, ratio
 from mmspec.sampling.sampler import TokenSampler
 
 pytest.importorskip("triton")
 
+from mmspec.kernels.fused_sampler import Settings
 from mmspec.sampling.lazy_probs import LazyProbs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -134,6 +138,22 @@ def test_the_same_tokens_with_and_without(recipe: str, device: torch.device, mon
     assert torch.equal(ours.tokens, theirs.tokens)
     assert ours.stats.nfe == theirs.stats.nfe and ours.stats.acceptance == theirs.stats.acceptance
     assert ours.stats.tv_bound == pytest.approx(theirs.stats.tv_bound, abs=1e-5)
+
+
+def test_a_stored_distribution_is_the_q_of_its_draft_behind_reused_ones() -> None:
+    """The q of reused drafts has been read by a kernel, and assigning to such distributions would change nothing."""
+    window = Logits(torch.randn(1, 3, VOCAB), None)
+    p = LazyProbs.of(window, Settings(torch.ones(1, 3), torch.ones(1), None, None, None, None))
+    state = BatchState([0], Layout(8), 3, p.device)
+    state.commit(torch.tensor([[1, 2]]), np.array([1]))
+    drafter = StandDrafter(1, VOCAB, repeat_left, p.device)
+    draws = state.window(3, np.zeros((1, 1), dtype=np.int64))
+    # All pairs of neighbors have the same stored distribution.
+    drafter._probs[..., :2], drafter._tokens[..., 0], drafter._tokens[..., 1] = 0.5, 3, 4
+    draft = Draft(torch.tensor([[5, 0]]), p[:, :2])
+    drafted = drafter.extend(state, draft, np.array([1]), draws)
+    assert int(drafted.tokens[0, 1]) in (3, 4)
+    assert ratio(torch.ones(1, 2, VOCAB), drafted.q, drafted.tokens)[0, 1] == 2
 
 
 @pytest.mark.parametrize(
