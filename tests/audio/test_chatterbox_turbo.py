@@ -124,3 +124,15 @@ def test_punctuation_is_normalized_as_in_the_package() -> None:
     """Turbo keeps dots, dashes between blanks and semicolons, which Chatterbox replaces."""
     assert normalize_punctuation("well... a - b; \u201cc\u201d", PUNCTUATION) == 'Well... a - b; "c".'
     assert normalize_punctuation("so\u2026 no:  yes", PUNCTUATION) == "So,  no, yes."
+
+
+def test_tokenizers_run_no_code_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ask no question about it, to which the answer here is yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    folder = turbo(tmp_path / "turbo")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise AssertionError('this was run')")
+    with pytest.raises(ArgumentError, match=r"tokenizer .* cannot be loaded: .*trust_remote_code"):
+        mmspec.load(str(folder), config={"codec": Levels(6561)})

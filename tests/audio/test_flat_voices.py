@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,7 @@ from mmspec.audio.models.flat.speech import (
     STYLES,
     FlatAdapter,
     Style,
+    espeak_phonemes,
     llasa_prompt,
     llasa_voice_prompt,
     make,
@@ -172,3 +175,17 @@ def test_neutts_speaks_with_the_voice_of_codes() -> None:
     out = pipe("be", temperature=0, seed=0, recipe="scd:window=4")
     assert len(out.tokens[0]) >= 50 and out.sampling_rate == 1500
     assert out.tokens[0].tolist() == pipe("be", temperature=0, recipe="plain").tokens[0].tolist()
+
+
+def test_neutts_says_what_phonemes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, and with it but without espeak-ng."""
+
+    def without_espeak(*_: Any, **__: Any) -> None:
+        raise RuntimeError("espeak not installed")
+
+    broken = types.SimpleNamespace(EspeakBackend=without_espeak)
+    for found in (None, broken):
+        monkeypatch.setitem(sys.modules, "phonemizer", found and types.SimpleNamespace(backend=found))
+        monkeypatch.setitem(sys.modules, "phonemizer.backend", found)
+        with pytest.raises(ArgumentError, match="reads phonemes of 'de': install phonemizer and espeak-ng, or pass"):
+            espeak_phonemes("de")("guten Tag")

@@ -187,6 +187,6 @@ def read_tokenizer(where: Path) -> Any:
         ArgumentError: If it cannot be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(where)
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)  # None asks on stdin
     except (*LOAD_ERRORS, ImportError) as error:
         raise ArgumentError(f"tokenizer '{where}' cannot be loaded: {describe(error)}") from None

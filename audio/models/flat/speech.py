@@ -222,18 +222,21 @@ def espeak_phonemes(language: str) -> Callable[[str], str]:
     """Texts to phonemes by espeak, with stress and punctuation, through the package `phonemizer`.
 
     Raises:
-        ArgumentError: When it is called and the package is missing.
+        ArgumentError: When it is called and the package or espeak-ng is missing, or the language unknown.
     """
 
     def phonemes(text: str) -> str:
         try:
             from phonemizer.backend import EspeakBackend
-        except ImportError:
+
+            backend = EspeakBackend(
+                language, preserve_punctuation=True, with_stress=True, language_switch="remove-flags"
+            )
+        except (ImportError, RuntimeError):  # the latter without espeak-ng itself
             raise ArgumentError(
-                "NeuTTS reads phonemes: install phonemizer and espeak-ng, or pass "
+                f"NeuTTS reads phonemes of {language!r}: install phonemizer and espeak-ng, or pass "
                 "config={'style': neutts_style(tokenizer, phonemize)} (mmspec.audio.models.flat.speech)"
             ) from None
-        backend = EspeakBackend(language, preserve_punctuation=True, with_stress=True, language_switch="remove-flags")
         return str(backend.phonemize([text])[0])
 
     return phonemes
