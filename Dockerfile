@@ -5,7 +5,9 @@
 FROM python:3.12-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN apt-get update && apt-get install --yes --no-install-recommends libsndfile1 && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 mmspec
+    && useradd --create-home --uid 1000 mmspec \
+    # A new volume takes the owner of the folder it is mounted at.
+    && install --directory --owner=mmspec --group=mmspec /home/mmspec/.cache
 RUN pip install --no-cache-dir torch torchaudio --index-url "$TORCH_INDEX"
 COPY . /src
 RUN pip install --no-cache-dir "/src[serve]" && rm -rf /src

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -223,7 +224,10 @@ def sizes_of(what: str, kind: str) -> Iterator[None]:
         raise
     except KeyError as error:
         raise ModelError(f"{what} is not {kind}: {error.args[0]} is missing") from None
-    except (IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
+    except (
+        IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+        StrictDataclassError,
+    ) as error:  # fmt: skip
         raise ModelError(f"{what} is not {kind}: {describe(error)}") from None
 
 

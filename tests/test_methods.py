@@ -12,7 +12,7 @@ from mmspec.recipes import RECIPES, parse
 from mmspec.rules import RULES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
-# Baselines and combinations without a paper of their own in the listings.
+# Baselines and combinations without a paper of their own.
 WITHOUT_PAPER = {"plain", "exact"}
 
 

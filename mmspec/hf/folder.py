@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.models.auto import modeling_auto
 
@@ -30,7 +31,7 @@ GENERATIVE: tuple[Mapping[str, Any], ...] = (
 )
 LOAD_ERRORS = (
     OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, AssertionError,
-    SafetensorError, UnpicklingError,
+    SafetensorError, StrictDataclassError, UnpicklingError,
 )  # fmt: skip
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 # Buffers that earlier releases of transformers saved and that are computed today.

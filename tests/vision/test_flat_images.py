@@ -137,6 +137,15 @@ def test_folders_of_the_published_layout(layout: str, tmp_path: Path, monkeypatc
     assert torch.equal(saved(PROMPTS, **call).tokens, tokens)
 
 
+@pytest.mark.parametrize("layout", ["simplear", "emu3"])
+def test_sizes_that_are_no_numbers_are_one_line(layout: str, tmp_path: Path) -> None:
+    folder = published(layout, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": "many"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"is not a \w+: .*'vocab_size' expected int, got str"):
+        mmspec.load(folder)
+
+
 def test_options_tell_images_from_speech(tmp_path: Path) -> None:
     """A Gemma is taken for a Liquid unless options of speech are given, any other decoder of text for speech."""
     folder, tokenizer = published("liquid", tmp_path / "gemma"), tiny_flat_images.tokenizer("liquid")
@@ -150,6 +159,10 @@ def test_layouts_are_named() -> None:
     model, tokenizer = tiny_flat_images.model("simplear"), tiny_flat_images.tokenizer("simplear")
     with pytest.raises(ArgumentError, match=r"layout='simple-ar' is not allowed .*did you mean 'simplear'"):
         mmspec.load(model, processor=tokenizer, config={"layout": "simple-ar"})
+    with pytest.raises(
+        ArgumentError, match=r"processor is missing for Qwen2ForCausalLM; pass processor=AutoTokenizer\."
+    ):
+        mmspec.load(model, config={"layout": "simplear"})
     with pytest.raises(ModelError, match="no token '<|visual token 000000|>'"):
         mmspec.load(model, processor=tokenizer, config={"layout": "emu3.5"})
     with pytest.raises(ArgumentError, match=r"layout=\['simplear'\] is not allowed; it is a name"):

@@ -118,7 +118,8 @@ def alias_of(folder: Path) -> tuple[str, str | None]:
         ModelError: If the folder does not contain a transformers model.
     """
     found = model_class(folder)
-    if found == "Emu3ForCausalLM" and int(read_json(folder / "config.json").get("vocab_size", 0)) > EMU3_IDS:
+    ids = read_json(folder / "config.json").get("vocab_size")
+    if found == "Emu3ForCausalLM" and isinstance(ids, int) and ids > EMU3_IDS:
         # Its attention has norms of queries and keys: that of Qwen3.
         return "Qwen3ForCausalLM", "emu3.5"
     return ALIASES.get(found, (found, None))

@@ -116,8 +116,9 @@ class Components:
             ArgumentError: If it is missing, or of another class.
         """
         if self.processor is None:
+            auto = "AutoTokenizer" if kind == "PreTrainedTokenizerBase" else kind
             raise ArgumentError(
-                f"processor is missing for {type(model).__name__}; pass processor={kind}.from_pretrained(...)"
+                f"processor is missing for {type(model).__name__}; pass processor={auto}.from_pretrained(...)"
             )
         if kind not in (base.__name__ for base in type(self.processor).__mro__):
             raise ArgumentError(
