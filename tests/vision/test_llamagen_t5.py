@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +93,11 @@ def test_padding_moves_to_the_left_and_is_zero(pipe: LlamaGenPipeline) -> None:
         assert not got[: SLOTS - valid].any()
 
 
-def test_a_long_prompt_is_truncated_with_a_warning(pipe: LlamaGenPipeline) -> None:
+def test_a_long_prompt_is_truncated_with_a_warning(pipe: LlamaGenPipeline, caplog: pytest.LogCaptureFixture) -> None:
     call: dict[str, Any] = {"seed": 0, "output_type": "latent"}
     long = "a red circle above a blue star"
-    with pytest.warns(UserWarning, match=re.escape(f"prompt={long!r} has 8 tokens; the model reads 6")):
-        cut = pipe(long, **call).tokens
+    cut = pipe(long, **call).tokens
+    assert f"prompt={long!r} has 8 tokens; the model reads 6" in caplog.text
     # The end of sequence is kept.
     assert torch.equal(cut, pipe("a red circle above a", **call).tokens)
 

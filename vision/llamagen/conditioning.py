@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
+
+log = logging.getLogger("mmspec.vision.llamagen")
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,9 @@ def from_prompts(prompts: Sequence[Any], gpt: LlamaGenTransformer, encoder: Any,
     captions = [clean_caption(prompt) for prompt in prompts]
     for prompt, ids in zip(prompts, tokenizer(captions, verbose=False)["input_ids"], strict=True):
         if len(ids) > slots:
-            warnings.warn(
-                f"prompt={prompt[:200]!r} has {len(ids)} tokens; the model reads {slots}, and the rest is ignored",
-                stacklevel=2,
+            # Not `warnings`, whose registry keeps every text: a server would grow with each long prompt.
+            log.warning(
+                "prompt=%r has %d tokens; the model reads %d, and the rest is ignored", prompt[:200], len(ids), slots
             )
     encoded = tokenizer(captions, max_length=slots, padding="max_length", truncation=True, return_tensors="pt")
     ids, mask = encoded["input_ids"].to(encoder.device), encoded["attention_mask"].to(encoder.device)
