@@ -188,9 +188,10 @@ def test_a_hub_repository_is_downloaded_with_its_codec() -> None:
     mmspec.loading.check_layout("Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice", golden.FOLDER, files)
 
 
-def test_requests_of_an_engine_are_those_of_the_pipeline(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_requests_of_an_engine_are_those_of_the_pipeline(tmp_path: Path, ahead: int) -> None:
     """Texts of other lengths, with the text added to their frames, that join while others run."""
-    pipe = load(tmp_path, "custom_voice", ahead=2, non_streaming_mode=False)
+    pipe = load(tmp_path, "custom_voice", ahead=ahead, non_streaming_mode=False)
     texts = ["Hi there.", "A longer text, with more words in it.", "o", "Yes. No"]
     engine, results = Engine(pipe, "scd", max_rows=3), dict[str, Any]()
     for i, text in enumerate(texts):
@@ -201,5 +202,3 @@ def test_requests_of_an_engine_are_those_of_the_pipeline(tmp_path: Path) -> None
     for i, text in enumerate(texts):
         alone = pipe(text, seed=4 + i, recipe="scd")
         np.testing.assert_allclose(results[text].audio, alone.audio, atol=1e-5)
-    with pytest.raises(ArgumentError, match="not supported by engines"):
-        Engine(load(tmp_path / "inside", "custom_voice"), "scd").add("Hi there.")
