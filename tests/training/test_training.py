@@ -261,7 +261,7 @@ def test_two_processes_train_one_drafter(workspace: Path) -> None:
     here = Path(__file__).parent
     script.write_text(
         f"import sys\nsys.path[:0] = {[str(here), str(here.parent / 'helpers')]}\nimport mmspec, test_training\n"
-        "mmspec.load = lambda model, device: test_training.tiny_pipe()\n"
+        "mmspec.load = lambda model, device, dtype: test_training.tiny_pipe()\n"
         "from mmspec.cli.app import main\nsys.exit(main(sys.argv[1:]))\n"
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29631"]
