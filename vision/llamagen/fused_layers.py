@@ -18,8 +18,9 @@ from mmspec.vision.llamagen.transformer import Block, LlamaGenTransformer
 
 def can_fuse(gpt: LlamaGenTransformer) -> bool:
     """Whether `fused_features` computes what the model does: plain layers of the published kind, where kernels run."""
-    plain = all(_is_plain(module) for block in gpt.layers for module in block.modules())
-    return plain and not gpt.config.qk_norm and choose(gpt.device.type) == "triton"
+    if choose(gpt.device.type) != "triton" or gpt.config.qk_norm:  # before all modules are looked at
+        return False
+    return all(_is_plain(module) for block in gpt.layers for module in block.modules())
 
 
 def fused_features(
