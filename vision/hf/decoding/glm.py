@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,8 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     )
     if grids is None:
         return result
-    core = model.model
+    # The model keeps the positions of its latest call; those of another thread's call would be read.
+    core = copy(model.model)
     positions, _ = core.get_rope_index(
         request.input_ids,
         image_grid_thw=grids.to(request.input_ids.device),
