@@ -22,7 +22,7 @@ _MIN_STEPS = 2  # the same for sequences of single steps
 _MIN_ROWS = 12  # in a batch, rows of these calls in all: the first call in which rows gain unequally is not undone
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost: runs of less than 25 tokens stay plain
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
-_LOSS_SHARE = 0.02  # of plain decoding's time, what drafts may lose; of the best width's, what exploration may lose
+_LOSS_SHARE = 0.01  # of plain decoding's time, what drafts may lose; of the best width's, what exploration may lose
 _STEPS = 16  # consecutive single steps while drafting does not pay
 # Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
 # more than single steps lose once the rows stand at different positions.
@@ -35,8 +35,8 @@ class AdaptiveWindow:
     Implements `mmspec.decoding.loop.WindowPolicy`. It explores the neighbors of the best width so far, from a width of
     2 on, and keeps a balance of each run: the seconds that calls with drafts took beyond those of plain decoding for
     the same tokens. A width is chosen only if the balance, with the loss that is expected of one more such call, stays
-    below 2 % of what plain decoding takes, so that a run in which drafts never pay is not slower by more, the first one
-    on a model included. Where drafts pay, exploration may lose 2 % of the run's time. Measurements are kept for later
+    below 1 % of what plain decoding takes, so that a run in which drafts never pay is not slower by more, the first one
+    on a model included. Where drafts pay, exploration may lose 1 % of the run's time. Measurements are kept for later
     runs.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand

@@ -221,13 +221,12 @@ DRAFT_COSTS = {"none": (0.0, 0.005), "table": (0.05, 0.02), "model": (0.05, 0.3)
 def test_runs_of_115_tokens_lose_at_most_3_percent_to_plain_decoding(token: str, rows: int) -> None:
     """Also the first run on a model. Single runs differ by their luck; the figures are means over seeds."""
     found = {
-        (drafts, chance): ratios(AdaptiveWindow, Cost(TOKEN_COSTS[token], cost, 0.1), chance, 115, rows, range(3))
+        (drafts, chance): ratios(AdaptiveWindow, Cost(TOKEN_COSTS[token], cost, 0.1), chance, 115, rows, range(8))
         for drafts, cost in DRAFT_COSTS.items()
         for chance in (0.0, 0.3, 0.6, 0.9)
     }
     means = np.array([one.mean(0) for one in found.values()])  # [settings, runs]
-    assert np.quantile(means, 0.9) < 1.03 and means.max() < 1.08, found
-    assert max(one.mean() for (_, chance), one in found.items() if chance == 0.0) < 1.025
+    assert means.max() < 1.03, found
 
 
 def test_rows_advance_together_until_drafts_have_been_shown_to_pay() -> None:
