@@ -153,6 +153,17 @@ class SupportsHeads(SpeechAdapter, Protocol):
 
 
 @runtime_checkable
+class SupportsFrameHeads(SupportsHeads, Protocol):
+    """An adapter of a model whose frames have a depth decoder: its heads predict whole frames.
+
+    Attributes:
+        ahead: Frames in a window; 0 for those that the recipe needs.
+    """
+
+    ahead: int
+
+
+@runtime_checkable
 class MergesVocabularies(SupportsHeads, Protocol):
     """An adapter of a model whose published draft heads number its codes after the tokens of its texts."""
 

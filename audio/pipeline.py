@@ -20,6 +20,7 @@ from mmspec.audio.adapter import (
     PreparedText,
     SpeechAdapter,
     SupportsDuration,
+    SupportsFrameHeads,
     SupportsHeads,
     SupportsReferenceAudio,
 )
@@ -31,13 +32,16 @@ from mmspec.audio.text_parts import continued, decode_parts, draws_voice, part_s
 from mmspec.batching.request import PreparedBatch, PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.engine import Decoded
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import check_fits_model, load_head
+from mmspec.heads.frame import FrameHead
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+from mmspec.training.frame_objective import frame_teacher
 from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import PreparedPrompts
 
@@ -127,7 +131,8 @@ class SpeechPipeline:
             raise ArgumentError(f"no drafter can be trained for this model: {type(adapter).__name__} takes no heads")
         parts = [self.read(prompt, None).parts[0] for prompt in prompts]
         samplings = [self._sampling(temperature, None, None, guidance_scale)] * len(parts)
-        recipe = parse("scd").with_knobs(window=max(slack, 2))
+        frames = isinstance(adapter, SupportsFrameHeads)
+        recipe = parse("frame" if frames else "scd").with_knobs(window=max(slack, 2))
 
         def ready() -> PreparedRows:
             job = adapter.job(parts, recipe, samplings)
@@ -142,7 +147,10 @@ class SpeechPipeline:
 
     def new_small(self) -> Any:
         """Refused: the command does not train small speech models."""
-        raise ArgumentError("mmspec cannot train a small speech model here; use --kind block, eagle or medusa")
+        raise ArgumentError(
+            "mmspec cannot train a small speech model here; use --kind block, eagle or medusa, or --kind "
+            "frame for a model with a depth decoder"
+        )
 
     def add_drafter(self, folder: str | Path) -> None:
         """Adds a draft head; it replaces one of the same kind.
@@ -160,12 +168,25 @@ class SpeechPipeline:
         merged = self.adapter.merged_vocabulary() if isinstance(self.adapter, MergesVocabularies) else None
         head = load_head(folder, prepared.embedding, merged)
         with torch.no_grad():
-            target = feature_target(prepared)
-            target.prefill()
-            width = target.features().shape[-1]
+            target, width = self._features(prepared)
+        if isinstance(target, FrameFeatureTarget):
+            size = head.codebooks if isinstance(head, FrameHead) else 1
+            check_fits_model(folder, "codebooks", size, target.frame_size)
+        elif isinstance(head, FrameHead):
+            raise ModelError(f"drafter {str(folder)!r} predicts frames; this model has no depth decoder")
         check_fits_model(folder, "vocab_size", head.vocab_size, target.vocab_size)
         check_fits_model(folder, "hidden_size", head.hidden_size, width)
         self.adapter.heads[head.kind] = head.to(target.device)
+
+    def _features(self, prepared: PreparedPrompts) -> tuple[Target, int]:
+        """A target after its prefill, and the width of its features."""
+        if isinstance(self.adapter, SupportsFrameHeads):
+            frames = frame_teacher(prepared)
+            frames.prefill()
+            return frames, frames.frame_features(np.zeros(len(prepared.samplings), dtype=np.int64)).shape[-1]
+        target = feature_target(prepared)
+        target.prefill()
+        return target, target.features().shape[-1]
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         """Prepares a text without decoding it: its parts, and remarks for the caller.

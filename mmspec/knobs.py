@@ -10,7 +10,7 @@ from numbers import Number
 
 from mmspec.errors import ArgumentError, did_you_mean
 
-RUNNERS = ("model", "eagle", "medusa", "block", "grid")  # networks that drafts are sampled from
+RUNNERS = ("model", "eagle", "medusa", "block", "grid", "frame")  # networks that drafts are sampled from
 LARGEST = 32  # the widest window that `window=auto` chooses
 
 Value = int | float | str

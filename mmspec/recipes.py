@@ -32,7 +32,7 @@ class RecipeInfo:
         knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
             number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
-        runner: The network that drafts are sampled from: "model", "eagle", "medusa", "block" or "grid".
+        runner: The network that drafts are sampled from: "model", "eagle", "medusa", "block", "grid" or "frame".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
             knobs.
@@ -96,7 +96,8 @@ _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
     "above, else the token before; recycle: an n-gram table built while decoding; stand: samples of stored "
-    "distributions; model, eagle, medusa, block, grid: the network of the recipes draft, eagle, medusa, block, grid",
+    "distributions; model, eagle, medusa, block, grid, frame: the network of the recipes draft, eagle, medusa, block, "
+    "grid, frame",
     choices=("auto", "random", "left", "up", "table", "recycle", "stand", *RUNNERS),
 )
 
@@ -109,7 +110,7 @@ _REFRESH = {
     "refresh": Knob(
         "none",
         "network that the first reused drafts are coupled to, after the corrected prefix: that of the recipes draft, "
-        "eagle, medusa, block, grid",
+        "eagle, medusa, block, grid, frame",
         choices=("none", *RUNNERS),
     ),
     "refreshed": Knob(1, "drafts per window to refresh", low=1, high=64),
@@ -230,6 +231,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(8)},
             runner="grid",
+        ),
+        "frame": RecipeInfo(
+            "a frame head: multi-token prediction of whole frames, for models with a depth decoder",
+            {"tokens": "mmspec.drafters.chain:build"},
+            {"window": _window(33)},
+            runner="frame",
         ),
         "sjd": RecipeInfo(
             "speculative Jacobi decoding: the rejected part of the previous window, resampled",
@@ -448,6 +455,11 @@ class Recipe:
         networks = {self.knobs.get("start", "model"), self.knobs.get("refresh", "none")}
         uses = "layers" in self.knobs and self.info.runner == "model" and "model" in networks
         return self.info.draft_model or (uses and not int(self.knobs["layers"]))
+
+    @property
+    def drafts_frames(self) -> bool:
+        """Whether it drafts with a frame head, whose windows span several frames."""
+        return "frame" in (self.info.runner, self.knobs.get("start"), self.knobs.get("refresh"))
 
     @property
     def needs_table(self) -> bool:

@@ -11,8 +11,9 @@ The end of a row is thus a function of the prefix, like every other distribution
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import cache_bytes
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
+from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -38,6 +40,20 @@ from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 
 MAX_AHEAD = 16  # frames in a window
+NO_HEADS: Mapping[str, Head] = MappingProxyType({})
+
+
+def frames_ahead(ahead: int, size: int, recipe: Recipe) -> int:
+    """Frames in a window of a recipe; 0 keeps windows inside a frame.
+
+    Args:
+        ahead: The frames that the user asks for. A recipe that drafts with a frame head has at least its own window,
+            rounded up to whole frames.
+        size: Tokens of a frame.
+        recipe: The recipe.
+    """
+    own = min(max(-(-(recipe.window - 1) // size), 1), MAX_AHEAD) if recipe.drafts_frames else 0
+    return max(ahead, own)
 
 
 class FrameWindowModel(Protocol):
@@ -86,7 +102,8 @@ class FrameWindowModel(Protocol):
 class FrameTarget:
     """A model of frames as a target of the stream of their tokens; its logits include the sampling parameters.
 
-    Token V is the end token, which follows the last frame of a row.
+    Token V is the end token, which follows the last frame of a row. It is a
+    `mmspec.decoding.target.FrameFeatureTarget` and a `mmspec.training.frame_objective.FrameTeacher`.
 
     Args:
         model: The model with its prompts given.
@@ -99,7 +116,9 @@ class FrameTarget:
         self.vocab_size = model.vocab_size + 1
         self.device = model.device
         self._model, self._ends = model, spec.ends
-        self._size = 1 + model.codes
+        self._size = self.frame_size = 1 + model.codes
+        warm = [spec.first.temperature or 1.0] + [spec.rest.temperature or 1.0] * model.codes
+        self.temperatures = torch.tensor(warm, device=model.device)
         self._samplers = [
             TokenSampler([sampling] * batch_size, None, model.device) for sampling in (spec.first, spec.rest)
         ]
@@ -126,6 +145,28 @@ class FrameTarget:
         logits = torch.cat([self._code_logits(frames, numbers), next_first], dim=2).flatten(1, 2)
         index = self._on_device(positions - first[:, None] * size)
         return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
+
+    def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
+        """See `mmspec.decoding.target.FrameFeatureTarget`."""
+        index = self._on_device(frames)[:, None, None].expand(-1, 1, self._hidden.shape[2])
+        return self._hidden.gather(1, index)[:, 0]
+
+    def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
+        """See `mmspec.decoding.target.FrameFeatureTarget`."""
+        first, rest = (self._log_probs(logits, sampler) for sampler in self._samplers)
+        return torch.where(self._on_device(books)[..., None] == 0, first, rest)
+
+    def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """See `mmspec.training.frame_objective.FrameTeacher`."""
+        first, features = self._model.start().cond, self._model.hidden()[:, -1:]
+        frames = frames.clamp(max=self.vocab_size - 2)
+        if end > 1:
+            read = self._model.read(frames[:, : end - 1], np.zeros(len(frames), dtype=np.int64)).cond
+            first, features = torch.cat([first, read], dim=1), torch.cat([features, self._model.hidden()], dim=1)
+        first, features, taught = first[:, start:], features[:, start:], frames[:, start:end]
+        rest = self._model.rest(features.flatten(0, 1), taught.flatten(0, 1)).unflatten(0, taught.shape[:2])
+        logits = torch.cat([first[:, :, None].float(), rest.float()], dim=2)
+        return features, F.pad(logits, (0, 1), value=-torch.inf)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._model.select_rows(row_ids)
@@ -201,6 +242,7 @@ def decode_frame_windows(
     draft: FrameWindowModel | None = None,
     on_step: OnStep | None = None,
     adaptive_windows: AdaptiveWindows | None = None,
+    heads: Mapping[str, Head] = NO_HEADS,
 ) -> DecodedFrames:
     """Decodes a batch of rows like `mmspec.audio.depth.frame_batch.decode_frames`, with `ahead` frames in a window.
 
@@ -216,11 +258,12 @@ def decode_frame_windows(
         draft: A smaller model with the same prompts, for recipes that use one.
         on_step: Called after every target call; the tokens of its `Step` are complete frames.
         adaptive_windows: Window controllers of earlier runs of the model, for `window=auto`.
+        heads: Draft heads by kind: a frame head drafts whole frames.
 
     Raises:
         ArgumentError: For a number of frames out of range, and for a recipe with trees.
     """
-    made = prepare_frame_windows(model, recipe, spec, len(seeds), ahead, draft, adaptive_windows)
+    made = prepare_frame_windows(model, recipe, spec, len(seeds), ahead, draft, adaptive_windows, heads)
     size, end = 1 + model.codes, model.vocab_size
     recipe = made.recipe or recipe
 
@@ -245,6 +288,7 @@ def prepare_frame_windows(
     ahead: int,
     draft: FrameWindowModel | None = None,
     adaptive_windows: AdaptiveWindows | None = None,
+    heads: Mapping[str, Head] = NO_HEADS,
 ) -> PreparedRows:
     """A batch of `count` rows, ready to be decoded; the other arguments are those of `decode_frame_windows`.
 
@@ -260,7 +304,7 @@ def prepare_frame_windows(
     slack = max(widest, recipe.window)
     layout = Layout(spec.length * size, width=size, eos=frozenset({end}), pad=end)
     resources = DraftResources(
-        adaptive_windows={} if adaptive_windows is None else adaptive_windows, largest_window=widest
+        adaptive_windows={} if adaptive_windows is None else adaptive_windows, largest_window=widest, heads=heads
     )
     if draft is not None:
         draft_model = draft

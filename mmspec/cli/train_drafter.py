@@ -20,10 +20,11 @@ from mmspec.files import check_writable
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "small", "retrieval")
+KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "frame", "small", "retrieval")
 LOSSES = ("kl", "tvd", "lk", "smooth-l1+ce")
 ROTARY = ("auto", "1d")
-DEPTHS = {"block": 15, "grid": 15, "retrieval": 15}  # tokens ahead by default; 4 for other kinds
+# Tokens ahead by default, of a frame head frames; 4 for other kinds.
+DEPTHS = {"block": 15, "grid": 15, "retrieval": 15, "frame": 2}
 
 
 def train_drafter(
@@ -42,7 +43,8 @@ def train_drafter(
         str,
         typer.Option(
             help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
-            "the features; block: a whole block in one pass; grid: the next row of an image; small: a smaller model; "
+            "the features; block: a whole block in one pass; grid: the next row of an image; frame: whole frames of "
+            "codes, for speech models with a depth decoder; small: a smaller model; "
             "retrieval: a datastore of the model's sequences, which needs no training."
         ),
     ] = "eagle",
@@ -64,7 +66,8 @@ def train_drafter(
         typer.Option(
             min=1,
             max=64,
-            help="Tokens ahead: unrolled drafts (eagle), heads (medusa), or the block or row; 4, or 15 for these two.",
+            help="Tokens ahead: unrolled drafts (eagle), heads (medusa), or the block or row; 4, or 15 for these two. "
+            "Frames ahead of a frame head; 2.",
         ),
     ] = None,
     hidden: Annotated[

@@ -136,6 +136,36 @@ class LayerFeatureTarget(FeatureTarget, Protocol):
         ...
 
 
+@runtime_checkable
+class FrameFeatureTarget(Target, Protocol):
+    """A target of a stream of frames that returns one feature per frame, for drafters that predict whole frames.
+
+    The feature of a frame is the hidden state that its first token is sampled from.
+
+    Attributes:
+        frame_size: Tokens of a frame, K.
+    """
+
+    frame_size: int
+
+    def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
+        """The features [B, D] of one frame of each row, of which at least the first token has been sampled.
+
+        Args:
+            frames: Host int64 [B], the numbers of the frames.
+        """
+        ...
+
+    def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
+        """A drafter's logits [B, W, V] as logits of drafts, with the sampling parameters of their places in a frame.
+
+        Args:
+            logits: [B, W, V].
+            books: Host int64 [B, W], 0 to K - 1.
+        """
+        ...
+
+
 def spread_layers(count: int) -> tuple[int, ...]:
     """An early layer, the middle and the last of `count` layers; () if there are fewer than three."""
     return () if count < 3 else tuple(sorted({max(count // 4, 1), (count + 1) // 2, count}))

@@ -1,4 +1,4 @@
-"""Builds the draft runner of a recipe: a draft model, an EAGLE head, Medusa heads or a block head."""
+"""Builds the draft runner of a recipe: a draft model, or a head on the target's features."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget, TreeTarget
+from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, LayerFeatureTarget, TreeTarget
 from mmspec.drafters.block import BlockRunner
 from mmspec.drafters.draft_model import draft_model_of
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.eagle import EagleRunner
+from mmspec.drafters.frame import FrameRunner
 from mmspec.drafters.grid import GridRunner
 from mmspec.drafters.medusa import MedusaRunner
 from mmspec.drafters.model_runner import ModelRunner
@@ -18,6 +19,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.params import SamplingParams, change_each
@@ -29,7 +31,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
 
     Args:
         context: The recipe and the model's resources.
-        kind: "model", "eagle", "medusa", "block" or "grid".
+        kind: "model", "eagle", "medusa", "block", "grid" or "frame".
         greedy_as_warm: Whether greedy rows draft at temperature 1. A tree that ranks tokens by their probability needs
             it, because the one-hot distribution of a greedy row ranks nothing.
 
@@ -54,15 +56,24 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             f"recipe {recipe.name!r} needs a drafter of kind {kind!r}, and this model has none; train one with "
             f"`mmspec train-drafter --kind {kind}` and name its folder as drafter"
         )
-    if not isinstance(target, FeatureTarget):
-        raise ArgumentError(
-            f"recipe {recipe.name!r} is not possible here: {type(target).__name__} does not provide features"
-        )
     head = resources.heads[kind]
+    if not isinstance(target, FrameFeatureTarget if isinstance(head, FrameHead) else FeatureTarget):
+        features = "features of frames" if isinstance(head, FrameHead) else "features"
+        raise ArgumentError(
+            f"recipe {recipe.name!r} is not possible here: {type(target).__name__} does not provide {features}"
+        )
     if head.vocab_size != target.vocab_size:
         raise ModelError(
             f"drafter has a vocabulary of {head.vocab_size} tokens, the model {target.vocab_size}; they must match"
         )
+    if isinstance(head, FrameHead):
+        assert isinstance(target, FrameFeatureTarget)
+        if head.codebooks != target.frame_size:
+            raise ModelError(
+                f"drafter is for frames of {head.codebooks} tokens, and this model's have {target.frame_size}"
+            )
+        return FrameRunner(head, target, sampler(context.samplings))
+    assert isinstance(target, FeatureTarget)
     if isinstance(head, Eagle3Head) and not isinstance(target, LayerFeatureTarget):
         raise ArgumentError(
             f"recipe {recipe.name!r} is not possible here: an EAGLE-3 head reads features of several layers, and "

@@ -18,6 +18,7 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
@@ -31,7 +32,7 @@ from mmspec.heads.speculators import (
     vocabulary_of,
 )
 
-Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | Datastore
+Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | FrameHead | Datastore
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -107,6 +108,8 @@ def head_arguments(
         return BlockHead, config
     if "grid_width" in config:
         return GridHead, config
+    if "codebooks" in config:
+        return FrameHead, config
     if "norm_output" in config:
         return Eagle3Head, config
     return EagleHead, eagle_arguments(config, tensors)

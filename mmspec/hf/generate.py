@@ -136,7 +136,8 @@ def generate(
                 )
             refuse_flash_attention_inside(unwrap(model))
             prepared = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
-            return own(GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step))
+            by_kind = {head.kind: head.to(model.device) for head in heads}
+            return own(GenerateRequest(unwrap(model), *prepared, recipe, seed, unwrap(draft_model), on_step, by_kind))
         job = prepare(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
         resources = job.resources(draft_model, recipe.window, heads)
         observer = job.observer(on_step, dropped.streamer)

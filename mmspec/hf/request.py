@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from mmspec.decoding.loop import OnStep
+from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 
 
@@ -27,6 +28,7 @@ class GenerateRequest:
         seed: One seed, or one per row, as in `mmspec.generate`.
         draft_model: The draft model, without the wrapper of `torch.compile`, or None.
         on_step: Called after every target call, as in `mmspec.generate`.
+        heads: Draft heads by kind.
     """
 
     model: Any
@@ -39,6 +41,7 @@ class GenerateRequest:
     seed: int | Sequence[int] | None
     draft_model: Any
     on_step: OnStep | None
+    heads: Mapping[str, Head] = field(default_factory=dict)
 
 
 def unwrap(model: Any) -> Any:

@@ -27,6 +27,7 @@ from mmspec.heads.datastore import Datastore
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import Logits
@@ -36,6 +37,7 @@ from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 
 FEATURES = 16  # width of the features of `ToyTarget`, and its largest vocabulary where features are used
+FRAME = 2  # tokens of a frame of `ToyTarget`, for frame heads
 LAYERS = 4  # of `ToyTarget` and `ColumnToy`
 
 
@@ -59,6 +61,7 @@ class ToyTarget:
         self.vocab_size = vocab_size
         self.length = length
         self.layers = LAYERS
+        self.frame_size = FRAME
         self.short_cache = True
         self.device = torch.device("cpu")
         starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
@@ -106,6 +109,15 @@ class ToyTarget:
 
     def head(self, features: Tensor) -> Tensor:
         return features[..., : self.vocab_size]
+
+    def frame_features(self, frames: NDArray[np.int64]) -> Tensor:
+        """The logits of the first token of each frame, padded to `FEATURES`."""
+        length = torch.from_numpy(frames * FRAME).clamp(max=self.length - 1)
+        number = self._number.gather(1, length[:, None])[:, 0]
+        return F.pad(self._tables[0][0][self._first[length] + number], (0, FEATURES - self.vocab_size))
+
+    def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
+        return logits
 
     def prefill(self) -> Logits:
         start = torch.zeros(len(self._number), 1, dtype=torch.int64)
@@ -283,7 +295,10 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
             torch.nn.init.normal_(p, std=0.5)
         store = Datastore(vocab_size, FEATURES, 6, 12)
         store.tokens.copy_(torch.randint(vocab_size, store.tokens.shape))
-    return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "retrieval": store}
+        frame = FrameHead(vocab_size, FEATURES, FRAME, 8, 24)
+        for p in frame.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+    return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame, "retrieval": store}
 
 
 def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) -> Eagle3Head:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,11 +17,13 @@ from mmspec.errors import ArgumentError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
 from mmspec.training.block_objective import block_loss
+from mmspec.training.frame_objective import FrameTeacherOutput, frame_loss, frame_teacher, run_frame_teacher
 from mmspec.training.grid_objective import grid_loss
 from mmspec.training.objectives import (
     LOSSES,
@@ -30,9 +33,12 @@ from mmspec.training.objectives import (
     eagle_loss,
     feature_target,
     medusa_loss,
+    run_teacher,
 )
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.settings import TrainingSettings
+
+FRAME_WIDTH = 512  # of a frame head, at most: its tables have 2 * K * V vectors of this width
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,13 @@ class Batch:
 
     Attributes:
         prepared: The prompts.
-        teacher: The tokens, and what the target says about them.
+        teacher: The tokens, and what the target says about them: a `TeacherOutput`, or what the kind's `teach` returns.
         settings: The settings of the training.
         generator: Chooses the parts of the sequences that a block or grid head is trained on.
     """
 
     prepared: PreparedPrompts
-    teacher: TeacherOutput
+    teacher: Any
     settings: TrainingSettings
     generator: torch.Generator
 
@@ -130,6 +136,26 @@ def _new_grid(sizes: HeadSizes, settings: TrainingSettings) -> GridHead:
     return GridHead(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, sizes.layout.width)
 
 
+def _teach_tokens(
+    prepared: PreparedPrompts,
+    tokens: Tensor,
+    features: Tensor | None,
+    layers: Sequence[int],
+    generator: torch.Generator,
+) -> TeacherOutput:
+    return run_teacher(prepared, tokens, features, layers)
+
+
+def _teach_frames(
+    prepared: PreparedPrompts,
+    tokens: Tensor,
+    features: Tensor | None,
+    layers: Sequence[int],
+    generator: torch.Generator,
+) -> FrameTeacherOutput:
+    return run_frame_teacher(prepared, tokens, generator)
+
+
 @dataclass(frozen=True)
 class DrafterKind:
     """A kind of drafter.
@@ -137,12 +163,19 @@ class DrafterKind:
     Attributes:
         recipe: The recipe that measures its acceptance.
         loss: The loss of a batch.
-        new: Builds a head, before its weights are initialized; None for a small model, which the pipeline builds.
+        new: Builds a head on the features of tokens, before its weights are initialized; None for other kinds.
+        teach: Runs the target on sequences int64 [B, N], given their features if they are stored, the layers that the
+            drafter reads, and a generator that chooses parts of them.
+        keeps_features: Whether the target's features may be stored with the sequences.
+        head: Whether the drafter is a head; else it is a small model, which the pipeline builds.
     """
 
     recipe: str
     loss: Callable[[Any, Batch], Tensor]
     new: Callable[[HeadSizes, TrainingSettings], nn.Module] | None = None
+    teach: Callable[[PreparedPrompts, Tensor, Tensor | None, Sequence[int], torch.Generator], Any] = _teach_tokens
+    keeps_features: bool = True
+    head: bool = True
 
 
 KINDS = {
@@ -159,8 +192,16 @@ KINDS = {
     "grid": DrafterKind(
         "grid", lambda head, b: grid_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator), _new_grid
     ),
+    "frame": DrafterKind(
+        "frame",
+        lambda head, b: frame_loss(head, b.teacher, b.settings.loss, b.settings.depth),
+        teach=_teach_frames,
+        keeps_features=False,
+    ),
     "small": DrafterKind(
-        "draft", lambda model, b: draft_model_loss(model, b.prepared, b.teacher, LOSSES[b.settings.loss])
+        "draft",
+        lambda model, b: draft_model_loss(model, b.prepared, b.teacher, LOSSES[b.settings.loss]),
+        head=False,
     ),
 }
 
@@ -171,10 +212,12 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
     Raises:
         ArgumentError: If the target cannot have a drafter of that kind.
     """
-    new = KINDS[settings.kind].new
-    if new is None:
+    if not KINDS[settings.kind].head:
         return pipe.new_small()
     prepared = settings.prepare(pipe, settings.held_out[:1], 1)
+    new = KINDS[settings.kind].new
+    if new is None:
+        return _new_frame(prepared, settings)
     target = feature_target(prepared)
     if settings.mask_token is not None and (settings.kind != "block" or settings.mask_token >= target.vocab_size):
         raise ArgumentError(
@@ -198,24 +241,43 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
     return head.to(target.device)
 
 
+def _new_frame(prepared: PreparedPrompts, settings: TrainingSettings) -> FrameHead:
+    target = frame_teacher(prepared)
+    with torch.no_grad():
+        target.prefill()
+        dim = target.frame_features(np.zeros(len(prepared.samplings), dtype=np.int64)).shape[-1]
+    width = min(dim, FRAME_WIDTH)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed % 2**63)
+        head = FrameHead(target.vocab_size, dim, target.frame_size, width, settings.hidden or mlp_width(width))
+        head.init_weights()
+    return head.to(target.device)
+
+
+def mlp_width(dim: int) -> int:
+    """8/3 of the features' width, rounded up to a multiple of 32."""
+    return -(-8 * dim // 3 // 32) * 32
+
+
 def _sizes(target: FeatureTarget, dim: int, layout: Layout, settings: TrainingSettings) -> HeadSizes:
     heads = next(h for h in range(max(dim // 64, 1), 0, -1) if dim % (4 * h) == 0)
     grid = isqrt(layout.length)
     square = settings.rotary == "auto" and layout.width == grid and grid * grid == layout.length
     theta, side = (100.0, grid) if square else (10000.0, None)
-    return HeadSizes(target, layout, dim, settings.hidden or -(-8 * dim // 3 // 32) * 32, heads, theta, side)
+    return HeadSizes(target, layout, dim, settings.hidden or mlp_width(dim), heads, theta, side)
 
 
 def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:
     """Measures the acceptance of a drafter on the held-out prompts."""
-    recipe = parse(KINDS[settings.kind].recipe).with_knobs(window=settings.depth + 1)
+    size = model.codebooks if isinstance(model, FrameHead) else 1  # the depth of a frame head counts frames
+    recipe = parse(KINDS[settings.kind].recipe).with_knobs(window=settings.depth * size + 1)
     prepared = with_drafter(settings.prepare(pipe, settings.held_out, recipe.window), model, settings.kind)
     return measure_acceptance(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
 
 
 def with_drafter(prepared: PreparedPrompts, model: Any, kind: str) -> PreparedPrompts:
     """The same prompts with this drafter in place of the pipeline's own."""
-    if KINDS[kind].new is not None:
+    if KINDS[kind].head:
         return replace(prepared, resources=replace(prepared.resources, heads={model.kind: model}))
     assert prepared.small_target is not None
     make = prepared.small_target

@@ -15,7 +15,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "eagle3", "medusa", "block", "grid", "small" or "retrieval".
+        kind: "eagle", "eagle3", "medusa", "block", "grid", "frame", "small" or "retrieval".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -23,9 +23,9 @@ class TrainingSettings:
         steps: Number of AdamW updates.
         batch: Sequences per update, over all processes.
         lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
-        depth: Number of draft depths that are trained (eagle), of heads (medusa), or of tokens in a draft (block,
-            grid).
-        hidden: Width of the MLP of an EAGLE, block or grid head; 0 for 8/3 of the feature width.
+        depth: Number of draft depths that are trained (eagle), of heads (medusa), of tokens in a draft (block,
+            grid), or of frames (frame).
+        hidden: Width of the MLP of an EAGLE, block, grid or frame head; 0 for 8/3 of the feature width.
         seed: Seed of the sequences, the weights and the order of the sequences.
         keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
         rotary: "auto" for a 2-D rotary embedding where tokens fill a square, else 1-D; "1d" always for 1-D.
@@ -63,7 +63,13 @@ class TrainingSettings:
         return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
 
     def __post_init__(self) -> None:
-        names = {"small": "small model", "block": "block head", "grid": "grid head", "eagle3": "head of EAGLE-3"}
+        names = {
+            "small": "small model",
+            "block": "block head",
+            "grid": "grid head",
+            "frame": "frame head",
+            "eagle3": "head of EAGLE-3",
+        }
         if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
         if self.loss == LK and self.kind == "small":

@@ -22,7 +22,6 @@ from mmspec.files import replacing, replacing_folder
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, new_drafter
-from mmspec.training.objectives import run_teacher
 from mmspec.training.prepared import TrainablePipeline
 from mmspec.training.sequences import TrainingSequences, read_sequences, write_sequences
 from mmspec.training.settings import TrainingSettings
@@ -102,6 +101,7 @@ class Trainer:
             on_chunk: Called after each chunk with its number of sequences.
         """
         s, folder = self.settings, self.folder / "work" / "sequences"
+        keep = s.keep_features and KINDS[s.kind].keeps_features
         folder.mkdir(parents=True, exist_ok=True)
         write_sequences(
             partial(s.prepare, self.pipe),
@@ -109,7 +109,7 @@ class Trainer:
             s.sequences,
             s.seed,
             folder,
-            s.keep_features,
+            keep,
             self._layer_ids,
             self.rank,
             self.world_size,
@@ -117,7 +117,7 @@ class Trainer:
         )
         if self.world_size > 1:
             torch.distributed.barrier()
-        return read_sequences(folder, s.sequences, s.keep_features)
+        return read_sequences(folder, s.sequences, keep)
 
     def train(
         self,
@@ -183,17 +183,18 @@ class Trainer:
         prepared = s.prepare(self.pipe, [s.prompts[i % len(s.prompts)] for i in own], 1)
         tokens, features = sequences.tokens[own], sequences.features_of(own)
         length = longest(tokens, prepared.layout)
-        teacher = run_teacher(
+        generator = torch.Generator().manual_seed(
+            (s.seed * 1_000_003 + self.step * self.world_size + self.rank) % 2**63
+        )
+        teacher = KINDS[s.kind].teach(
             prepared,
             tokens[:, :length],
             None if features is None else features[:, :length],
             self._layer_ids,
-        )
-        generator = torch.Generator().manual_seed(
-            (s.seed * 1_000_003 + self.step * self.world_size + self.rank) % 2**63
+            generator,
         )
         # bfloat16 matrix products are twice as fast; distributions and losses stay in float32.
-        with torch.autocast(teacher.tokens.device.type, torch.bfloat16, enabled=s.kind != "small"):
+        with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, enabled=s.kind != "small"):
             loss = KINDS[s.kind].loss(self.model, Batch(prepared, teacher, s, generator))
         self._optimizer.zero_grad()
         loss.backward()

@@ -18,6 +18,8 @@ from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.batching.engine import Engine
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hub.files import needed_files
+from mmspec.training.settings import TrainingSettings
+from mmspec.training.trainer import Trainer
 
 FRAMES = golden.recorded()["length"] - 1
 CALLS = golden.recorded()["cases"]
@@ -202,3 +204,17 @@ def test_requests_of_an_engine_are_those_of_the_pipeline(tmp_path: Path, ahead: 
     for i, text in enumerate(texts):
         alone = pipe(text, seed=4 + i, recipe="scd")
         np.testing.assert_allclose(results[text].audio, alone.audio, atol=1e-5)
+
+
+def test_a_frame_head_drafts_for_the_talker(tmp_path: Path) -> None:
+    """Trained for a step, with text that is added to frames, a repetition penalty and an end of its own."""
+    pipe = load(tmp_path, "custom_voice", non_streaming_mode=False)
+    folder = tmp_path / "head"
+    settings = TrainingSettings("frame", "kl", ("Hi there.", "o"), ("Yes.",), 2, 1, 2, 1e-3, 1, 32, 0)
+    trainer = Trainer(pipe, settings, folder)
+    trainer.train(trainer.collect(), 1, 1)
+    pipe.add_drafter(folder)
+    texts = ["Hi there.", "A longer text, with more words in it."]
+    plain, drafted = (pipe(texts, recipe=recipe, temperature=0, seed=0) for recipe in ("plain", "frame"))
+    for one, other in zip(plain, drafted, strict=True):
+        np.testing.assert_allclose(one.audio, other.audio, atol=1e-5)

@@ -50,9 +50,11 @@ CHAINS = [
     "block:window=6",
     "grid:window=3",
     "grid:window=6",
+    "frame:window=3",
+    "frame:window=5",
 ]
 STARTS = ["left", "up", "random", "table", "recycle", "stand", "model", "model,layers=1", "model,guidance=2"]
-STARTS += ["eagle", "medusa", "block", "grid"]
+STARTS += ["eagle", "medusa", "block", "grid", "frame"]
 JACOBI = [
     *(f"sjd:window=4,start={start}" for start in STARTS),
     *(f"scd:window=3,start={start}" for start in STARTS),
@@ -65,6 +67,7 @@ JACOBI = [
     "scd:window=4,refresh=model,layers=1,weight=1,start=random",
     "scd:window=4,refresh=block,refreshed=2",
     "scd:window=4,refresh=grid",
+    "scd:window=4,refresh=frame,refreshed=2",
     "scd:window=3,refresh=model,refreshed=2,coupling=gumbel",
     "sjd:window=4,refresh=model,refreshed=2,guidance=2",
 ]

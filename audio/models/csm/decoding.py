@@ -21,10 +21,11 @@ from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_batch import decode_frames
-from mmspec.audio.depth.frame_windows import decode_frame_windows
+from mmspec.audio.depth.frame_windows import NO_HEADS, decode_frame_windows, frames_ahead
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.loop import OnStep
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.checkpoint import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
@@ -102,13 +103,14 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
 
     Args:
         call: The call.
-        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
 
     Raises:
         ArgumentError: For an argument that is not supported, or whose value is not allowed.
         ModelError: For a draft model that generates other frames.
     """
     model, input_ids, inputs = call.model, call.input_ids, call.inputs
+    ahead = frames_ahead(ahead, int(model.config.num_codebooks), call.recipe)
     refuse_modes(call.config, inputs)
     found, others = read_processors(call.processors)
     if others:
@@ -128,7 +130,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
             draft = frames_of(draft_model, input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
     windows = adaptive_windows_of(model)
-    decoded = decode_csm(prompted, call.recipe, spec, seeds, ahead, draft, call.on_step, windows)
+    decoded = decode_csm(prompted, call.recipe, spec, seeds, ahead, draft, call.on_step, windows, call.heads)
     if call.config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=decoded.frames)  # `CsmGenerateOutput` has no field for statistics
     return decoded.frames
@@ -143,10 +145,11 @@ def decode_csm(
     draft: CsmFrames | None,
     on_step: OnStep | None,
     adaptive_windows: AdaptiveWindows,
+    heads: Mapping[str, Head] = NO_HEADS,
 ) -> DecodedFrames:
     """Calls `decode_frame_windows`, or `decode_frames` if `ahead` is 0."""
     if ahead:
-        return decode_frame_windows(model, recipe, spec, seeds, ahead, draft, on_step, adaptive_windows)
+        return decode_frame_windows(model, recipe, spec, seeds, ahead, draft, on_step, adaptive_windows, heads)
     return decode_frames(model, recipe, spec, seeds, draft, on_step, adaptive_windows)
 
 
@@ -162,11 +165,13 @@ def generate_ahead(
     draft_model: Any = None,
     on_step: OnStep | None = None,
     ahead: int = 2,
+    heads: Sequence[Head] = (),
     **inputs: Any,
 ) -> Any:
     """`mmspec.generate` for CSM with windows of `ahead` frames; see `mmspec.audio.depth.frame_windows`.
 
-    Pass it to `model.generate` as `custom_generate`.
+    Pass it to `model.generate` as `custom_generate`. `heads` are draft heads, as
+    `mmspec.heads.checkpoint.load_head` reads them, for the recipe `frame`.
 
     Raises:
         ArgumentError: For an argument that is not supported, or whose value is not allowed.
@@ -175,7 +180,9 @@ def generate_ahead(
     if ahead < 1:
         raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be 1 frame or more")
     asked = (input_ids, logits_processor, stopping_criteria, generation_config, inputs)
-    return generate(GenerateRequest(unwrap(model), *asked, parse(recipe), seed, unwrap(draft_model), on_step), ahead)
+    by_kind = {head.kind: head.to(input_ids.device) for head in heads}
+    request = GenerateRequest(unwrap(model), *asked, parse(recipe), seed, unwrap(draft_model), on_step, by_kind)
+    return generate(request, ahead)
 
 
 def frame_ends(model: Any) -> Callable[[Tensor], Tensor]:

@@ -15,7 +15,7 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_batch import PreparedFrames
-from mmspec.audio.depth.frame_windows import MAX_AHEAD, prepare_frame_windows
+from mmspec.audio.depth.frame_windows import MAX_AHEAD, frames_ahead, prepare_frame_windows
 from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
@@ -25,6 +25,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
+from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -59,7 +60,7 @@ class CsmAdapter:
         codec: The codec of its codes.
         draft_model: A smaller model of the family, which drafts the depth, or None.
         frames: Frames of a part, at most.
-        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
         reference: Reference audio to continue, its codes int64 [F, codebooks]; or None.
     """
 
@@ -79,6 +80,7 @@ class CsmAdapter:
     ) -> None:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
         self.ahead, self.reference = ahead, reference
+        self.heads: dict[str, Head] = {}
         self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
         self.sampling = checkpoint_sampling(model.generation_config, ORIGINAL)
 
@@ -126,7 +128,9 @@ class CsmAdapter:
                 f"{self.frames} are for the generated frames"
             )
         found = ReferenceCodes(transcript, codes.to(self.model.device))
-        return CsmAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, found)
+        other = CsmAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, found)
+        other.heads = self.heads
+        return other
 
     def job(self, parts: Sequence[CsmPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CsmJob:
         longest = max(len(part.ids) for part in parts)
@@ -168,24 +172,27 @@ class CsmJob:
         adapter = self.adapter
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible for CSM, whose tokens come from two models")
-        (model, draft), spec = self._models(recipe), self._spec(samplings[0])
+        (model, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
         windows = adaptive_windows_of(adapter.model)
-        decoded = decode_csm(model, recipe, spec, seeds, adapter.ahead, draft, on_step, windows)
+        decoded = decode_csm(model, recipe, spec, seeds, ahead, draft, on_step, windows, adapter.heads)
         return Decoded(decoded.frames, decoded.stats)
 
     def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
         """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
         adapter = self.adapter
-        (model, draft), spec = self._models(recipe), self._spec(samplings[0])
+        (model, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
         windows = adaptive_windows_of(adapter.model)
-        if not adapter.ahead:
+        if not ahead:
             return PreparedFrames(model, spec, DraftResources(adaptive_windows=windows), draft)
-        return prepare_frame_windows(model, recipe, spec, len(self.ids), adapter.ahead, draft, windows)
+        return prepare_frame_windows(model, recipe, spec, len(self.ids), ahead, draft, windows, adapter.heads)
+
+    def _ahead(self, recipe: Recipe) -> int:
+        return frames_ahead(self.adapter.ahead, int(self.adapter.model.config.num_codebooks), recipe)
 
     def _models(self, recipe: Recipe) -> tuple[CsmFrames, CsmFrames | None]:
         """The model, and the draft model if the recipe uses one, with the prompts."""
-        draft_model = self.adapter.draft_model if recipe.needs_draft_model else None
-        return self._prompted(self.adapter.model), None if draft_model is None else self._prompted(draft_model)
+        draft, ahead = self.adapter.draft_model if recipe.needs_draft_model else None, self._ahead(recipe)
+        return self._prompted(self.adapter.model, ahead), None if draft is None else self._prompted(draft, ahead)
 
     def _spec(self, first: SamplingParams) -> FrameSpec:
         adapter = self.adapter
@@ -193,7 +200,7 @@ class CsmJob:
         pad = int(adapter.model.config.codebook_eos_token_id)
         return FrameSpec(adapter.frames, frame_ends(adapter.model), pad, first, rest)
 
-    def _prompted(self, model: Any) -> CsmFrames:
+    def _prompted(self, model: Any, ahead: int) -> CsmFrames:
         config, embeds = model.config, model.embed_text_tokens(self.ids)
         if self.codes:
             codes = torch.cat(list(self.codes))
@@ -201,7 +208,7 @@ class CsmJob:
             for placeholder, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, ends)):
                 frame_embeds = model.backbone_model.embed_tokens(frames[None])[0]
                 embeds = embeds.masked_scatter((self.ids == placeholder)[..., None], frame_embeds)
-        return CsmFrames(model, embeds, self.mask, self.adapter.frames, self.adapter.ahead)
+        return CsmFrames(model, embeds, self.mask, self.adapter.frames, ahead)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> CsmAdapter:

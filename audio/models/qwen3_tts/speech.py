@@ -18,7 +18,7 @@ from mmspec.audio.codecs.after_reference import AfterReference
 from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
-from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows, prepare_frame_windows
+from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows, frames_ahead, prepare_frame_windows
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, check_draft, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
@@ -39,6 +39,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import LOAD_ERRORS, read_json
 from mmspec.hub import current_access
 from mmspec.recipes import Recipe
@@ -58,7 +59,7 @@ class Options:
 
     Attributes:
         frames: Frames of a part, at most, with the one that ends it.
-        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows`; 0 keeps windows inside a frame.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
         language: The language of the texts, by name, or "auto".
         instruct: How to speak, or for voice_design models the voice; or None.
         non_streaming_mode: Whether a prompt has all of its text, instead of one token per frame; None is the original's
@@ -122,7 +123,8 @@ class Qwen3TTSAdapter:
         self.model, self.tokenizer, self._codec = model, tokenizer, codec
         continuation = None if voice is None else voice.continuation
         self.codec = codec if continuation is None else AfterReference(codec, continuation.codes.T)
-        self.generation, self.options, self.voice = generation, options, voice
+        self.generation, self.options, self.voice, self.ahead = generation, options, voice, options.ahead
+        self.heads: dict[str, Head] = {}
         self.draft_model = None if draft_model is None else check_draft(draft_model, model)
         config = model.config
         check_codec(codec, config.codebooks, config.codes)
@@ -183,9 +185,11 @@ class Qwen3TTSAdapter:
                 )
             continuation = Continuation(self._ids(reference_text(reference.transcript)), codes)
         voice = Voice(vectors, continuation)
-        return Qwen3TTSAdapter(
+        other = Qwen3TTSAdapter(
             self.model, self.tokenizer, codec, self.generation, self.options, self.draft_model, voice
         )
+        other.heads = self.heads
+        return other
 
     def job(self, parts: Sequence[Qwen3TTSPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Qwen3TTSJob:
         return Qwen3TTSJob(self, parts)
@@ -194,12 +198,12 @@ class Qwen3TTSAdapter:
         ends = frame_ends(self.model)(tokens).nonzero()
         return (tokens[: int(ends[0])] if len(ends) else tokens).T
 
-    def prompted(self, model: Qwen3TTS, parts: Sequence[Qwen3TTSPrompt]) -> Qwen3TTSFrames:
-        """A model, which is the target or the draft model, with the prompts of parts."""
+    def prompted(self, model: Qwen3TTS, parts: Sequence[Qwen3TTSPrompt], ahead: int) -> Qwen3TTSFrames:
+        """A model, which is the target or the draft model, with the prompts of parts, for windows of `ahead` frames."""
         vector = None if self.voice is None else self.voice.vectors[0 if model is self.model else -1]
         prompts = [embed_prompt(model, part, vector) for part in parts]
         penalty = float(self.generation.get("repetition_penalty", REPETITION_PENALTY))
-        return Qwen3TTSFrames(model, prompts, self.options.frames, self.options.ahead, penalty)
+        return Qwen3TTSFrames(model, prompts, self.options.frames, ahead, penalty)
 
     @property
     def _positions(self) -> int:
@@ -231,28 +235,32 @@ class Qwen3TTSJob:
     ) -> Decoded:
         if measure_entropy:
             raise ArgumentError("measure_entropy is not possible for Qwen3-TTS, whose tokens come from two models")
-        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self.adapter.options.ahead
+        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
         windows = adaptive_windows_of(self.adapter.model)
         if ahead:
-            decoded = decode_frame_windows(target, recipe, spec, seeds, ahead, draft, on_step, windows)
+            heads = self.adapter.heads
+            decoded = decode_frame_windows(target, recipe, spec, seeds, ahead, draft, on_step, windows, heads)
         else:
             decoded = decode_frames(target, recipe, spec, seeds, draft, on_step, windows)
         return Decoded(decoded.frames, decoded.stats)
 
     def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
         """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
-        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self.adapter.options.ahead
+        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
         windows = adaptive_windows_of(self.adapter.model)
         if not ahead:
             return PreparedFrames(target, spec, DraftResources(adaptive_windows=windows), draft)
-        return prepare_frame_windows(target, recipe, spec, len(self.parts), ahead, draft, windows)
+        return prepare_frame_windows(target, recipe, spec, len(self.parts), ahead, draft, windows, self.adapter.heads)
+
+    def _ahead(self, recipe: Recipe) -> int:
+        return frames_ahead(self.adapter.ahead, self.adapter.model.config.codebooks, recipe)
 
     def _models(self, recipe: Recipe) -> tuple[Qwen3TTSFrames, Qwen3TTSFrames | None]:
         """The model, and the draft model if the recipe uses one, with the prompts."""
-        adapter = self.adapter
+        adapter, ahead = self.adapter, self._ahead(recipe)
         draft = adapter.draft_model if recipe.needs_draft_model else None
-        target = adapter.prompted(adapter.model, self.parts)
-        return target, None if draft is None else adapter.prompted(draft, self.parts)
+        target = adapter.prompted(adapter.model, self.parts, ahead)
+        return target, None if draft is None else adapter.prompted(draft, self.parts, ahead)
 
     def _spec(self, first: SamplingParams) -> FrameSpec:
         adapter = self.adapter
