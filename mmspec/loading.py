@@ -225,9 +225,14 @@ def load_model(
     if model not in known:
         from mmspec.audio import load as audio
         from mmspec.hf.folder import architecture
+        from mmspec.vision.cosmos_ar.checkpoint import from_checkpoints as from_cosmos
+        from mmspec.vision.cosmos_ar.checkpoint import is_cosmos_ar
         from mmspec.vision.hf.from_pretrained import from_folder, is_glm_pipeline
         from mmspec.vision.hf.original_chameleon import is_original_chameleon
 
+        if is_cosmos_ar(path):
+            refuse_processor(processor, model)
+            return from_cosmos(path, local_file(tokenizer), config, device, dtype)
         if audio.is_speech_folder(path) and not is_flat_image_model(architecture(path), config, published=True):
             return audio.from_folder(path, processor, local_file(tokenizer), config, device, dtype)
         if is_glm_pipeline(path) or is_original_chameleon(path) or architecture(path) is not None:

@@ -93,7 +93,6 @@ REFUSED: list[tuple[str, dict[str, bytes], type[MMSpecError], str]] = [
     ("BAAI/Emu3-Chat", {}, ModelError, "use 'BAAI/Emu3-Chat-hf'"),
     ("Alpha-VLLM/Lumina-mGPT-2.0", {}, ModelError, "use 'Alpha-VLLM/Lumina-mGPT-7B-768'"),
     ("deepseek-ai/JanusFlow-1.3B", {}, ModelError, "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'"),
-    ("nvidia/Cosmos-1.0-Autoregressive-4B", {}, ModelError, "is not one that mmspec decodes: it generates video"),
     (
         "X-Omni/X-Omni-En",
         {"config.json": b'{"architectures": ["XOmniForCausalLM"]}', "model.safetensors": b"-"},
@@ -247,7 +246,18 @@ FETCHED = [
         {"modeling_emu3.py", "tokenization_emu3.py"},
     ),
     ({"config.json", "tokenizer.json", "processor_config.json", "pytorch_model-00001-of-00002.bin"}, {"teaser.png"}),
+    ({"config.json", "model.pt"}, {"guardrail/video_content_safety_filter/safety_filter.pt", "output.mp4"}),
 ]
+
+
+def test_a_cosmos_is_fetched_whatever_class_it_names(serve: Serve) -> None:
+    model = (Path(__file__).parent / "golden" / "cosmos_base" / "model.pt").read_bytes()
+    files = {"config.json": b'{"architectures": ["SomeCosmos"]}', "model.pt": model}
+    serve({"nvidia/Cosmos-Predict1-4B": files, "nvidia/Cosmos-Predict1-7B-Text2World": files})
+    pipe = mmspec.load("nvidia/Cosmos-Predict1-4B", config={"video_latent_shape": [3, 2, 4]})
+    assert pipe.transformer.shape == (3, 2, 4)
+    with pytest.raises(ArgumentError, match="is a SomeCosmos, for which mmspec has no adapter"):
+        mmspec.load("nvidia/Cosmos-Predict1-7B-Text2World")
 
 
 @pytest.mark.parametrize(("needed", "other"), FETCHED)

@@ -12,12 +12,12 @@ from typing import Any
 # Files that say what a repository holds, downloaded before all others.
 DESCRIPTIONS = ("config.json", "model_index.json")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-# Formats of other libraries, states of training runs, and demonstrations.
+# Formats of other libraries, states of training runs, classifiers of outputs, and demonstrations.
 _FOREIGN = re.compile(
     r".*\.(onnx|onnx_data|gguf|h5|msgpack|ot|tflite|mlmodel|engine|distcp|zip|tar|gz|mp4|gif|jpe?g|png|pdf|ipynb|py)"
     r"|(optimizer|scheduler|training_args|rng_state)\S*\.(pt|pth|bin|safetensors)|trainer_state\.json|events\.out\..*"
 )
-_TRAINING = re.compile(r"(checkpoint-\d+|global_step\d+|runs|logs|\.git.*)")
+_TRAINING = re.compile(r"(checkpoint-\d+|global_step\d+|runs|logs|guardrail|\.git.*)")
 # Weights as transformers and diffusers name them, whole or in parts; a variant such as "fp16" is not among them.
 _SAFE = re.compile(r"(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors")
 _TORCH = re.compile(r"(diffusion_)?pytorch_model(-\d+-of-\d+)?\.bin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -21,9 +22,9 @@ UNREAD = {
     "Alpha-VLLM/Lumina-mGPT-2.0": "its vocabulary and decoder are not those of Lumina-mGPT; use "
     "'Alpha-VLLM/Lumina-mGPT-7B-768'",
     "deepseek-ai/JanusFlow-1.3B": "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'",
-    "nvidia/Cosmos-1.0-Autoregressive-4B": "it generates video",
-    "nvidia/Cosmos-1.0-Autoregressive-12B": "it generates video",
 }
+# Autoregressive models of Cosmos, whatever class their config.json names; others of that name diffuse.
+COSMOS = re.compile(r"nvidia/Cosmos-(1\.0-Autoregressive|Predict1)-(4B|5B-Video2World|12B|13B-Video2World)", re.I)
 
 
 def refuse_original(repository: str) -> None:
@@ -58,6 +59,8 @@ def refuse_layout(
         ModelError: If it is in the layout of original code, holds several checkpoints, or no model.
         ArgumentError: If mmspec has no adapter for the class of the model.
     """
+    if COSMOS.fullmatch(repository):
+        return
     if name is not None and name not in classes:
         raise ArgumentError(
             f"model {repository!r} is a {name}, for which mmspec has no adapter{did_you_mean(name, classes)}; see "

@@ -55,12 +55,20 @@ def load_cosmos(path: Path) -> CosmosDecoder:
     Raises:
         ModelError: If the file cannot be read.
     """
-    file = path if path.suffix == ".jit" else path / FILE
+    return CosmosDecoder(read_script(path if path.suffix == ".jit" else path / FILE))
+
+
+def read_script(file: Path) -> nn.Module:
+    """The module in a TorchScript file, in bfloat16.
+
+    Raises:
+        ModelError: If the file cannot be read.
+    """
     try:
         with warnings.catch_warnings():
             for category in (DeprecationWarning, FutureWarning):  # of TorchScript, which the file is in
                 warnings.filterwarnings("ignore", category=category)
-            script = torch.jit.load(str(file), map_location="cpu")
+            script: nn.Module = torch.jit.load(str(file), map_location="cpu")
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"tokenizer {str(file)!r} cannot be loaded: {describe(error)}") from None
-    return CosmosDecoder(script.to(torch.bfloat16).eval())
+    return script.to(torch.bfloat16).eval()
