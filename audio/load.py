@@ -14,7 +14,7 @@ from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.qwen3_tts import is_codec as is_qwen3_tts_codec
 from mmspec.audio.codecs.qwen3_tts import read_codec as read_qwen3_tts_codec
 from mmspec.audio.codecs.snac import is_snac, read_snac
-from mmspec.audio.models.codec_lm import chatterbox, chatterbox_turbo, cosyvoice
+from mmspec.audio.models.codec_lm import chatterbox, chatterbox_multilingual, chatterbox_turbo, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
 from mmspec.audio.pipeline import SpeechPipeline
@@ -77,9 +77,26 @@ def is_speech_folder(folder: Path) -> bool:
     return is_speech_model(name) or name in PUBLISHED or codec_lm_reader(folder) is not None
 
 
-def codec_lm_reader(folder: Path) -> Callable[..., TextFrontend] | None:
-    """The function that reads a published Chatterbox or CosyVoice folder, or None for any other folder."""
-    if (folder / chatterbox.FILE).is_file():
+def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Weights that options of `config` ask for, of a repository that holds several models: the first that it has."""
+    options = config or {}
+    if "language" not in options:
+        return ()
+    version = f"_{options.get('t3_model')}."
+    return tuple(sorted(chatterbox_multilingual.FILES, key=lambda file: version not in file))
+
+
+def codec_lm_reader(folder: Path, options: Mapping[str, Any] | None = None) -> Callable[..., TextFrontend] | None:
+    """The function that reads a published Chatterbox or CosyVoice folder, or None for any other folder.
+
+    Args:
+        folder: The folder.
+        options: Those of `config`: a `language` is that of Chatterbox Multilingual, which has Chatterbox's repository.
+    """
+    english = (folder / chatterbox.FILE).is_file()
+    if chatterbox_multilingual.is_multilingual(folder) and ("language" in (options or {}) or not english):
+        return chatterbox_multilingual.read
+    if english:
         return chatterbox.read
     if chatterbox_turbo.is_turbo(folder):
         return chatterbox_turbo.read
@@ -110,7 +127,7 @@ def from_folder(
         ModelError: For missing, broken or unsupported files.
     """
     options = dict(config or {})
-    if (read := codec_lm_reader(folder)) is not None:
+    if (read := codec_lm_reader(folder, options)) is not None:
         own = dtype if isinstance(dtype, torch.dtype) else torch.float32  # the published files have several dtypes
         return from_codec_lm_folder(read, folder, processor, codec, options, device, own)
     if (name := architecture(folder)) in PUBLISHED:
@@ -211,7 +228,7 @@ def from_codec_lm_folder(
     draft_side = None
     if draft is not None:
         other = draft_folder(draft)
-        draft_side = (codec_lm_reader(other) or read)(other, tokenizer, voice, device, dtype, own)
+        draft_side = (codec_lm_reader(other, own) or read)(other, tokenizer, voice, device, dtype, own)
     own_codec = own_codec if codec is None else read_codec(codec, device)
     return SpeechPipeline(make_codec_lm(side, own_codec, draft_side, options))
 

@@ -88,6 +88,15 @@ def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> 
     refuse_layout(repository, files, folder, None if folder is None else architecture(folder), classes)
 
 
+def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """See `mmspec.audio.load.preferred_weights`."""
+    if not config or "language" not in config:
+        return ()
+    from mmspec.audio.load import preferred_weights
+
+    return preferred_weights(config)
+
+
 def check_device(device: Any) -> None:
     """Checks that a device can be used.
 
@@ -156,8 +165,8 @@ def load(
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
             Chameleon: `layout`, "anole" or "lumina"; for a flat image model: `layout`, such as "simplear" or "liquid".
             For a flat speech model: `style`, "llasa", "orpheus", "spark", "maya1" or "neutts".
-            For CosyVoice and Chatterbox: `codec` and `voice`. For all speech models: `draft_model`, a folder or Hub id
-            with a model of the same family, or "pair".
+            For CosyVoice and Chatterbox: `codec` and `voice`; for Chatterbox Multilingual: `language`, such as "fr".
+            For all speech models: `draft_model`, a folder or Hub id with a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
         device: The device to load to; None for the CPU. Not allowed with a loaded model.
         dtype: A `torch.dtype` or its name; "auto" for that of the files; None for float32. Not allowed with a loaded
@@ -176,7 +185,7 @@ def load(
     """
     refuse_unknown(unknown)
     check_arguments(model, tokenizer, config, drafter)
-    with hub.hub_access(hub.HubAccess(cache_dir, token)):
+    with hub.hub_access(hub.HubAccess(cache_dir, token, preferred_weights(config))):
         pipe = load_model(model, processor, tokenizer, config, device, read_dtype(dtype), revision)
         if drafter is not None:
             add_drafter(pipe, drafter)

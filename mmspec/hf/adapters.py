@@ -28,6 +28,7 @@ GENERATE_ADAPTERS = {
     "MoshiForConditionalGeneration": "mmspec.audio.models.moshi.decoding",
     "Qwen2_5OmniTalkerForConditionalGeneration": "mmspec.audio.models.qwen2_5_omni.decoding",
     "Qwen3OmniMoeTalkerForConditionalGeneration": "mmspec.audio.models.qwen3_omni.decoding",
+    "GPT2InferenceModel": "mmspec.audio.models.xtts.decoding",
     "LlamaForCausalLM": "mmspec.audio.models.flat.decoding",
     "Qwen2ForCausalLM": "mmspec.audio.models.flat.decoding",
     "Qwen3ForCausalLM": "mmspec.audio.models.flat.decoding",

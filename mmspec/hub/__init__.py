@@ -25,10 +25,13 @@ class HubAccess:
     Attributes:
         cache_dir: The folder of the cache; None is the Hub client's.
         token: An access token; None is the one that `hf auth login` has stored, False none at all.
+        preferred: Weights that are downloaded instead of others, of a repository with several models; see
+            `mmspec.hub.files.needed_files`.
     """
 
     cache_dir: str | Path | None = None
     token: str | bool | None = None
+    preferred: tuple[str, ...] = ()
 
 
 _ACCESS: ContextVar[HubAccess | None] = ContextVar("mmspec_hub_access", default=None)
@@ -109,7 +112,7 @@ def fetch_repository(repository: str, revision: str | None, access: HubAccess, c
             folder = Path(found).parent
     if check is not None:
         check(repository, folder, files)
-    needed = needed_files(files, folder)
+    needed = needed_files(files, folder, access.preferred)
     return Path(
         snapshot_download(
             repository,

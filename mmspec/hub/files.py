@@ -29,6 +29,8 @@ MARKED = {
     "t3_cfg.safetensors": ("t3_cfg.safetensors", "conds.pt"),
     "t3_turbo_v1.safetensors": ("t3_turbo_v1.safetensors", "conds.pt"),
     "t3_nano_v1.safetensors": ("t3_nano_v1.safetensors", "conds.pt"),
+    "t3_mtl23ls_v3.safetensors": ("t3_mtl23ls_v3.safetensors", "conds.pt"),
+    "t3_mtl23ls_v2.safetensors": ("t3_mtl23ls_v2.safetensors", "conds.pt"),
     "llm.pt": ("llm.pt",),
 }
 
@@ -44,7 +46,7 @@ def read_description(folder: Path | None, file: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def needed_files(files: Sequence[str], folder: Path | None) -> list[str]:
+def needed_files(files: Sequence[str], folder: Path | None, preferred: Sequence[str] = ()) -> list[str]:
     """The files to download.
 
     One format of the weights is enough: `.safetensors` where it is whole, else PyTorch's. Of a pipeline whose parts
@@ -53,6 +55,7 @@ def needed_files(files: Sequence[str], folder: Path | None) -> list[str]:
     Args:
         files: All files of the repository.
         folder: Contains the descriptions of the repository; None if it has none.
+        preferred: Keys of `MARKED`, the model to choose where the repository holds several.
     """
     kept = [file for file in files if not is_foreign(file)]
     parts = PARTS.get(str(read_description(folder, "model_index.json").get("_class_name")))
@@ -65,7 +68,7 @@ def needed_files(files: Sequence[str], folder: Path | None) -> list[str]:
     return [
         file
         for where, group in by_folder.items()
-        for file in one_format(group, named if where == "." and isinstance(named, str) else None)
+        for file in one_format(group, named if where == "." and isinstance(named, str) else None, preferred)
     ]
 
 
@@ -75,15 +78,16 @@ def is_foreign(file: str) -> bool:
     return bool(_FOREIGN.fullmatch(name)) or any(_TRAINING.fullmatch(folder) for folder in folders)
 
 
-def one_format(files: Sequence[str], named: str | None = None) -> list[str]:
+def one_format(files: Sequence[str], named: str | None = None, preferred: Sequence[str] = ()) -> list[str]:
     """The files of one folder without the weights that hold the same in another format or precision.
 
     Args:
         files: The files.
         named: The file of weights, or their index, that the config names beside those of another library; or None.
+        preferred: Keys of `MARKED` that come before the others.
     """
     names = {file: PurePosixPath(file).name for file in files}
-    marked = next((weights for mark, weights in MARKED.items() if mark in names.values()), None)
+    marked = next((MARKED[mark] for mark in (*preferred, *MARKED) if mark in names.values()), None)
     chosen: set[str] | None = None
     if named is not None:
         own = re.escape(named.removesuffix(".index.json").removesuffix(".safetensors"))

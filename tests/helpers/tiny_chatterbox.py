@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -120,4 +121,29 @@ def turbo(folder: Path, file: str = "t3_turbo_v1.safetensors") -> Path:
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Split(Regex(r" |(?=\.)"), "removed")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+# Characters and their Cangjie codes; two of them share one.
+CANGJIE = ["\u65e5\ta", "\u66f0\ta", "\u6708\tb", "\u4f60\tonf", "\u597d\tvnd", "\u4e16\tpt", "\u754c\twoll"]
+
+
+def multilingual_tokenizer() -> Tokenizer:
+    words = {
+        "[UNK]": 1, "[SPACE]": 2, "[START]": 255, "[STOP]": 0, "[fr]": 270, "[de]": 271, "[zh]": 272, "un": 20,
+        "deux": 30, "trois": 40, "eins": 50, "zwei": 60, "drei": 70, ",": 7, "!": 8, ".": 9, "\u4f60": 10, "[cj_o]": 11,
+        "[cj_n]": 12, "[cj_f]": 13, "[cj_.]": 14,
+    }  # fmt: skip
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Split(Regex(r"\[[\w.]+\]|[,!.]"), "isolated")
+    return tokenizer
+
+
+def multilingual(folder: Path, file: str = "t3_mtl23ls_v3.safetensors") -> Path:
+    """A folder of a tiny Chatterbox Multilingual in its published form; it has a voice and no English model."""
+    chatterbox(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "t3_cfg.safetensors").rename(folder / file)
+    (folder / "Cangjie5_TC.json").write_text(json.dumps(CANGJIE), encoding="utf-8")
+    multilingual_tokenizer().save(str(folder / "grapheme_mtl_merged_expanded_v1.json"))
     return folder

@@ -6,7 +6,7 @@ unconditional prompt the text is its learned positions alone. Punctuation is nor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,12 @@ PUNCTUATION = (
     ("...", ", "), ("…", ", "), (":", ","), (" - ", ", "), (";", ", "), ("—", "-"), ("–", "-"), (" ,", ","),
     ("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"),
 )  # fmt: skip
+ENDS = (".", "!", "?", "-", ",")
 
 
-def normalize_punctuation(text: str, replaced: Sequence[tuple[str, str]] = PUNCTUATION) -> str:
+def normalize_punctuation(
+    text: str, replaced: Sequence[tuple[str, str]] = PUNCTUATION, ends: tuple[str, ...] = ENDS
+) -> str:
     """A text as Chatterbox was trained to read: it begins with a capital, has marks that are known, and ends in one."""
     if text[:1].islower():
         text = text[0].upper() + text[1:]
@@ -50,7 +53,7 @@ def normalize_punctuation(text: str, replaced: Sequence[tuple[str, str]] = PUNCT
     for old, new in replaced:
         text = text.replace(old, new)
     text = text.rstrip(" ")
-    return text if text.endswith((".", "!", "?", "-", ",")) else f"{text}."
+    return text if text.endswith(ends) else f"{text}."
 
 
 class Chatterbox:
@@ -61,10 +64,10 @@ class Chatterbox:
         texts: The embedding of text ids.
         positions: The embedding of their learned positions.
         voice: Embeddings [T, D] with which a prompt begins.
-        tokenizer: The tokenizer of texts.
+        encode: Maps a text to its ids, without the tokens of its start and end.
+        options: The names of the model's own options of `config`.
     """
 
-    option = "exaggeration"
     codes = CODES
     ends: Sequence[int] = (STOP_SPEECH,)
     start: int | None = START_SPEECH
@@ -72,14 +75,19 @@ class Chatterbox:
     guided = True
 
     def __init__(
-        self, codec_lm: CodecLM, texts: nn.Embedding, positions: nn.Embedding, voice: Tensor, tokenizer: Tokenizer
+        self,
+        codec_lm: CodecLM,
+        texts: nn.Embedding,
+        positions: nn.Embedding,
+        voice: Tensor,
+        encode: Callable[[str], list[int]],
+        options: tuple[str, ...] = ("exaggeration",),
     ) -> None:
-        self.codec_lm = codec_lm
-        self._texts, self._positions, self._voice, self._tokenizer = texts, positions, voice, tokenizer
+        self.codec_lm, self.options = codec_lm, options
+        self._texts, self._positions, self._voice, self._encode = texts, positions, voice, encode
 
     def prompt(self, text: str) -> TextPrompt:
-        text = normalize_punctuation(text)
-        ids = [START_TEXT, *self._tokenizer.encode(text.replace(" ", "[SPACE]")).ids, STOP_TEXT]
+        ids = [START_TEXT, *self._encode(text), STOP_TEXT]
         if len(ids) > len(self._positions.weight):
             raise PromptError(
                 f"text={text!r} has {len(ids)} tokens, and the model positions for {len(self._positions.weight)}; add "
@@ -121,12 +129,45 @@ def read(
         ModelError: For missing, broken or unsupported files.
         ArgumentError: For a missing or incomplete voice, and an exaggeration that is not allowed.
     """
+    if tokenizer is None or isinstance(tokenizer, (str, Path)):
+        tokenizer = read_tokenizer(Path(tokenizer or folder))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(normalize_punctuation(text).replace(" ", "[SPACE]")).ids)
+
+    return read_t3(folder / FILE, encode, voice, device, dtype, options)
+
+
+def read_t3(
+    file: Path,
+    encode: Callable[[str], list[int]],
+    voice: Any,
+    device: str,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    names: tuple[str, ...] = (),
+) -> Chatterbox:
+    """Reads a Chatterbox from a file of weights.
+
+    Args:
+        file: The file.
+        encode: Maps a text to its ids.
+        voice: A file like `conds.pt`, or the mapping under its key `t3`; None is the file in the folder of `file`.
+        device: Where to load the model.
+        dtype: Its dtype.
+        options: `exaggeration` is taken from it, see `read`.
+        names: The names of the model's options besides `exaggeration`.
+
+    Raises:
+        ModelError: For missing, broken or unsupported files.
+        ArgumentError: For a missing or incomplete voice, and an exaggeration that is not allowed.
+    """
     exaggeration = options.pop("exaggeration", None)
     if exaggeration is not None and not (isinstance(exaggeration, (int, float)) and 0 <= exaggeration <= 2):
         raise ArgumentError(
             f"exaggeration={exaggeration!r} is not allowed; it must be a number, 0 to 2 (0.5 is neutral)"
         )
-    file, state = folder / FILE, read_state(folder / FILE)
+    state = read_state(file)
     needed = ("speech_emb", "text_emb", "text_pos_emb.emb", "speech_pos_emb.emb", "tfmr.layers.0.self_attn.q_proj")
     if missing := [name for name in needed if getattr(state.get(f"{name}.weight"), "ndim", 0) != 2]:
         raise ModelError(f"model '{file}' is not a Chatterbox with a Llama decoder; missing: {', '.join(missing)}")
@@ -140,7 +181,7 @@ def read(
         decoder = LlamaModel(config_of(state))
     fill(file, decoder, state, "tfmr.")
     if voice is None or isinstance(voice, (str, Path)):
-        voice = read_voice(Path(voice or folder / "conds.pt"))
+        voice = read_voice(Path(voice or file.parent / "conds.pt"))
     if exaggeration is not None:
         if "cond_enc.emotion_adv_fc.weight" not in state:
             raise ArgumentError(f"exaggeration is not possible: '{file}' has no weights for it")
@@ -149,14 +190,13 @@ def read(
         voice_embeds = embed_voice(state, voice, embed.weight.float(), positions.weight.float())
     for part in (embed, texts, text_positions, positions, head, decoder):
         part.to(device, dtype).eval()
-    if tokenizer is None or isinstance(tokenizer, (str, Path)):
-        tokenizer = read_tokenizer(Path(tokenizer or folder))
     return Chatterbox(
         CodecLM(decoder, embed, head, positions.weight),
         texts,
         text_positions,
         voice_embeds.to(device, dtype),
-        tokenizer,
+        encode,
+        (*names, "exaggeration"),
     )
 
 

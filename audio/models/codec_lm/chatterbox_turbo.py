@@ -80,7 +80,7 @@ class ChatterboxTurbo:
         tokenizer: The tokenizer of texts.
     """
 
-    option = ""
+    options: tuple[str, ...] = ()
     codes = CODES
     ends: Sequence[int] = (STOP_SPEECH,)
     start: int | None = START_SPEECH

@@ -50,7 +50,7 @@ class CosyVoice:
         ArgumentError: For a CosyVoice 3 whose tokenizer does not have `<|endofprompt|>`.
     """
 
-    option = "exclude_repeated"
+    options: tuple[str, ...] = ("exclude_repeated",)
     start: int | None = None
     sampling = SamplingParams(1.0, 25, 0.8)
     guided = False

@@ -60,10 +60,10 @@ class TextFrontend(Protocol):
         start: An id that logits processors see before the first code, or None.
         sampling: Default sampling parameters of a call.
         guided: Whether the model supports guidance.
-        option: The name of the model's own option of `config`; "" for none.
+        options: The names of the model's own options of `config`.
     """
 
-    option: str
+    options: tuple[str, ...]
     codec_lm: CodecLM
     codes: int
     ends: Sequence[int]
@@ -228,7 +228,7 @@ def make(
         ArgumentError: For unknown options, and if there is no codec.
     """
     if options:
-        known = [name for name in ("codec", "draft_model", "voice", frontend.option) if name]
+        known = ("codec", "draft_model", "voice", *frontend.options)
         listed_names = f"{', '.join(map(repr, known[:-1]))} and {known[-1]!r}"
         raise ArgumentError(
             f"config has {sorted(options)[0]!r}, which this model does not have; it may have {listed_names}"
