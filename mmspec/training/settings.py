@@ -63,6 +63,8 @@ class TrainingSettings:
         return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
 
     def __post_init__(self) -> None:
+        if not 0 < self.lr <= 1:  # also refuses "nan", which older releases of typer let through
+            raise ArgumentError(f"--lr: {self.lr} is not allowed; it must be above 0, and 1 at most")
         names = {
             "small": "small model",
             "block": "block head",

@@ -234,6 +234,12 @@ def test_bad_arguments_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("lr", [0.0, -1.0, 1.5, float("nan")])
+def test_a_learning_rate_out_of_range_is_refused(lr: float) -> None:
+    with pytest.raises(ArgumentError, match=f"--lr: {lr} is not allowed; it must be above 0, and 1 at most"):
+        settings("eagle", lr=lr)
+
+
 def test_a_folder_in_which_another_process_trains_is_refused(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
