@@ -215,5 +215,6 @@ def window_policy(
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveWindow(largest))
+    assert isinstance(policy, AdaptiveWindow)
     policy.begin(length, batch_size, not may_end)
     return policy

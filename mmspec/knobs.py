@@ -11,7 +11,8 @@ from numbers import Number
 from mmspec.errors import ArgumentError, did_you_mean
 
 RUNNERS = ("model", "eagle", "medusa", "block", "grid", "frame")  # networks that drafts are sampled from
-LARGEST = 32  # the widest window that `window=auto` chooses
+LARGEST = 32  # the widest window that `window=auto` chooses, and the largest tree of `branch=auto` with its root
+DEEPEST = 8  # the greatest depth of trees of `branch=auto`
 
 Value = int | float | str
 
@@ -70,9 +71,14 @@ class Knob:
 
 @dataclass(frozen=True)
 class Branching(Knob):
-    """The shape of a tree: the number of children of an entry by depth, as in `4/2/1`; at most `high` nodes in all."""
+    """The shape of a tree: the number of children of an entry by depth, as in `4/2/1`, or a word of `choices`.
+
+    It has at most `high` nodes in all.
+    """
 
     def read(self, where: str, value: Value) -> Value:
+        if isinstance(value, str) and value in self.choices:
+            return value
         try:
             counts = branches(str(value))
         except ValueError:
@@ -80,7 +86,7 @@ class Branching(Knob):
         if not counts or min(counts) < 1 or len(counts) > 64 or nodes(counts) > (self.high or 0):
             raise ArgumentError(
                 f"{where}={value} is not allowed; it must be children per depth such as {self.default}, "
-                f"at most {self.high} nodes in all"
+                f"at most {self.high} nodes in all{''.join(f', or {word}' for word in self.choices)}"
             )
         return "/".join(map(str, counts))
 

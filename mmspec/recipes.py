@@ -15,7 +15,7 @@ from typing import Any
 
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean, unknown_name
-from mmspec.knobs import LARGEST, RUNNERS, Branching, Knob, Value, branches, nodes
+from mmspec.knobs import DEEPEST, LARGEST, RUNNERS, Branching, Knob, Value, branches, nodes
 from mmspec.registry import Components, plugins, rules
 from mmspec.rules import Rule
 
@@ -84,7 +84,13 @@ def _nodes(default: int) -> Knob:
 
 
 def _branch(default: str) -> Branching:
-    return Branching(default, "children of a node at each depth", high=1023)
+    return Branching(
+        default,
+        "children of a node at each depth; auto: the shape with the most tokens per second, by measurement (a seed "
+        "then gives other tokens of the same distribution in another run)",
+        high=1023,
+        choices=("auto",),
+    )
 
 
 def _recent(default: int, low: int) -> Knob:
@@ -150,6 +156,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
                 **_MODEL,
             },
         ),
+        "pearl": RecipeInfo(
+            "a smaller draft model, which drafts the next window while the target reads this one",
+            {"tokens": "mmspec.drafters.pearl:build"},
+            {"window": _window(5), "guidance": _GUIDANCE},
+            draft_model=True,
+        ),
         "layer-skip": RecipeInfo(
             "early exit: the target's first layers draft on its own KV cache",
             _MODEL_BUILDERS,
@@ -163,6 +175,15 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             "the target itself with a short KV cache: the prompt and the last tokens",
             {"tokens": "mmspec.drafters.short_cache:build"},
             {"window": _window(5), "recent": _recent(64, 1), "guidance": _GUIDANCE},
+        ),
+        "swift": RecipeInfo(
+            "the target itself without some of its layers, which were chosen on its own sequences",
+            {"tokens": "mmspec.drafters.swift:build"},
+            {
+                "window": _window(5),
+                "skip": Knob(0.4, "share of the layers that drafts skip", low=0.0, high=1.0),
+                "guidance": _GUIDANCE,
+            },
         ),
         "cascade": RecipeInfo(
             "a cascade: the target with a short KV cache, or its first layers; a smaller model drafts for those",
@@ -437,7 +458,9 @@ class Recipe:
 
     @property
     def window(self) -> int:
-        """Tokens in one target call; with `window=auto` the maximum."""
+        """Tokens in one target call; with `window=auto` or `branch=auto` the maximum."""
+        if self.auto_branch:
+            return LARGEST
         if "branch" in self.knobs:
             return 1 + nodes(branches(str(self.knobs["branch"])))
         if "drafts" in self.knobs:
@@ -448,6 +471,11 @@ class Recipe:
     def auto(self) -> bool:
         """Whether the window is chosen while decoding."""
         return self.knobs.get("window") == "auto"
+
+    @property
+    def auto_branch(self) -> bool:
+        """Whether the shape of the tree is chosen while decoding."""
+        return self.knobs.get("branch") == "auto"
 
     @property
     def needs_draft_model(self) -> bool:
@@ -469,6 +497,8 @@ class Recipe:
     @property
     def depth(self) -> int:
         """The largest number of tokens that it drafts ahead."""
+        if self.auto_branch:
+            return DEEPEST
         if "branch" in self.knobs:
             return len(branches(str(self.knobs["branch"])))
         if "drafts" in self.knobs:

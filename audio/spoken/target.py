@@ -83,6 +83,8 @@ class SpokenTarget:
         row_ids = np.arange(len(at))
         return self._phone[row_ids, at], self._age[row_ids, at]
 
+    can_skip_layers = True
+
     def prefill(self) -> Logits:
         count = len(self._last)
         phone = age = np.zeros((count, 1), dtype=np.int64)
@@ -229,9 +231,9 @@ class SpokenTarget:
         age: Index,
         early_exit: EarlyExit | None = None,
     ) -> Logits:
-        layers = None if early_exit is None else early_exit.layers
+        runs = None if early_exit is None else early_exit.runs
         states: list[Tensor] | None = [] if self._collected and early_exit is None else None
-        features = self._net.run(h, rotary, bias, self._cache, window, layers, states)
+        features = self._net.run(h, rotary, bias, self._cache, window, runs, states)
         if early_exit is None:
             self._features = features
         if states is not None:

@@ -6,6 +6,8 @@ tokens gives the current phone, so the text is followed by construction: no phon
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -119,7 +121,7 @@ class SpokenTransformer(nn.Module):
         bias: Tensor | None,
         cache: KVCache | None,
         window: WindowSlots | None,
-        layers: int | None = None,
+        runs: Callable[[int], bool] | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """Runs the blocks and the final norm.
@@ -130,7 +132,7 @@ class SpokenTransformer(nn.Module):
             bias: Attention bias; None for causal attention.
             cache: KV cache; None for none.
             window: Slots of the cache that the keys and values are written to.
-            layers: Number of blocks for an early exit; None for all.
+            runs: Whether a block runs, by its index; None runs all.
             states: Gets `h` and the output of every block; None keeps none.
 
         Returns:
@@ -138,7 +140,9 @@ class SpokenTransformer(nn.Module):
         """
         if states is not None:
             states.append(h)
-        for i, block in enumerate(list(self.blocks)[:layers]):
+        for i, block in enumerate(self.blocks):
+            if runs is not None and not runs(i):
+                continue
             h = block(h, rotary, bias, None if cache is None or window is None else (*cache.layer(i), window))
             if states is not None:
                 states.append(h)

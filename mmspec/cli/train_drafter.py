@@ -20,8 +20,8 @@ from mmspec.files import check_writable
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "frame", "small", "retrieval")
-LOSSES = ("kl", "tvd", "lk", "smooth-l1+ce")
+KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "frame", "small", "retrieval", "swift")
+LOSSES = ("kl", "tvd", "tvd++", "lk", "smooth-l1+ce")
 ROTARY = ("auto", "1d")
 # Tokens ahead by default, of a frame head frames; 4 for other kinds.
 DEPTHS = {"block": 15, "grid": 15, "retrieval": 15, "frame": 2}
@@ -45,14 +45,14 @@ def train_drafter(
             help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
             "the features; block: a whole block in one pass; grid: the next row of an image; frame: whole frames of "
             "codes, for speech models with a depth decoder; small: a smaller model; "
-            "retrieval: a datastore of the model's sequences, which needs no training."
+            "retrieval: a datastore of the model's sequences; swift: which of the model's layers its own drafts skip."
         ),
     ] = "eagle",
     loss: Annotated[
         str,
         typer.Option(
-            help="kl, tvd (the rejection probability), lk (the expected number of accepted drafts), or smooth-l1+ce "
-            "(features too)."
+            help="kl, tvd (the rejection probability), tvd++ (its gradient normalized by position), lk (the expected "
+            "number of accepted drafts), or smooth-l1+ce (features too)."
         ),
     ] = "kl",
     prompts: Annotated[str, typer.Option(help="A text file with a prompt per line, or `builtin`.")] = "builtin",
@@ -109,6 +109,16 @@ def train_drafter(
         typer.Option(help="Cache the model's features on disk; otherwise each step computes them."),
     ] = True,
     drafter: Drafter = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DRAFTER",
+            help="A trained small model of the same size: a small model then learns where it lags behind that one.",
+        ),
+    ] = None,
+    select: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="The share of positions to learn from with --reference.")
+    ] = 0.4,
     validate_every: Annotated[int, typer.Option(min=1, help="Steps between measurements of acceptance.")] = 500,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     seed: Annotated[
@@ -161,13 +171,15 @@ def train_drafter(
         guidance_scale,
         rotary,
         mask_token,
+        reference,
+        None if reference is None else select,
     )
     with process_group() as processes:
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
         pipe = load_pipeline(model, local_device(device), drafter)
-        if kind == "retrieval":
-            record = build_datastore(pipe, settings, output, as_json)
+        if kind in ("retrieval", "swift"):
+            record = build(pipe, settings, output, as_json)
             print(json.dumps({"output": str(output), **record}) if as_json else output)
             return
         trainer = Trainer(pipe, settings, output, processes.rank, processes.count)
@@ -191,15 +203,18 @@ def train_drafter(
     print(output)
 
 
-def build_datastore(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
-    """Builds the datastore of kind `retrieval` in one process; returns its record."""
+def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:
+    """Builds a drafter that needs no training, in one process; returns its record."""
     from mmspec.locks import locked
     from mmspec.training.datastore import write_datastore
+    from mmspec.training.skipped_layers import write_skipped_layers
+
+    write = write_datastore if settings.kind == "retrieval" else write_skipped_layers
 
     work = output / "work"
     work.mkdir(parents=True, exist_ok=True)
     with locked(work, OPTION), bars(quiet=quiet, sequences=settings.sequences, steps=0, step=0) as show:
-        return write_datastore(pipe, settings, output, show.chunk, show.point)
+        return write(pipe, settings, output, show.chunk, show.point)
 
 
 def check_folder(output: Path) -> None:

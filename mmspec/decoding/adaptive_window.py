@@ -14,6 +14,7 @@ from math import sqrt
 from statistics import NormalDist, fmean, median
 from weakref import WeakKeyDictionary
 
+from mmspec.decoding.adaptive_branching import AdaptiveBranching
 from mmspec.knobs import LARGEST
 from mmspec.setup_work import setups
 
@@ -264,11 +265,11 @@ def _typical(seconds: Sequence[float]) -> float:
 
 
 # By recipe, batch size and whether guidance is on.
-AdaptiveWindows = dict[tuple[str, int, bool], AdaptiveWindow]
+AdaptiveWindows = dict[tuple[str, int, bool], AdaptiveWindow | AdaptiveBranching]
 
 _WINDOWS: WeakKeyDictionary[object, AdaptiveWindows] = WeakKeyDictionary()
 
 
 def adaptive_windows_of(model: object) -> AdaptiveWindows:
-    """The window policies of a model's earlier runs, by recipe, batch size and whether guidance is on."""
+    """The policies of a model's earlier runs, by recipe, batch size and whether guidance is on."""
     return _WINDOWS.setdefault(model, {})

@@ -33,6 +33,7 @@ from mmspec.decoding.target import (
     can_join,
     join_targets,
     reads_short_cache,
+    skips_layers,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -244,6 +245,7 @@ class CUDAGraphTarget:
         self.device = target.device
         self.layers = target.layers
         self.short_cache = reads_short_cache(target)
+        self.can_skip_layers = skips_layers(target)
         self._target = target
         self._graphs = graphs or GraphCache()
         # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.

@@ -27,6 +27,7 @@ from mmspec.decoding.target import (
     can_join,
     join_targets,
     reads_short_cache,
+    skips_layers,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
@@ -69,6 +70,7 @@ class ProcessedTarget:
         if isinstance(target, SupportsTreeEarlyExit):
             self.layers = target.layers
         self.short_cache = reads_short_cache(target)
+        self.can_skip_layers = skips_layers(target)
         if isinstance(target, FeatureTarget):
             self.features, self.head = target.features, target.head
         if isinstance(target, LayerFeatureTarget):

@@ -211,11 +211,17 @@ class EarlyExit:
         guided: Whether the unconditional rows run as well; ignored if the target has none.
         recent: Tokens that each token attends to besides the prompt, itself included; 0 is all. Only some
             targets support it, see `reads_short_cache`.
+        skip: Layers that do not run, from 0. Only some targets support it, see `skips_layers`.
     """
 
     layers: int
     guided: bool
     recent: int = 0
+    skip: tuple[int, ...] = ()
+
+    def runs(self, layer: int) -> bool:
+        """Whether a layer runs."""
+        return layer < self.layers and layer not in self.skip
 
 
 @runtime_checkable
@@ -240,6 +246,11 @@ class SupportsEarlyExit(Target, Protocol):
 def reads_short_cache(target: object) -> bool:
     """Whether a target reads a part of its KV cache under `EarlyExit.recent`; it has `short_cache = True` then."""
     return bool(getattr(target, "short_cache", False))
+
+
+def skips_layers(target: object) -> bool:
+    """Whether a target leaves out the layers of `EarlyExit.skip`; it has `can_skip_layers = True` then."""
+    return bool(getattr(target, "can_skip_layers", False))
 
 
 @runtime_checkable

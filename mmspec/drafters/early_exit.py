@@ -20,6 +20,7 @@ from mmspec.decoding.target import (
     SupportsTreeEarlyExit,
     can_join,
     reads_short_cache,
+    skips_layers,
 )
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
@@ -34,8 +35,8 @@ class EarlyExitTarget:
         early_exit: The number of layers, and whether the unconditional rows run as well.
 
     Raises:
-        ArgumentError: If the target does not support early exits, or has fewer than `early_exit.layers` layers, or just
-            as many and the early exit reads the whole cache.
+        ArgumentError: If the target does not support early exits, short caches or skipped layers, or has fewer than
+            `early_exit.layers` layers, or if the early exit is the whole target.
     """
 
     def __init__(self, target: object, early_exit: EarlyExit) -> None:
@@ -45,7 +46,9 @@ class EarlyExitTarget:
             )
         if early_exit.recent and not reads_short_cache(target):
             raise ArgumentError(f"a short cache cannot draft here: {type(target).__name__} reads its whole KV cache")
-        most = target.layers if early_exit.recent else target.layers - 1
+        if early_exit.skip and not skips_layers(target):
+            raise ArgumentError(f"layers cannot be skipped here: {type(target).__name__} runs the first ones only")
+        most = target.layers if early_exit.recent or early_exit.skip else target.layers - 1
         if early_exit.layers > most:
             raise ArgumentError(
                 f"layers={early_exit.layers} is not allowed; this model has {target.layers}, so take fewer"

@@ -95,7 +95,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             raise ModelError(f"drafter is for lines of {head.grid_width} tokens, and this model's have {layout.width}")
         return GridRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
     assert isinstance(head, MedusaHeads), kind
-    if recipe.depth > head.count and not recipe.auto:
+    if recipe.depth > head.count and not (recipe.auto or recipe.auto_branch):
         raise ArgumentError(
             f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} Medusa heads"
         )

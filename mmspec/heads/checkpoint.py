@@ -22,6 +22,7 @@ from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
+from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.heads.speculators import (
     block_arguments,
     check_vocabulary,
@@ -32,7 +33,7 @@ from mmspec.heads.speculators import (
     vocabulary_of,
 )
 
-Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | FrameHead | Datastore
+Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | FrameHead | Datastore | SkippedLayers
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -79,6 +80,8 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     check_tensors(f"drafter {str(folder)!r}", tensors, head)
     if isinstance(head, Datastore) and bool((tensors["tokens"] >= head.vocab_size).any()):
         raise ModelError(f"drafter {str(folder)!r} holds tokens outside of its vocabulary of {head.vocab_size}")
+    if isinstance(head, SkippedLayers) and sorted({*tensors["order"].tolist()} - set(range(head.layers))):
+        raise ModelError(f"drafter {str(folder)!r} skips layers that a model of {head.layers} layers does not have")
     head.load_state_dict(tensors, assign=True)
     return head.float().eval()
 
@@ -104,6 +107,8 @@ def head_arguments(
         return MedusaHeads, config
     if "datastore_size" in config:
         return Datastore, config
+    if "skipped_layers" in config:
+        return SkippedLayers, config
     if "block_size" in config:
         return BlockHead, config
     if "grid_width" in config:

@@ -17,7 +17,7 @@ from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
-from mmspec.hf.decoder_layers import count_layers, first_layers
+from mmspec.hf.decoder_layers import chosen_layers, count_layers
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -112,9 +112,10 @@ class CausalTarget:
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
         self.layers = count_layers(backbone.decoder)
-        self._early_exits: dict[int, Callable[..., Any]] = {}
+        self._early_exits: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     short_cache = True  # see `mmspec.decoding.target.reads_short_cache`
+    can_skip_layers = True
 
     def prefill(self) -> Logits:
         assert self._embeds is not None, "prefill() is called once"
@@ -295,12 +296,13 @@ class CausalTarget:
         return out.last_hidden_state
 
     def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:
-        """The whole decoder, or the first layers that an early exit runs."""
-        if early_exit is None or early_exit.layers >= self.layers:
+        """The whole decoder, or the layers that an early exit runs."""
+        layers = tuple(n for n in range(self.layers) if early_exit is None or early_exit.runs(n))
+        if len(layers) == self.layers:
             return self._backbone.decoder
-        if early_exit.layers not in self._early_exits:
-            self._early_exits[early_exit.layers] = first_layers(self._backbone.decoder, early_exit.layers)
-        return self._early_exits[early_exit.layers]
+        if layers not in self._early_exits:
+            self._early_exits[layers] = chosen_layers(self._backbone.decoder, layers)
+        return self._early_exits[layers]
 
     def _cfg_factor(self, early_exit: EarlyExit | None) -> int:
         """2 if a call, or an early exit, also reads the unconditional rows, else 1."""

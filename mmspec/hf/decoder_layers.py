@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ class DecoderLayers(ABC):
         norm: The final norm.
 
     Attributes:
-        count: How many layers a call runs, from the first one on.
+        count: The number of layers.
     """
 
     def __init__(self, layers: Iterable[nn.Module], norm: Callable[[Tensor], Tensor]) -> None:
@@ -55,10 +54,11 @@ class DecoderLayers(ABC):
             cache: The KV cache, with the interface of transformers.
         """
 
-    def first(self, count: int) -> Self:
-        """A decoder of the first `count` layers, with the same weights."""
+    def only(self, layers: Iterable[int]) -> Self:
+        """A decoder of some of the layers, by index, with the same weights."""
         part = copy(self)
-        part.count = count
+        part._layers = [self._layers[n] for n in layers]
+        part.count = len(part._layers)
         return part
 
     def __call__(
@@ -70,7 +70,7 @@ class DecoderLayers(ABC):
         use_cache: bool,
     ) -> DecoderOutput:
         hidden, run = self.enter(inputs_embeds, attention_mask, position_ids, past_key_values)
-        for layer in islice(self._layers, self.count):
+        for layer in self._layers:
             hidden = run(layer, hidden)
         return DecoderOutput(self._norm(hidden))
 
@@ -89,12 +89,17 @@ def count_layers(decoder: Any) -> int:
 
 def first_layers(decoder: Any, count: int) -> Callable[..., Any]:
     """The decoder without the layers after the first `count`; it shares the weights."""
+    return chosen_layers(decoder, range(count))
+
+
+def chosen_layers(decoder: Any, layers: Iterable[int]) -> Callable[..., Any]:
+    """The decoder with some of its layers, by index, ascending; it shares the weights."""
     if isinstance(decoder, DecoderLayers):
-        return decoder.first(count)
+        return decoder.only(layers)
     part: Any = copy(decoder)
     name = _name_of_layers(decoder)
     assert name is not None, "count_layers is 0"
-    part._modules = {**decoder._modules, name: nn.ModuleList(list(getattr(decoder, name))[:count])}
+    part._modules = {**decoder._modules, name: nn.ModuleList([getattr(decoder, name)[n] for n in layers])}
     part._compiled_call_impl = None  # the compiled call runs all layers
     return part
 

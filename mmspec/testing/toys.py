@@ -30,6 +30,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
 from mmspec.sampling.params import SamplingParams
@@ -62,7 +63,7 @@ class ToyTarget:
         self.length = length
         self.layers = LAYERS
         self.frame_size = FRAME
-        self.short_cache = True
+        self.short_cache = self.can_skip_layers = True
         self.device = torch.device("cpu")
         starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
         self._first = torch.from_numpy(starts)  # row of the first prefix of each length
@@ -77,7 +78,7 @@ class ToyTarget:
 
     def logits(self, length: Tensor, number: Tensor, early_exit: EarlyExit | None = None) -> Logits:
         """The logits after prefixes, given by their lengths and numbers."""
-        # A short cache of all layers is a draft model too: it has the table of the first layer.
+        # All layers with a short cache, or without some of them, are a draft model too, with the first layer's table.
         table = self._tables[0 if early_exit is None else early_exit.layers % LAYERS or 1]
         index = self._first[length] + number
         guided = len(table) > 1 and (early_exit is None or early_exit.guided)
@@ -298,7 +299,8 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
         frame = FrameHead(vocab_size, FEATURES, FRAME, 8, 24)
         for p in frame.parameters():
             torch.nn.init.normal_(p, std=0.5)
-    return {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame, "retrieval": store}
+    drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
+    return {**drafters, "retrieval": store, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
 
 
 def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) -> Eagle3Head:

@@ -50,12 +50,14 @@ class Batch:
         teacher: The tokens, and what the target says about them: a `TeacherOutput`, or what the kind's `teach` returns.
         settings: The settings of the training.
         generator: Chooses the parts of the sequences that a block or grid head is trained on.
+        reference: The reference of a small model; see `mmspec.training.objectives.improvable`.
     """
 
     prepared: PreparedPrompts
     teacher: Any
     settings: TrainingSettings
     generator: torch.Generator
+    reference: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,9 @@ KINDS = {
     ),
     "small": DrafterKind(
         "draft",
-        lambda model, b: draft_model_loss(model, b.prepared, b.teacher, LOSSES[b.settings.loss]),
+        lambda model, b: draft_model_loss(
+            model, b.prepared, b.teacher, LOSSES[b.settings.loss], b.reference, b.settings.select or 1.0
+        ),
         head=False,
     ),
 }
@@ -265,6 +269,11 @@ def _sizes(target: FeatureTarget, dim: int, layout: Layout, settings: TrainingSe
     square = settings.rotary == "auto" and layout.width == grid and grid * grid == layout.length
     theta, side = (100.0, grid) if square else (10000.0, None)
     return HeadSizes(target, layout, dim, settings.hidden or mlp_width(dim), heads, theta, side)
+
+
+def layer_ids(model: Any) -> tuple[int, ...]:
+    """The target's layers that a drafter reads."""
+    return (model.layer_ids or ()) if isinstance(model, BlockHead | Eagle3Head) else ()
 
 
 def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:

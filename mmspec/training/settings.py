@@ -15,7 +15,7 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "eagle3", "medusa", "block", "grid", "frame", "small" or "retrieval".
+        kind: "eagle", "eagle3", "medusa", "block", "grid", "frame", "small", "retrieval" or "swift".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -36,6 +36,9 @@ class TrainingSettings:
         markov_rank: Rank of the sequential head of a block head; 0 for none.
         temperature: Temperature of the sequences and of the target distribution; None for the pipeline's default.
         guidance_scale: Guidance of both; None for the pipeline's default.
+        reference: Folder of a trained small model; a small model then learns from some positions only, see
+            `mmspec.training.objectives.improvable`. None for all positions.
+        select: The share of these positions; None without a reference.
     """
 
     kind: str
@@ -57,6 +60,8 @@ class TrainingSettings:
     guidance_scale: float | None = None
     rotary: str = "auto"
     mask_token: int | None = None
+    reference: str | None = None
+    select: float | None = None
 
     def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
         """Prompts that are ready to be decoded at these settings."""
@@ -74,5 +79,7 @@ class TrainingSettings:
         }
         if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")
+        if self.reference is not None and self.kind != "small":
+            raise ArgumentError(f"--reference requires --kind small; a drafter of kind '{self.kind}' learns from all")
         if self.loss == LK and self.kind == "small":
             raise ArgumentError("--loss: 'lk' is for heads, which draft a chain in training; use kl or tvd")

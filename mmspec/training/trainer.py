@@ -19,9 +19,7 @@ from mmspec.checkpoint import check_tensors, describe, read_weights
 from mmspec.decoding.layout import Layout
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing, replacing_folder
-from mmspec.heads.block import BlockHead
-from mmspec.heads.eagle3 import Eagle3Head
-from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, new_drafter
+from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, layer_ids, new_drafter
 from mmspec.training.prepared import TrainablePipeline
 from mmspec.training.sequences import TrainingSequences, read_sequences, write_sequences
 from mmspec.training.settings import TrainingSettings
@@ -81,6 +79,10 @@ class Trainer:
         self._losses: list[float] = []
         state = self._load_checkpoint()  # refuses other settings before any slow work
         self.model = new_drafter(pipe, settings).train()
+        self._reference: torch.nn.Module | None = None
+        if settings.reference is not None:
+            pipe.add_drafter(settings.reference)
+            self._reference = pipe.new_small().eval().requires_grad_(False)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, betas=(0.9, 0.95))
         if state is not None:
             check_tensors(f"{OUTPUT}: checkpoint '{self._checkpoint}'", state["model"], self.model)
@@ -195,7 +197,7 @@ class Trainer:
         )
         # bfloat16 matrix products are twice as fast; distributions and losses stay in float32.
         with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, enabled=s.kind != "small"):
-            loss = KINDS[s.kind].loss(self.model, Batch(prepared, teacher, s, generator))
+            loss = KINDS[s.kind].loss(self.model, Batch(prepared, teacher, s, generator, self._reference))
         self._optimizer.zero_grad()
         loss.backward()
         value = self._average_gradients(loss.item())
@@ -210,7 +212,7 @@ class Trainer:
     @property
     def _layer_ids(self) -> tuple[int, ...]:
         """The target's layers that the drafter reads."""
-        return (self.model.layer_ids or ()) if isinstance(self.model, BlockHead | Eagle3Head) else ()
+        return layer_ids(self.model)
 
     def _average_gradients(self, loss: float) -> float:
         """Averages the gradients over processes, in place, and returns the mean loss."""

@@ -48,6 +48,8 @@ RECIPES = [
     "tree-sampled:window=6",
     "tree-eagle:branch=2/2",
     "tree-medusa:branch=2/2",
+    "swift:window=3",
+    "pearl:window=2",
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -104,7 +104,7 @@ def test_models_of_transformers(name: str, guided: bool) -> None:
         layers: Any = small.layers
         small.layers = layers[:1]
     else:
-        small.count = 1
+        small = small.only([0])
     plan = replace(job.plan, backbone=replace(backbone, decoder=small))
     cut = CausalTarget(plan.backbone, plan.cond, plan.uncond if guided else None, plan.length, 24)
     target = job.target(job.plan, 24)

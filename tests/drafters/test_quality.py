@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmspec.continuous.jacobi import LatentJacobi
 from mmspec.continuous.sampler import LatentSampler
+from mmspec.decoding.adaptive_branching import FixedBranching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -183,7 +184,7 @@ def test_siblings_that_are_sampled_without_replacement_are_distinct() -> None:
     runner, state = markov(0)
     for draft in (
         DySpecDrafter(runner, 7, 3).propose(state, 0),
-        StaticTreeDrafter(runner, [3, 2], DISTINCT, state.device).propose(state, 0),
+        StaticTreeDrafter(runner, FixedBranching([3, 2]), DISTINCT, state.device).propose(state, 0),
     ):
         assert all(len(set(paths(draft, row))) == draft.tokens.shape[1] for row in range(V))
 

@@ -30,6 +30,7 @@ from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.ngram import NGramTable
+from mmspec.drafters.pearl import PearlDrafter
 from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.stopping import StoppingDrafter
@@ -342,6 +343,30 @@ def claim_frequencies_of_the_datastore(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mmspec.drafters.retrieval, "point_mass", smoothed)
 
 
+def draft_without_other_layers(patch: pytest.MonkeyPatch) -> None:
+    """The layers to skip change while a draft is made: it is sampled with some, and its q computed with others."""
+
+    def sample(q: Tensor, u: Tensor) -> Tensor:
+        other = q.flip(-1) + q
+        return mmspec.sampling.rejection.sample(other / other.sum(-1, keepdim=True), u)
+
+    patch.setattr(mmspec.drafters.chain, "sample", sample)
+
+
+def commit_the_guess(patch: pytest.MonkeyPatch) -> None:
+    """After a fully accepted window the draft model's guess is kept for the token that the target samples."""
+    observe = PearlDrafter.observe
+
+    def kept(self: PearlDrafter, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        observe(self, verdict, state, draws)
+        count = verdict.tokens.shape[1] - 1
+        if self._ahead is not None and count:
+            whole = torch.from_numpy(verdict.accepted == count)
+            verdict.tokens[:, count] = torch.where(whole, self._ahead.tokens[:, count], verdict.tokens[:, count])
+
+    patch.setattr(PearlDrafter, "observe", kept)
+
+
 BROKEN: dict[str, tuple[Break, str]] = {
     "resample from p": (resample_from_p, "sjd:window=3,start=left"),
     "temperature applied to the residual": (apply_temperature_to_residual, "sjd:window=3,start=left"),
@@ -358,6 +383,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "retrieved tokens with a sampled q": (claim_frequencies_of_the_datastore, "retrieval:window=3"),
     "guesses with the q of drafts": (claim_sampled_guesses, "draft-stop:window=4,stop=0.9"),
     "untested drafts inside a cascade": (accept_all_inner_drafts, "cascade:window=5,inner=3"),
+    "layers that change between draft and q": (draft_without_other_layers, "swift:window=3"),
+    "guesses kept as tokens": (commit_the_guess, "pearl:window=2"),
     "no roll-back": (skip_roll_back, "draft:window=3"),
 }
 

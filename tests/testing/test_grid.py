@@ -91,7 +91,14 @@ TREES = [
     "tree-block:branch=2/2",
     "eagle-2:window=6,depth=3,top=2",
 ]
-EXACT = [*CHAINS, *JACOBI, *TREES]
+# Recipes that came later: the settings of a recipe are chosen by its place.
+LATER = [
+    "swift:window=3",
+    "swift:window=5,skip=0.7,guidance=1.5",
+    "pearl:window=2",
+    "pearl:window=2,guidance=1.5",
+]
+EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {
     "T=1": SamplingParams(),
     "T=0.7": SamplingParams(temperature=0.7),

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
 from safetensors.torch import save_file
-from torch import Tensor
+from trainable import PROMPTS, V, settings, tiny_pipe
 
 import mmspec
 from mmspec.cli import train_drafter
@@ -28,57 +26,16 @@ from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.loading import add_drafter
 from mmspec.locks import locked
 from mmspec.training.datastore import write_datastore
 from mmspec.training.kinds import KINDS
-from mmspec.training.objectives import LOSSES, chain_loss, run_teacher
-from mmspec.training.settings import TrainingSettings
+from mmspec.training.objectives import LOSSES, chain_loss, improvable, run_teacher
+from mmspec.training.skipped_layers import write_skipped_layers
 from mmspec.training.trainer import Trainer
 from mmspec.vision.hf.pipeline import TransformersPipeline
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
-
-V, SIDE, SLOTS, C = 12, 3, 4, 5
-PROMPTS = ("abc", "bcd", "cab", "dd")
-
-
-class Letters(ModelMixin, ConfigMixin):
-    """A text encoder that encodes the letter of each slot."""
-
-    @register_to_config
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("eye", torch.eye(C))
-
-    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        ids = torch.tensor([[ord(c) % C for c in p.rjust(SLOTS)[:SLOTS]] for p in prompts])
-        return self.eye[ids], torch.ones(ids.shape, dtype=torch.long)
-
-
-def tiny_pipe() -> LlamaGenPipeline:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # for buffers, such as the embedding of the empty prompt
-        gpt = LlamaGenGPT(V, 32, 2, 2, 64, model_type="t2i", cls_token_num=SLOTS, caption_dim=C, grid_size=SIDE).eval()
-    generator = torch.Generator().manual_seed(0)
-    for p in gpt.parameters():
-        if p.ndim > 1:
-            p.data = torch.randn(p.shape, generator=generator) * 0.3
-    pipe = LlamaGenPipeline(gpt, None, Letters(), guidance_scale=1.5)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def settings(kind: str, **changes: Any) -> TrainingSettings:
-    values: dict[str, Any] = {
-        "loss": "kl",
-        "prompts": PROMPTS[:3],
-        "held_out": PROMPTS[3:],
-        "sequences": 18,
-        "steps": 6,
-    }
-    values |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0}
-    return TrainingSettings(kind, **values | changes)
 
 
 class Killed(Exception):
@@ -86,7 +43,7 @@ class Killed(Exception):
 
 
 def test_the_command_offers_the_kinds_and_losses_that_there_are() -> None:
-    assert (*KINDS, "retrieval") == train_drafter.KINDS  # a datastore is built, not trained
+    assert (*KINDS, "retrieval", "swift") == train_drafter.KINDS  # the last two are not trained
     assert set(LOSSES) == set(train_drafter.LOSSES)
 
 
@@ -150,8 +107,45 @@ def test_values_of_losses() -> None:
     assert LOSSES["kl"](p, q, None, None).item() == pytest.approx(0.6931, abs=1e-4)
     assert LOSSES["tvd"](p, q, None, None).item() == pytest.approx(0.5)
     assert LOSSES["kl"](p, p, None, None).item() == LOSSES["tvd"](p, p, None, None).item() == 0
+    # The reward is 1 for the first two tokens, of which q has one half: the standard deviation is 0.5.
+    assert LOSSES["tvd++"](p, q, None, None).item() == pytest.approx(1.0)
     f, g = torch.zeros(4), torch.full((4,), 0.5)
     assert LOSSES["smooth-l1+ce"](p, q, f, g).item() == pytest.approx(0.125 + 0.13863, abs=1e-4)
+
+
+def test_tvd_plus_has_the_gradient_of_a_normalized_reward() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 7, generator=generator, requires_grad=True)
+    p, q = torch.randn(5, 7, generator=generator).softmax(-1), logits.softmax(-1)
+    LOSSES["tvd++"](p, q, None, None).sum().backward()
+    # The policy gradient with the advantage (reward - mean) / deviation, summed over all tokens.
+    reward, q = (p > q).float(), q.detach()
+    mean = (q * reward).sum(-1, keepdim=True)
+    advantage = (reward - mean) / (q * (reward - mean) ** 2).sum(-1, keepdim=True).sqrt()
+    wanted = -(q * advantage - q * (q * advantage).sum(-1, keepdim=True))
+    assert logits.grad is not None and torch.allclose(logits.grad, wanted, atol=1e-6)
+
+
+def test_positions_that_a_reference_does_better_at_are_selected() -> None:
+    own = torch.tensor([[0.9, 0.5, 0.4, 0.9]])
+    reference = torch.tensor([[0.8, 0.1, 0.3, 0.0]])
+    mask = torch.tensor([[True, True, True, False]])
+    assert improvable(own, reference, mask, 0.34).tolist() == [[False, True, False, False]]
+    assert improvable(own, reference, mask, 0.01).sum() == 1
+    assert torch.equal(improvable(own, reference, mask, 1.0), mask)
+
+
+def test_a_small_model_learns_where_it_lags_behind_a_reference(tmp_path: Path) -> None:
+    def train(folder: str, **changes: Any) -> Trainer:
+        trainer = Trainer(tiny_pipe(), settings("small", steps=10, **changes), tmp_path / folder)
+        trainer.train(trainer.collect(), 100, 100)
+        return trainer
+
+    train("reference")
+    selected, every = train("selected", reference=str(tmp_path / "reference"), select=0.4), train("every")
+    assert selected.record()["settings"]["select"] == 0.4
+    # The same first weights, sequences and order: only the positions differ.
+    assert selected.curve[0] == every.curve[0] and selected.curve[-1] != every.curve[-1]
 
 
 def test_the_loss_of_chains() -> None:
@@ -222,6 +216,7 @@ def test_the_command_prints_its_folder_or_its_record(workspace: Path, capsys: py
         (["--kind", "small", "--loss", "smooth-l1+ce"], "--loss: 'smooth-l1+ce' compares features"),
         (["--held-out", "4"], "--held-out: 4 of 4 prompts leaves none to train on"),
         (["--prompts", "nowhere.txt"], "--prompts: cannot read 'nowhere.txt'"),
+        (["--reference", "x"], "--reference requires --kind small"),
         (["--drafter", "x"], "--drafter requires --kind small"),
         (["--kind", "small", "--drafter", "nowhere"], "drafter='nowhere' is not a folder or Hub id"),
         (["-o", "no/such/folder"], "-o/--output: cannot write 'no/such/folder'"),
@@ -352,3 +347,21 @@ def test_a_datastore_is_built_from_the_models_own_sequences(tmp_path: Path) -> N
     pipe.add_drafter(tmp_path)
     assert pipe.heads["retrieval"] is not None
     assert write_datastore(pipe, chosen, tmp_path) == record  # the sequences are kept
+
+
+def test_layers_to_skip_are_chosen_on_the_models_own_sequences(tmp_path: Path) -> None:
+    pipe, chosen = tiny_pipe(), settings("swift", sequences=5)
+    layer: Any = pipe.transformer.layers[0]
+    layer.attention.wo.weight.data.zero_()
+    layer.feed_forward.w2.weight.data.zero_()  # a layer that does nothing
+    record = write_skipped_layers(pipe, chosen, tmp_path)
+    assert record["order"] == [0] and record["curve"][0]["tokens_per_call"] > 2  # of 3; drafts have no guidance
+    head = load_head(tmp_path)
+    assert isinstance(head, SkippedLayers) and head.skip(0.4) == (0,)
+    pipe.add_drafter(tmp_path)
+    plain, out = (pipe(list(PROMPTS), recipe=r, temperature=0, output_type="latent") for r in ("plain", "swift"))
+    assert torch.equal(plain.tokens, out.tokens) and out.stats.draft_calls > 0
+    head.order.fill_(7)
+    head.save_pretrained(tmp_path / "other")
+    with pytest.raises(ModelError, match="skips layers that a model of 2 layers does not have"):
+        load_head(tmp_path / "other")

@@ -82,6 +82,7 @@ class LlamaGenTarget:
             self._padding = padding_bias(condition_mask, capacity, self._dtype).repeat(1 + self._guided, 1, 1, 1)
 
     short_cache = True  # see `mmspec.decoding.target.reads_short_cache`
+    can_skip_layers = True
 
     def prefill(self) -> Logits:
         t = self._slots
@@ -240,9 +241,8 @@ class LlamaGenTarget:
     def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
         states: list[Tensor] | None = [] if self._collected and early_exit is None else None
-        layers = None if early_exit is None else early_exit.layers
         with without_plans(self.device):
-            features = self._gpt.features(h, span, self._cache, layers, states)
+            features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.runs, states)
         if early_exit is None:
             self._features = features
         if states is not None:

@@ -6,8 +6,8 @@ A sequence is `T` condition slots followed by `N = grid_size ** 2` image tokens 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -238,7 +238,7 @@ class LlamaGenTransformer(Component):
         h: Tensor,
         span: Span,
         cache: KVCache | None,
-        layers: int | None = None,
+        runs: Callable[[int], bool] | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """Runs the blocks and the final norm.
@@ -247,7 +247,7 @@ class LlamaGenTransformer(Component):
             h: Embedded slots [B, W, dim].
             span: Positions, mask and cache slots.
             cache: The KV cache; None reads the window alone.
-            layers: Runs the first `layers` blocks only; None runs all.
+            runs: Whether a block runs, by its index; None runs all.
             states: Gets `h` and the output of every block; None keeps none.
 
         Returns:
@@ -255,7 +255,9 @@ class LlamaGenTransformer(Component):
         """
         if states is not None:
             states.append(h)
-        for i, block in enumerate(islice(self.layers, layers)):
+        for i, block in enumerate(self.layers):
+            if runs is not None and not runs(i):
+                continue
             h = block(h, span, None if cache is None else cache.layer(i))
             if states is not None:
                 states.append(h)

@@ -10,6 +10,7 @@ codes. The result is a distribution: p'(x) = p(x) [x is not repetitive] + P(repe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -286,8 +287,8 @@ class HiggsLayers(DecoderLayers):
         self._rotary = core.rotary_emb
         self._audio_mask: Tensor | None = audio_mask
 
-    def first(self, count: int) -> HiggsLayers:
-        part = super().first(count)
+    def only(self, layers: Iterable[int]) -> HiggsLayers:
+        part = super().only(layers)
         part._audio_mask = None  # early exits read windows only, which follow the prompt
         return part
 

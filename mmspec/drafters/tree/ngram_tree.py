@@ -1,22 +1,23 @@
-"""A static tree whose siblings are the candidates of an n-gram table.
+"""A tree whose siblings are the candidates of an n-gram table.
 
 Siblings are chosen, not sampled, so that they have one-hot q: a sibling x is accepted with its target probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmspec.decoding.adaptive_branching import Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.ngram import Table
+from mmspec.drafters.tree.specinfer import branching_of
 from mmspec.errors import ArgumentError
-from mmspec.knobs import branches
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome, verify_tree
@@ -27,7 +28,7 @@ class NGramTreeDrafter:
 
     Args:
         table: The n-gram table.
-        branch: The number of children of an entry at each depth.
+        branching: Chooses the shape of each tree.
         vocab_size: V.
         device: Of the tokens.
     """
@@ -36,14 +37,14 @@ class NGramTreeDrafter:
 
     verify = staticmethod(verify_tree)
 
-    def __init__(self, table: Table, branch: Sequence[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, table: Table, branching: Branching, vocab_size: int, device: torch.device) -> None:
         self._table = table
-        self._branch = branch
-        self._tree = Tree.branching(branch, device)
+        self._branching = branching
+        self._tree = cache(lambda branch: Tree.branching(branch, device))
         self._siblings = Chosen(vocab_size)
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        pass
+        self._branching.observe(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
         pass
@@ -53,17 +54,18 @@ class NGramTreeDrafter:
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         width, constraint = state.layout.width, state.layout.constraint
-        positions = state.positions(len(self._branch))
+        branch = self._branching.choose()
+        positions = state.positions(len(branch))
         before, last = state.last(2).split(1, dim=1)
         above = state.at(positions - width) if width else before
         levels = [last]
-        for depth, count in enumerate(self._branch):
+        for depth, count in enumerate(branch):
             left, position = levels[-1], positions[:, depth]
             distance = width or 2  # in a stream the upper neighbor is the token before the left one
             if depth + 1 >= distance:
                 # The upper neighbor is in the tree.
                 first = depth + 1 - distance
-                up = levels[first].repeat_interleave(prod(self._branch[first:depth]), dim=1)
+                up = levels[first].repeat_interleave(prod(branch[first:depth]), dim=1)
             else:
                 up = above[:, depth : depth + 1].expand_as(left)
             if width and (position % width == 0).any():
@@ -76,7 +78,7 @@ class NGramTreeDrafter:
                 must = forced.to(found.device)[:, None]
                 found = torch.where(must >= 0, must, found)
             levels.append(found)
-        return TreeDraft(self._tree, torch.cat(levels[1:], dim=1), self._siblings)
+        return TreeDraft(self._tree(branch), torch.cat(levels[1:], dim=1), self._siblings)
 
 
 def build(context: DraftingContext) -> NGramTreeDrafter:
@@ -84,4 +86,4 @@ def build(context: DraftingContext) -> NGramTreeDrafter:
     recipe, target, table = context.recipe, context.target, context.resources.table
     if table is None:
         raise ArgumentError(f"recipe '{recipe}' needs an n-gram table, and this model has none")
-    return NGramTreeDrafter(table, branches(str(recipe.knobs["branch"])), target.vocab_size, target.device)
+    return NGramTreeDrafter(table, branching_of(context), target.vocab_size, target.device)

@@ -3,25 +3,28 @@
 Without replacement, k siblings are k distinct tokens (recursive rejection sampling of Jeon et al. 2024, arXiv
 2402.14160; Sequoia, Chen et al. 2024, arXiv 2402.12374). With replacement and with branches at the root alone, the tree
 is k independent drafts (as in SpecTr, Sun et al. 2023, arXiv 2310.15141, whose test is in `mmspec.sampling.k_seq`).
-Shape and order are fixed before anything is sampled, so that each token follows the distribution that it is tested
-with.
+Shape and order are fixed before anything of a tree is sampled, so that each token follows the distribution that it is
+tested with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branching, FixedBranching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.tree_loop import TreeVerification
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runners import build_runner
+from mmspec.heads.medusa import MedusaHeads
 from mmspec.knobs import branches
 from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.rejection import sample
@@ -47,22 +50,22 @@ class SiblingSampler:
 
 
 class StaticTreeDrafter:
-    """Samples a tree of fixed shape level by level, with one call of the draft model per level.
+    """Samples a tree level by level, with one call of the draft model per level.
 
     Args:
         runner: Provides the draft distributions.
-        branch: The number of children of an entry at each depth.
+        branching: Chooses the shape of each tree.
         sibling_sampler: Samples the siblings.
         device: Of the tokens.
     """
 
     def __init__(
-        self, runner: DraftRunner, branch: Sequence[int], sibling_sampler: SiblingSampler, device: torch.device
+        self, runner: DraftRunner, branching: Branching, sibling_sampler: SiblingSampler, device: torch.device
     ) -> None:
         self._runner = runner
         self._sampler = sibling_sampler
-        self._branch = branch
-        self._tree = Tree.branching(branch, device)
+        self._branching = branching
+        self._tree = cache(lambda branch: Tree.branching(branch, device))
         self.verify = sibling_sampler.verify
 
     @property
@@ -71,6 +74,7 @@ class StaticTreeDrafter:
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._runner.observe(verdict, state)
+        self._branching.observe(verdict, state)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)
@@ -80,17 +84,19 @@ class StaticTreeDrafter:
         self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
-        u = self._tree.uniforms(state.rng, state.length, iteration)[DRAFT]
+        branch = self._branching.choose()
+        tree = self._tree(branch)
+        u = tree.uniforms(state.rng, state.length, iteration)[DRAFT]
         probs = [self._runner.root(state)]
         levels: list[Tensor] = []
         first = 1
-        for count in self._branch:
+        for count in branch:
             if levels:
-                probs.append(self._runner.nodes(state, levels[-1], self._tree, first))
+                probs.append(self._runner.nodes(state, levels[-1], tree, first))
                 first += levels[-1].shape[1]
             size = probs[-1].shape[1] * count
             levels.append(self._sampler.draw(probs[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
-        return TreeDraft(self._tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)))
+        return TreeDraft(tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)))
 
 
 def sample_independent(q: Tensor, u: Tensor) -> Tensor:
@@ -118,20 +124,33 @@ K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
 
 def build_without_replacement(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipes `tree`, `tree-eagle` and `tree-medusa`."""
-    return _build(context, branches(str(context.recipe.knobs["branch"])), DISTINCT)
+    return _build(context, branching_of(context), DISTINCT)
 
 
 def build_independent(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipe `tree-chains`."""
-    return _build(context, branches(str(context.recipe.knobs["branch"])), INDEPENDENT)
+    return _build(context, branching_of(context), INDEPENDENT)
 
 
 def build_k_seq(context: DraftingContext) -> StaticTreeDrafter:
     """Builds the drafter of the recipe `spectr`."""
     knobs = context.recipe.knobs
-    return _build(context, [int(knobs["drafts"])] + [1] * (int(knobs["length"]) - 1), K_SEQ)
+    return _build(context, FixedBranching([int(knobs["drafts"])] + [1] * (int(knobs["length"]) - 1)), K_SEQ)
 
 
-def _build(context: DraftingContext, branch: Sequence[int], sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
+def _build(context: DraftingContext, branching: Branching, sibling_sampler: SiblingSampler) -> StaticTreeDrafter:
     runner = build_runner(context, context.recipe.info.runner)
-    return StaticTreeDrafter(runner, branch, sibling_sampler, context.target.device)
+    return StaticTreeDrafter(runner, branching, sibling_sampler, context.target.device)
+
+
+def branching_of(context: DraftingContext) -> Branching:
+    """The shapes of the knob `branch`; with `auto`, runs of the same recipe, batch size and guidance share a policy."""
+    recipe, resources = context.recipe, context.resources
+    if not recipe.auto_branch:
+        return FixedBranching(branches(str(recipe.knobs["branch"])))
+    head = resources.heads.get(recipe.info.runner)
+    deepest = min(recipe.depth, head.count) if isinstance(head, MedusaHeads) else recipe.depth
+    key = str(recipe), context.batch_size, any(s.guidance_scale != 1 for s in context.samplings)
+    policy = resources.adaptive_windows.setdefault(key, AdaptiveBranching(recipe.window - 1, deepest))
+    assert isinstance(policy, AdaptiveBranching)
+    return policy

@@ -1,0 +1,58 @@
+"""Drafters that learn while their target generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainable import PROMPTS, settings, tiny_pipe
+
+from mmspec.errors import ArgumentError
+from mmspec.training.kinds import evaluate_drafter, new_drafter
+from mmspec.training.online import OnlineDistillation
+
+
+def pipe_with(kind: str, folder: Path) -> Any:
+    """A pipeline with an untrained drafter."""
+    pipe = tiny_pipe()
+    new_drafter(pipe, settings(kind)).save_pretrained(folder)
+    pipe.add_drafter(folder)
+    return pipe
+
+
+def generate(pipe: Any, recipe: str, seed: int) -> Any:
+    return pipe(list(PROMPTS), recipe=recipe, seed=seed, output_type="latent").tokens
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [("medusa", "medusa:window=3"), ("small", "draft:window=3")])
+def test_the_drafter_of_the_pipeline_learns(kind: str, recipe: str, tmp_path: Path) -> None:
+    pipe = pipe_with(kind, tmp_path / "first")
+    before = generate(pipe, recipe, 0)
+    assert torch.equal(generate(pipe, recipe, 0), before), "nothing learns by itself"
+    weights = []
+    for turn in range(2):
+        pipe = pipe_with(kind, tmp_path / "first")
+        online = OnlineDistillation(pipe, kind, tmp_path / f"online-{turn}", lr=1e-2, every=4, depth=2)
+        start = evaluate_drafter(pipe, online._model, settings(kind))
+        for seed in range(6):
+            online.observe(PROMPTS, generate(pipe, recipe, seed))
+        assert len(online.losses) == 6 and sum(online.losses[-2:]) < sum(online.losses[:2])
+        weights.append([w.detach().clone() for w in online._model.parameters()])
+        end = evaluate_drafter(pipe, online._model, settings(kind))
+        assert (end.by_position[0] or 0) > (start.by_position[0] or 0)
+        if kind == "medusa":
+            used = list(pipe.heads[kind].parameters())
+            assert all(torch.equal(a, b) for a, b in zip(used, weights[-1], strict=True)), "the pipeline drafts with it"
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True)), "the same calls give the same weights"
+
+
+def test_refusals(tmp_path: Path) -> None:
+    pipe = tiny_pipe()
+    with pytest.raises(ArgumentError, match="kind='medusa' is not allowed; the pipeline must have a drafter"):
+        OnlineDistillation(pipe, "medusa", tmp_path)
+    with pytest.raises(ArgumentError, match="every=0, batch=8 is not allowed"):
+        OnlineDistillation(pipe, "small", tmp_path, every=0)
+    with pytest.raises(ArgumentError, match=r"tokens has shape \[1, 9\]; it must have a row for each of the prompts"):
+        OnlineDistillation(pipe, "small", tmp_path).observe(PROMPTS, torch.zeros(1, 9))
