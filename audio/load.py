@@ -48,7 +48,10 @@ SPEECH_ADAPTERS = {
 # Class in config.json that transformers does not have -> function that reads the published folder; it takes the folder,
 # a processor or where it is, a codec or None, the remaining options of `config`, the folder of a draft model or None,
 # the device and the dtype, and returns the `SpeechAdapter`.
-PUBLISHED = {"Qwen3TTSForConditionalGeneration": "mmspec.audio.models.qwen3_tts.speech:from_folder"}
+PUBLISHED = {
+    "Qwen3TTSForConditionalGeneration": "mmspec.audio.models.qwen3_tts.speech:from_folder",
+    "HeartMuLa": "mmspec.audio.models.heartmula.speech:from_folder",
+}
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub id of a model -> Hub id of the smaller model of its family that drafts for it.
 PAIRS = {

@@ -30,7 +30,8 @@ class DepthFrames:
         prompt: The prompts.
         length: Frames to generate.
         slack: How many frames a window may reach past the end.
-        processors: Functions of the first tokens so far and the logits of the next one, in order.
+        processors: Functions of the first tokens so far and the logits of the next one, in order; none with guidance.
+        uncond: The unconditional prompts, for guidance of first tokens and codes; None turns guidance off.
 
     Attributes:
         codes: D, tokens of a frame after the first.
@@ -46,7 +47,9 @@ class DepthFrames:
         length: int,
         slack: int = 0,
         processors: Sequence[LogitsProcessor] = (),
+        uncond: Prompt | None = None,
     ) -> None:
+        assert uncond is None or not processors
         self.vocab_size = backbone.vocab_size
         self.codes = decoder.codebooks - 1
         self.device = backbone.device
@@ -55,7 +58,7 @@ class DepthFrames:
         self._length = np.zeros(rows, dtype=np.int64)
         # One more frame than can be read: the decoding loop may look at the end of the last window.
         self._firsts = torch.full((rows, length + slack + 1), -1, dtype=torch.int64, device=self.device)
-        self._target = CausalTarget(backbone, prompt, None, length, slack)
+        self._target = CausalTarget(backbone, prompt, uncond, length, slack)
 
     def start(self) -> Logits:
         return self._processed(self._target.prefill(), np.full((len(self._firsts), 1), -1))
@@ -75,12 +78,17 @@ class DepthFrames:
         return self._processed(self._target.forward(frames, at), numbers)
 
     def hidden(self) -> Tensor:
-        return self._target.features()
+        return torch.cat(self._target.features().chunk(self._target.cfg_factor), dim=-1)
 
-    def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
-        logits = DepthTarget(self._decoder, hidden, frames[:, :1], 0, 0).whole(frames)
-        missing = self.vocab_size - logits.shape[-1]
-        return F.pad(logits.float(), (0, missing), value=-torch.inf) if missing else logits
+    def rest(self, hidden: Tensor, frames: Tensor) -> Logits:
+        by_row = torch.cat(hidden.chunk(self._target.cfg_factor, dim=-1))
+        logits = DepthTarget(self._decoder, by_row, frames[:, :1], 0, 0).whole(frames)
+        missing = self.vocab_size - logits.cond.shape[-1]
+        if not missing:
+            return logits
+        wide = [None if z is None else F.pad(z.float(), (0, missing), value=-torch.inf) for z in logits]
+        assert wide[0] is not None
+        return Logits(wide[0], wide[1])
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._target.select_rows(row_ids)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.hf.slot_cache import SlotCache
-from mmspec.sampling.logits import Logits
+from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 
 
 class DepthDecoder(Protocol):
@@ -59,11 +59,12 @@ class DepthTarget:
     """The codes of one frame after the first; a `mmspec.decoding.target.Target`.
 
     Slot 0 of its KV cache holds the backbone's hidden state, slot 1 the first code, slot 2 the code of position
-    `start`.
+    `start`. With guidance the decoder runs on the hidden states of conditional and unconditional rows, which read the
+    same codes; R is then 2 * B, else B.
 
     Args:
         decoder: The depth decoder.
-        hidden: [B, D], the hidden state of the backbone.
+        hidden: [R, D], the hidden state of the backbone, that of the unconditional rows last.
         first: int64 [B, 1], the first code.
         start: The position of the second code.
         window: How far a window may reach past the end.
@@ -78,27 +79,35 @@ class DepthTarget:
         self.device = hidden.device
         self._decoder, self._codebooks = decoder, decoder.codebooks
         self._hidden, self._first, self._start = hidden, first, start
+        self._factor = len(hidden) // len(first)
         self._cache = SlotCache(self._codebooks + 1 + window)
 
     def prefill(self) -> Logits:
-        embeds = torch.stack([self._hidden, self._embed(self._first, np.ones((1, 1), dtype=np.int64))[:, 0]], dim=1)
+        first = self._embed(self._first.repeat(self._factor, 1), np.ones((1, 1), dtype=np.int64))
+        embeds = torch.stack([self._hidden, first[:, 0]], dim=1)
         return self._read(embeds, np.tile([0, 1], (len(embeds), 1)), last=1)
 
-    def whole(self, frame: Tensor) -> Tensor:
+    def whole(self, frame: Tensor) -> Logits:
         """The logits [B, K - 1, V] of all codes of a frame int64 [B, K] but the first, in one call."""
+        frame = frame.repeat(self._factor, 1)
         slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
         embeds = torch.cat([self._hidden[:, None], self._embed(frame[:, :-1], slots[:, 1:])], dim=1)
-        return self._read(embeds, slots, last=self._codebooks - 1).cond
+        return self._read(embeds, slots, last=self._codebooks - 1)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         slots = at[:, None] - self._start + 2 + np.arange(tokens.shape[1])
         # A draft window may begin before `start`, with tokens of the previous frame; slot 1 keeps the first code.
         given = torch.from_numpy(slots <= 1).to(self.device)
-        return self._read(self._embed(torch.where(given, self._first, tokens), slots), slots)
+        tokens, slots = (
+            torch.where(given, self._first, tokens).repeat(self._factor, 1),
+            np.tile(slots, (self._factor, 1)),
+        )
+        return self._read(self._embed(tokens, slots), slots)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        self._hidden, self._first = self._hidden[row_ids], self._first[row_ids]
-        self._cache.select_rows(torch.tensor(row_ids, device=self.device))
+        index = cfg_rows(row_ids, len(self._first), self._factor == 2, self.device)
+        self._hidden, self._first = self._hidden[index], self._first[row_ids]
+        self._cache.select_rows(index)
 
     def _embed(self, tokens: Tensor, slots: NDArray[np.int64]) -> Tensor:
         """Embeddings [B, W, D] of tokens in slots, host int64 [B or 1, W]."""
@@ -109,15 +118,16 @@ class DepthTarget:
         """The logits [B, last, V] after the last tokens of a window.
 
         Args:
-            embeds: [B, W, D].
-            slots: Host int64 [B, W], the slots of the tokens, which are their positions too.
+            embeds: [R, W, D].
+            slots: Host int64 [R, W], the slots of the tokens, which are their positions too.
             last: How many tokens, from the end; 0 is all.
         """
         positions, end = torch.from_numpy(slots).to(self.device), int(slots.max()) + 1
         self._cache.at_slots(positions, end)
         mask = additive_mask(torch.arange(end, device=self.device) <= positions[..., None], embeds.dtype)
         hidden = self._decoder.run(embeds, mask, positions, self._cache)[:, -last:]
-        return Logits(self._decoder.head(hidden, (slots[:, -last:] - 1).clip(0, self._codebooks - 2)), None)
+        logits = self._decoder.head(hidden, (slots[:, -last:] - 1).clip(0, self._codebooks - 2))
+        return split_cfg(logits, self._factor == 2)
 
 
 def by_index(

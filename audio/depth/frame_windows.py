@@ -86,11 +86,12 @@ class FrameWindowModel(Protocol):
     def hidden(self) -> Tensor:
         """The hidden states [B, n, width] after the n frames last read, from which the depth decoder starts.
 
-        After `start`, the last of them is that of the end of the prompt.
+        With guidance, those of a conditional and an unconditional row follow each other in `width`. After `start`, the
+        last of them is that of the end of the prompt.
         """
         ...
 
-    def rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
+    def rest(self, hidden: Tensor, frames: Tensor) -> Logits:
         """The logits [R, D, V] of the codes of frames int64 [R, 1 + D], each given the tokens before it."""
         ...
 
@@ -115,7 +116,7 @@ class FrameTarget:
     def __init__(self, model: FrameWindowModel, spec: FrameSpec, batch_size: int, window: int) -> None:
         self.vocab_size = model.vocab_size + 1
         self.device = model.device
-        self._model, self._ends = model, spec.ends
+        self._model, self._ends, self._spec = model, spec.ends, spec
         self._size = self.frame_size = 1 + model.codes
         warm = [spec.first.temperature or 1.0] + [spec.rest.temperature or 1.0] * model.codes
         self.temperatures = torch.tensor(warm, device=model.device)
@@ -128,7 +129,7 @@ class FrameTarget:
         self._hidden = torch.empty(0, device=model.device)  # [B, room, width], by the frame that starts from it
 
     def prefill(self) -> Logits:
-        z = F.pad(self._log_probs(self._model.start().cond, self._samplers[0]), (0, 1), value=-torch.inf)
+        z = F.pad(self._log_probs(self._model.start(), self._samplers[0]), (0, 1), value=-torch.inf)
         hidden = self._model.hidden()[:, -1:]
         self._hidden = F.pad(hidden, (0, 0, 0, self._room - 1))
         return Logits(z, None)
@@ -153,20 +154,24 @@ class FrameTarget:
 
     def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
         """See `mmspec.decoding.target.FrameFeatureTarget`."""
-        first, rest = (self._log_probs(logits, sampler) for sampler in self._samplers)
+        first, rest = (self._log_probs(Logits(logits, None), sampler) for sampler in self._samplers)
         return torch.where(self._on_device(books)[..., None] == 0, first, rest)
 
     def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.training.frame_objective.FrameTeacher`."""
-        first, features = self._model.start().cond, self._model.hidden()[:, -1:]
+        places = (self._spec.first, self._spec.rest)
+        settings = [replace(s, temperature=s.temperature or 1.0, top_k=0, top_p=1.0) for s in places]
+        warm = [TokenSampler([s] * len(frames), None, self.device) for s in settings]
+        first, features = probs(self._model.start(), warm[0]), self._model.hidden()[:, -1:]
         frames = frames.clamp(max=self.vocab_size - 2)
         if end > 1:
-            read = self._model.read(frames[:, : end - 1], np.zeros(len(frames), dtype=np.int64)).cond
-            first, features = torch.cat([first, read], dim=1), torch.cat([features, self._model.hidden()], dim=1)
-        first, features, taught = first[:, start:], features[:, start:], frames[:, start:end]
-        rest = self._model.rest(features.flatten(0, 1), taught.flatten(0, 1)).unflatten(0, taught.shape[:2])
-        logits = torch.cat([first[:, :, None].float(), rest.float()], dim=2)
-        return features, F.pad(logits, (0, 1), value=-torch.inf)
+            read = self._model.read(frames[:, : end - 1], np.zeros(len(frames), dtype=np.int64))
+            first = torch.cat([first, probs(read, warm[0])], dim=1)
+            features = torch.cat([features, self._model.hidden()], dim=1)
+        features, taught = features[:, start:], frames[:, start:end]
+        codes = by_row(self._model.rest(features.flatten(0, 1), taught.flatten(0, 1)), end - start)
+        rest = probs(codes, warm[1]).unflatten(1, (end - start, -1))
+        return features, F.pad(torch.cat([first[:, start:, None], rest], dim=2), (0, 1))
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._model.select_rows(row_ids)
@@ -204,7 +209,7 @@ class FrameTarget:
         logits = torch.zeros(*frames.shape[:2], self.vocab_size, device=self.device)
         if complete:
             read = frames[:, :complete]
-            z = F.pad(self._log_probs(self._model.read(read, first).cond, self._samplers[0]), (0, 1), value=-torch.inf)
+            z = F.pad(self._log_probs(self._model.read(read, first), self._samplers[0]), (0, 1), value=-torch.inf)
             self._keep_hidden(first[:, None] + 1 + np.arange(complete))
             if self._ends is not None:
                 end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
@@ -221,16 +226,28 @@ class FrameTarget:
     def _code_logits(self, frames: Tensor, numbers: Tensor) -> Tensor:
         """The logits [B, n, D, 1 + V] of the codes of n frames, whose numbers are int64 [B, n]."""
         hidden = self._hidden.gather(1, numbers[..., None].expand(-1, -1, self._hidden.shape[2]))
-        logits = self._model.rest(hidden.flatten(0, 1), frames.flatten(0, 1)).unflatten(0, frames.shape[:2])
-        z = self._log_probs(logits.flatten(1, 2), self._samplers[1]).unflatten(1, (frames.shape[1], -1))
+        rest = self._model.rest(hidden.flatten(0, 1), frames.flatten(0, 1))
+        z = self._log_probs(by_row(rest, frames.shape[1]), self._samplers[1]).unflatten(1, (frames.shape[1], -1))
         return F.pad(z, (0, 1), value=-torch.inf)
 
-    def _log_probs(self, logits: Tensor, sampler: TokenSampler) -> Tensor:
+    def _log_probs(self, logits: Logits, sampler: TokenSampler) -> Tensor:
         """Log-probabilities; the loop has one set of sampling parameters, but first tokens and codes have their own."""
-        return sampler(Logits(logits, None), np.zeros(logits.shape[:2], dtype=np.int64)).log()
+        return probs(logits, sampler).log()
 
     def _on_device(self, index: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(index).to(self.device)
+
+
+def probs(logits: Logits, sampler: TokenSampler) -> Tensor:
+    """Probabilities float32 [B, W, V] of logits."""
+    return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
+
+
+def by_row(logits: Logits, frames: int) -> Logits:
+    """Logits [B * frames, D, V] of the codes of frames as [B, frames * D, V]."""
+    cond, uncond = (None if z is None else z.unflatten(0, (-1, frames)).flatten(1, 2) for z in logits)
+    assert cond is not None
+    return Logits(cond, uncond)
 
 
 def decode_frame_windows(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FrameFeatureTarget
+from mmspec.errors import ModelError
 from mmspec.heads.frame import FrameHead
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.sampler import TokenSampler
@@ -53,7 +54,13 @@ class FrameRunner:
         known = torch.from_numpy(places <= (last % size)[:, None]).to(state.device)
         tokens = state.at(np.minimum(frame[:, None] * size + places, last[:, None]))
         embeds = head.embed(tokens, torch.arange(size, device=state.device))
-        self._state = head.start(self._target.frame_features(frame).to(head.dtype))
+        features = self._target.frame_features(frame).to(head.dtype)
+        if features.shape[-1] != head.hidden_size:  # with guidance, those of both rows
+            raise ModelError(
+                f"drafter reads features of {head.hidden_size} values, and there are {features.shape[-1]} here; it was "
+                "trained with another guidance, on or off, or for another model"
+            )
+        self._state = head.start(features)
         self._sum = (embeds * known[..., None]).sum(1)
         self._book = last % size + 1
         self._finish_frames()

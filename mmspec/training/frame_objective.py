@@ -33,7 +33,9 @@ class FrameTeacher(FrameFeatureTarget, Protocol):
     temperatures: Tensor
 
     def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Features [B, n, D] and raw logits [B, n, K, V] of the frames number `start` to `end - 1`.
+        """Features [B, n, D] and distributions float32 [B, n, K, V] of the frames number `start` to `end - 1`.
+
+        The distributions are those that the tokens are sampled from, but without top-k and top-p.
 
         Args:
             frames: int64 [B, F, K], a sequence per row; called once, before the prefill.
@@ -85,8 +87,7 @@ def run_frame_teacher(prepared: PreparedPrompts, tokens: Tensor, generator: torc
     span = min(frames.shape[1], SPAN)
     start = int(torch.randint(frames.shape[1] - span + 1, (), generator=generator))
     with torch.no_grad():
-        features, logits = target.teach(frames, start, start + span)
-        p = (logits.float() / target.temperatures[:, None]).softmax(-1)
+        features, p = target.teach(frames, start, start + span)
     taught = frames[:, start : start + span]
     return FrameTeacherOutput(taught, mask[:, start : start + span], p, features, target.temperatures)
 

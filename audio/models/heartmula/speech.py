@@ -1,0 +1,230 @@
+"""The adapter of HeartMuLa: lyrics and tags, songs as frames; the caller brings the codec, which is flow matching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
+from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows, frames_ahead, prepare_frame_windows
+from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
+from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
+from mmspec.batching.request import PreparedBatch
+from mmspec.checkpoint import describe
+from mmspec.decoding.adaptive_window import adaptive_windows_of
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.resources import DraftResources
+from mmspec.engine import Decoded
+from mmspec.errors import ArgumentError, ModelError, PromptError, did_you_mean
+from mmspec.heads.checkpoint import Head
+from mmspec.hf.folder import read_json
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+MAX_FRAMES = 1501  # the original's two minutes, and the frame of the prompt
+IDS = {"text_bos_id": 128000, "text_eos_id": 128001, "audio_eos_id": 8193, "empty_id": 0}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How songs are made.
+
+    Attributes:
+        tags: Genre, mood and instruments, separated by commas.
+        frames: Frames of a song, at most; 12.5 per second.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
+    """
+
+    tags: str = ""
+    frames: int = MAX_FRAMES
+    ahead: int = 0
+
+
+class HeartMuLaAdapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of HeartMuLa, whose texts are lyrics.
+
+    Lyrics are not split: a song is one piece. Guidance applies to the first code and to those along the depth.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        codec: The codec of its codes.
+        ids: The content of `gen_config.json`.
+        options: How songs are made.
+    """
+
+    recipe = "scd:window=8"
+    guided = True
+    voices: Sequence[str] = ()
+    draws_voice = False
+
+    def __init__(
+        self, model: HeartMuLa, tokenizer: Tokenizer, codec: Codec, ids: Mapping[str, int], options: Options
+    ) -> None:
+        self.model, self.tokenizer, self.ids, self.options = model, tokenizer, ids, options
+        self.codec = check_codec(codec, model.config.audio_num_codebooks, 1)
+        self.ahead = options.ahead
+        self.heads: dict[str, Head] = {}
+        self.sampling = SamplingParams(1.0, 50, guidance_scale=1.5)
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        tags = self.options.tags.lower()
+        tags = tags if tags.startswith("<tag>") else f"<tag>{tags}"
+        tags = tags if tags.endswith("</tag>") else f"{tags}</tag>"
+        prompt, positions = SongPrompt(self._ids(tags), self._ids(text.lower())), self.model.config.backbone.positions
+        if (length := len(prompt.tags) + 1 + len(prompt.lyrics)) + self.options.frames > positions:
+            raise PromptError(
+                f"text of {length} tokens with its tags is too long; of the model's {positions} positions, "
+                f"{self.options.frames} are for the generated frames"
+            )
+        return PreparedText([prompt], texts=[text])
+
+    def job(self, parts: Sequence[SongPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> HeartMuLaJob:
+        return HeartMuLaJob(self, parts)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ends = self.ended(tokens).nonzero()
+        frames = tokens[: int(ends[0])] if len(ends) else tokens
+        return frames.clamp(max=self.codec.codebook_size - 1).T
+
+    def ended(self, frames: Tensor) -> Tensor:
+        """Frames int64 [..., K] to bool [...]: True for frames that end their row, by any of their codes."""
+        return (frames >= self.ids["audio_eos_id"]).any(-1)
+
+    def _ids(self, text: str) -> Tensor:
+        """The ids of a text between the marks that begin and end it."""
+        ids = list(self.tokenizer.encode(text).ids)
+        first, last = [self.ids["text_bos_id"]], [self.ids["text_eos_id"]]
+        ids = ids if ids[:1] == first else first + ids
+        return torch.tensor(ids if ids[-1:] == last else ids + last)
+
+
+@dataclass(frozen=True)
+class HeartMuLaJob:
+    """A batch of songs; see `mmspec.audio.adapter.DecodingJob`.
+
+    Attributes:
+        adapter: The adapter.
+        parts: One prompt per row.
+    """
+
+    adapter: HeartMuLaAdapter
+    parts: Sequence[SongPrompt]
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        if measure_entropy:
+            raise ArgumentError("measure_entropy is not possible for HeartMuLa, whose tokens come from two models")
+        ahead, windows, heads = self._ahead(recipe), adaptive_windows_of(self.adapter.model), self.adapter.heads
+        model, spec = self._prompted(ahead, samplings[0]), self._spec(samplings[0])
+        if ahead:
+            decoded = decode_frame_windows(model, recipe, spec, seeds, ahead, None, on_step, windows, heads)
+        else:
+            decoded = decode_frames(model, recipe, spec, seeds, None, on_step, windows)
+        return Decoded(decoded.frames, decoded.stats)
+
+    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
+        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
+        ahead, windows, heads = self._ahead(recipe), adaptive_windows_of(self.adapter.model), self.adapter.heads
+        model, spec = self._prompted(ahead, samplings[0]), self._spec(samplings[0])
+        if not ahead:
+            return PreparedFrames(model, spec, DraftResources(adaptive_windows=windows))
+        return prepare_frame_windows(model, recipe, spec, len(self.parts), ahead, None, windows, heads)
+
+    def _ahead(self, recipe: Recipe) -> int:
+        if recipe.needs_draft_model:
+            raise ArgumentError(f"recipe {recipe.name!r} is not possible for HeartMuLa, which has no draft model")
+        return frames_ahead(self.adapter.ahead, self.adapter.model.config.audio_num_codebooks, recipe)
+
+    def _prompted(self, ahead: int, sampling: SamplingParams) -> HeartMuLaFrames:
+        guided = sampling.guidance_scale != 1
+        return HeartMuLaFrames(self.adapter.model, self.parts, self.adapter.options.frames, ahead, guided)
+
+    def _spec(self, sampling: SamplingParams) -> FrameSpec:
+        adapter = self.adapter
+        return FrameSpec(adapter.options.frames, adapter.ended, adapter.ids["audio_eos_id"], sampling, sampling)
+
+
+def beside(folder: Path, name: str) -> Path:
+    """A file in a model's folder or in the one around it, where the original's download puts it.
+
+    Raises:
+        ModelError: If it is in neither.
+    """
+    for place in (folder / name, folder.resolve().parent / name):
+        if place.is_file():
+            return place
+    raise ModelError(f"model {str(folder)!r} has no {name}, neither in the folder nor in the one around it")
+
+
+def from_folder(
+    folder: Path,
+    processor: Any,
+    codec: Codec | None,
+    config: Mapping[str, Any],
+    draft: Path | None,
+    device: str,
+    dtype: torch.dtype | str,
+) -> HeartMuLaAdapter:
+    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+
+    Args:
+        folder: The folder; `tokenizer.json` and `gen_config.json` are in it, or in the one around it.
+        processor: A `tokenizers.Tokenizer`, or its file; None is the one of the folder.
+        codec: The codec.
+        config: The fields of `Options`.
+        draft: Refused: no smaller model was published.
+        device: Where to load the model.
+        dtype: Its dtype, or "auto" for that of the files.
+
+    Raises:
+        ArgumentError: For unknown options, values that are not allowed, and a missing codec.
+        ModelError: For missing, broken or unsupported files.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in config:
+        if name not in known:
+            raise ArgumentError(
+                f"config has {name!r}, which HeartMuLa does not have{did_you_mean(name, known)}; it may have "
+                f"'codec', {', '.join(map(repr, known))}"
+            )
+    options = Options(**config)
+    for name, value, low, high in (("frames", options.frames, 1, 2**20), ("ahead", options.ahead, 0, MAX_AHEAD)):
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {low} to {high}")
+    if not isinstance(options.tags, str):
+        raise ArgumentError(f"tags={options.tags!r} is not allowed; it must be a string")
+    if draft is not None:
+        raise ArgumentError("draft_model is not possible for HeartMuLa: no smaller model was published")
+    if codec is None:
+        raise ArgumentError(
+            "HeartMuLa has no codec here; pass config={'codec': codec}, an object as in mmspec.audio.codec.Codec that "
+            "decodes frames with HeartCodec"
+        )
+    ids = {**IDS, **read_json(beside(folder, "gen_config.json"))}
+    for name in IDS:
+        if isinstance(ids[name], bool) or not isinstance(ids[name], int) or ids[name] < 0:
+            raise ModelError(f"gen_config.json has {name}={ids[name]!r}; it must be an integer, 0 or more")
+    tokenizer = processor
+    if not isinstance(processor, Tokenizer):
+        file = beside(folder, "tokenizer.json") if processor is None else Path(processor)
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises Exception itself
+            raise ModelError(f"tokenizer {str(file)!r} cannot be read: {describe(error)}") from None
+    return HeartMuLaAdapter(read_model(folder, device, dtype), tokenizer, codec, ids, options)
