@@ -1,4 +1,4 @@
-"""Similarity of tokens: nearest neighbors and groups of similar tokens in a model's codebook.
+"""Similarity of tokens: nearest neighbors, groups of similar tokens, and clusters in a model's codebook.
 
 Only the k nearest tokens are stored, as int32. Computing a table takes seconds for a large codebook, so it is cached on
 disk under the hash of the codebook: in `$MMSPEC_CACHE`, by default `~/.cache/mmspec`.
@@ -21,6 +21,7 @@ from mmspec.files import replacing
 
 _CHUNK = 2**24  # distances computed at a time: 64 MiB
 _MIN_CACHED = 2**22  # number of distances from which on a table is cached on disk
+_ITERATIONS = 25  # of k-means
 _MAX_RECENT = 16  # tables held in memory, so that not every call of a pipeline reads them again
 _recent: dict[str, Tensor] = {}
 
@@ -99,6 +100,38 @@ def similar(codebook: Codebook, size: int, theta: float) -> Tensor:
         return torch.cat([itself, others.sort(dim=-1, descending=True).values], dim=1).int()
 
     return _cached(codebook, f"similar{size}-{theta}", compute)
+
+
+def kmeans(codebook: Codebook, size: int) -> Tensor:
+    """The k-means cluster of each token, for clusters of `size` tokens on average.
+
+    The first centers are a sample of the entries with a fixed seed, so that a codebook always gives the same clusters.
+
+    Returns:
+        int32 [V]; each token without an entry is a cluster of its own.
+    """
+
+    def compute() -> Tensor:
+        entries = codebook.known.nonzero()[:, 0]
+        points = codebook.vectors[entries]
+        order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0)).to(points.device)
+        centers = points[order[: -(-len(points) // size)]].clone()
+        cluster = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+        for _ in range(_ITERATIONS):
+            parts = points.split(max(_CHUNK // max(len(centers), 1), 1))
+            found = torch.cat([torch.cdist(part, centers).argmin(1) for part in parts])
+            if torch.equal(found, cluster):
+                break
+            cluster = found
+            counts = cluster.bincount(minlength=len(centers))[:, None]
+            sums = torch.zeros_like(centers).index_add_(0, cluster, points)
+            centers = torch.where(counts > 0, sums / counts, centers)
+        # Numbers from V on are those of clusters of entries.
+        table = torch.arange(len(codebook.known), device=points.device)
+        table[entries] = cluster + len(table)
+        return table.int()
+
+    return _cached(codebook, f"kmeans{size}", compute)
 
 
 def _nearest(vectors: Tensor, known: Tensor, k: int) -> Tensor:

@@ -181,9 +181,11 @@ def build_rule(recipe: Recipe, resources: DraftResources) -> Accept:
             "tokens of this model are ids; see 'mmspec ls rules'"
         )
     if recipe.rule.takes_codebook and resources.codebooks is not None:
-        return PerCodebook([recipe.rule.build(recipe.knobs, codebook) for codebook in resources.codebooks()])
+        return PerCodebook(
+            [recipe.rule.build(recipe.knobs, codebook, resources.heads) for codebook in resources.codebooks()]
+        )
     codebook = resources.codebook() if recipe.rule.takes_codebook and resources.codebook is not None else None
-    return recipe.rule.build(recipe.knobs, codebook)
+    return recipe.rule.build(recipe.knobs, codebook, resources.heads)
 
 
 def window_policy(

@@ -252,6 +252,12 @@ def load_model(
         if is_mar(path):
             refuse_processor(processor, model)
             return from_mar(path, config, local_file(tokenizer), device=device, dtype=dtype)
+        from mmspec.vision.var.from_checkpoints import from_checkpoints as from_var
+        from mmspec.vision.var.from_checkpoints import is_var
+
+        if is_var(path):
+            refuse_processor(processor, model)
+            return from_var(path, config, local_file(tokenizer), device=device, dtype=dtype)
         from mmspec.vision.llamagen.from_checkpoints import from_checkpoints, is_checkpoint
 
         if is_checkpoint(path):

@@ -45,7 +45,7 @@ LAYERS = (
     ("mmspec.rules",),
     ("mmspec.decoding",),
     ("mmspec.heads",),
-    ("mmspec.drafters",),
+    ("mmspec.drafters", "mmspec.masked"),
     ("mmspec.continuous",),
     ("mmspec.recipes", "mmspec.registry"),
     ("mmspec.engine",),

@@ -15,6 +15,7 @@ from mmspec.codebook import Codebook
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.recipes import RECIPES
+from mmspec.testing.toys import toy_heads
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_every_rule_can_be_made() -> None:
     codebook = Codebook(torch.eye(3))
     for rule in registry.rules().values():
         assert rule.summary and callable(
-            rule.build({name: knob.default for name, knob in rule.knobs.items()}, codebook)
+            rule.build({name: knob.default for name, knob in rule.knobs.items()}, codebook, toy_heads(3, None, 0))
         )
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 import transformers
-from diffusers import AutoencoderKL, VQModel
+from diffusers import AmusedScheduler, AutoencoderKL, UVit2DModel, VQModel
 
-from mmspec.checkpoint import describe
+from mmspec.checkpoint import building, describe
 from mmspec.documents import read_object
 from mmspec.errors import MMSpecError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import LOAD_ERRORS, load_model
+from mmspec.vision.amused.pipeline import AmusedPipeline
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
@@ -28,18 +29,26 @@ from mmspec.vision.mar.transformer import MARTransformer
 from mmspec.vision.saved_component import load_component
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
+from mmspec.vision.var.pipeline import VARPipeline
+from mmspec.vision.var.tokenizer import VARTokenizer
+from mmspec.vision.var.transformer import VARTransformer
 
-PIPELINES = {kind.__name__: kind for kind in (LlamaGenPipeline, MARPipeline, TransformersPipeline)}
+PIPELINES = {
+    kind.__name__: kind for kind in (AmusedPipeline, LlamaGenPipeline, MARPipeline, TransformersPipeline, VARPipeline)
+}
 # The classes of components: modules of diffusers and mmspec, models of transformers, and what reads texts.
 MODULES = {
     kind.__name__: kind
     for kind in (
-        AutoencoderKL, LlamaGenGPT, MARTransformer, NGramTokenTable, ShapesTextEncoder, ShapesTokenizer, VQModel,
+        AutoencoderKL, LlamaGenGPT, MARTransformer, NGramTokenTable, ShapesTextEncoder, ShapesTokenizer,
+        UVit2DModel, VARTokenizer, VARTransformer, VQModel,
     )
 }  # fmt: skip
 DECODERS = ("vae", "vqvae")  # in float32, because rounding is visible in images
-MODELS = ("T5EncoderModel", *GENERATE_ADAPTERS)
+MODELS = ("CLIPTextModelWithProjection", "T5EncoderModel", *GENERATE_ADAPTERS)
+SCHEDULERS = {"AmusedScheduler": AmusedScheduler}
 PROCESSORS = (
+    "CLIPTokenizer", "CLIPTokenizerFast",
     "ChameleonProcessor", "Emu3Processor", "GlmImageProcessor", "ImageGPTImageProcessor", "ImageGPTImageProcessorFast",
     "ImageGPTImageProcessorPil", "JanusProcessor",
     "GemmaTokenizer", "GemmaTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "T5Tokenizer", "T5TokenizerFast",
@@ -125,6 +134,10 @@ def component(folder: Path, part: str, entry: tuple[str, str], dtype: torch.dtyp
     where, home = folder / part, library.partition(".")[0]
     if home in ("diffusers", "mmspec") and name in MODULES:
         return load_component(MODULES[name], where, dtype)
+    if home == "diffusers" and name in SCHEDULERS:
+        config = read_object(where / "scheduler_config.json")
+        with building(f"{part} {str(where)!r}", f"a {name}"):
+            return SCHEDULERS[name].from_config(config)
     if home == "transformers" and name in MODELS:
         return load_model(where, "cpu", dtype, name)
     if home == "transformers" and name in PROCESSORS and hasattr(transformers, name):

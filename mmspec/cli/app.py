@@ -28,6 +28,7 @@ from mmspec.cli.report import report
 from mmspec.cli.serve import demo, serve
 from mmspec.cli.speak import speak
 from mmspec.cli.train_drafter import train_drafter
+from mmspec.cli.train_judge import train_judge
 from mmspec.errors import MMSpecError, OutputError, shorten
 from mmspec.files import failed_write
 
@@ -49,6 +50,7 @@ app.command("eval")(evaluate)
 app.command("report")(report)
 app.command("measure")(measure)
 app.command("train-drafter")(train_drafter)
+app.command("train-judge")(train_judge)
 app.command("convert")(convert)
 app.command("export-drafter")(export_drafter)
 app.command("serve")(serve)

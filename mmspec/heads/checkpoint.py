@@ -20,6 +20,7 @@ from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.skipped_layers import SkippedLayers
@@ -33,7 +34,7 @@ from mmspec.heads.speculators import (
     vocabulary_of,
 )
 
-Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | FrameHead | Datastore | SkippedLayers
+Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | FrameHead | Datastore | Judge | SkippedLayers
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -105,6 +106,8 @@ def head_arguments(
         )
     if "medusa_num_heads" in config:
         return MedusaHeads, config
+    if "judge_metric" in config:
+        return Judge, config
     if "datastore_size" in config:
         return Datastore, config
     if "skipped_layers" in config:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmspec.codebook import Codebook
+    from mmspec.heads.checkpoint import Head
     from mmspec.sampling.acceptance import Accept
 
 
@@ -37,6 +38,8 @@ class Rule:
         takes_codebook: Whether the rule depends on the similarity of tokens.
         takes_features: Whether the rule reads the target's features; its acceptance function then has a fourth
             argument, float [B, m, D], the target's feature at each draft (`mmspec.sampling.acceptance.FeatureAccept`).
+        head: The kind of the trained network that the rule uses, one of the model's `DraftResources.heads`; the factory
+            is then called with `head=`, which is None for a model without one. "" for none.
         continuous: Whether the rule is for continuous tokens; `make` then returns a
             `mmspec.continuous.sampler.LatentRule`.
     """
@@ -47,13 +50,20 @@ class Rule:
     knobs: Mapping[str, Knob] = field(default_factory=dict)
     takes_codebook: bool = False
     takes_features: bool = False
+    head: str = ""
     continuous: bool = False
 
-    def build(self, knobs: Mapping[str, Value], codebook: Codebook | None) -> Accept:
+    def build(
+        self, knobs: Mapping[str, Value], codebook: Codebook | None, heads: Mapping[str, Head] = MappingProxyType({})
+    ) -> Accept:
         """The acceptance function for these knobs; knobs of other parts of the recipe are ignored."""
         make: Callable[..., Callable[..., Tensor]] = resolve(self.make)
-        own = {knob: knobs[knob] for knob in self.knobs}
-        accept = make(codebook=codebook, **own) if self.takes_codebook else make(**own)
+        own: dict[str, object] = {knob: knobs[knob] for knob in self.knobs}
+        if self.takes_codebook:
+            own["codebook"] = codebook
+        if self.head:
+            own["head"] = heads.get(self.head)
+        accept = make(**own)
         if not self.takes_features:
             return accept
         from mmspec.sampling.acceptance import FeatureRule
@@ -150,6 +160,19 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 "trust": Knob(0.2, "a draft model whose largest q is above 1 - trust is sure; 0 is exact", 0.0, 1.0),
                 "rollback": Knob(0.01, "drafts with p(x) below this are tested all the same", low=0.0, high=1.0),
             },
+        ),
+        "clusters": Rule(
+            "the draft is accepted with its k-means cluster of the codebook",
+            "mmspec.rules.clusters:clusters",
+            knobs={"size": Knob(4, "mean number of tokens in a cluster; 1 and below is exact", low=0, high=100_000)},
+            takes_codebook=True,
+        ),
+        "judge": Rule(
+            "drafts that a trained classifier of the target's features calls good are accepted",
+            "mmspec.rules.judge:judged",
+            knobs={"leniency": Knob(0.2, "drafts with a score above 1 - leniency are good; 0 is exact", 0.0, 1.0)},
+            takes_features=True,
+            head="judge",
         ),
         "smoothed": Rule(
             "latents: noise of deviation sigma after the head's last step, and reflection coupling",

@@ -29,6 +29,7 @@ from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
@@ -299,8 +300,10 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
         frame = FrameHead(vocab_size, FEATURES, FRAME, 8, 24)
         for p in frame.parameters():
             torch.nn.init.normal_(p, std=0.5)
+        judge = Judge(vocab_size, FEATURES, "toy")
+        torch.nn.init.normal_(judge.weight)
     drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
-    return {**drafters, "retrieval": store, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
+    return {**drafters, "retrieval": store, "judge": judge, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
 
 
 def toy_eagle3(vocab_size: int, seed: int, draft_vocab_size: int | None = None) -> Eagle3Head:

@@ -13,7 +13,7 @@ from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.rules import RULES
 from mmspec.sampling.params import SamplingParams
-from mmspec.testing.toys import ToyTarget
+from mmspec.testing.toys import ToyTarget, toy_heads
 
 V = 12
 CODEBOOK = Codebook(torch.randn(V, 3, generator=torch.Generator().manual_seed(0)))
@@ -21,7 +21,8 @@ RELAXED = [name for name, rule in RULES.items() if not rule.exact and not rule.c
 SETTINGS = {
     "lantern": "delta=0.2,k=2", "lantern++": "factor=2,k=2", "gsd": "group=2,probability=0.5", "pcg": "size=2,theta=0",
     "beta": "beta=0.1", "ensemble": "draft=0.2", "omega": "delta=1.5,decay=0.2", "typical": "epsilon=0.4",
-    "top-m": "m=1", "fallback": "trust=0.5,rollback=0.05",
+    "top-m": "m=1", "fallback": "trust=0.5,rollback=0.05", "clusters": "size=2",
+    "judge": "leniency=0.5",
 }  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def decode(recipe: str, sampling: SamplingParams) -> tuple[Tensor, float, float]
         lambda: ToyTarget(3, V, 4, 6),
         [SamplingParams()] * 3,
         lambda: CODEBOOK,
+        heads={"judge": toy_heads(V, 2, 6)["judge"]},
     )
     target = ToyTarget(3, V, 4, 5, guided=sampling.guidance_scale != 1)
     out = run(target, parse(recipe), Layout(length=4, width=2), [sampling] * 3, [5, 6, 7], resources)

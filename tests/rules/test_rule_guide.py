@@ -18,16 +18,16 @@ def site(tmp_path: Path) -> Path:
     install("adding-a-rule.md", tmp_path)
     # Drafts are good after which the first symbol is likely: the features of the toy are its next logits.
     weight = torch.zeros(1, FEATURES).index_fill_(1, torch.tensor([0]), 2.0)
-    torch.save({"weight": weight, "bias": torch.zeros(1)}, tmp_path / "judge.pt")
+    torch.save({"weight": weight, "bias": torch.zeros(1)}, tmp_path / "critic.pt")
     return tmp_path
 
 
 def test_a_strangers_rule_is_listed_checked_and_exact_at_zero(site: Path) -> None:
     rules = {rule["name"]: rule for rule in json.loads(run_mmspec(site, "ls", "rules", "--json"))["rules"]}
-    assert rules["judge"]["knobs"] == ["leniency"] and not rules["judge"]["exact"]
+    assert rules["critic"]["knobs"] == ["leniency"] and not rules["critic"]["exact"]
     relaxed, exact = (
         json.loads(run_mmspec(site, "check", recipe, "--samples", "20000", "--json"))["results"][0]
-        for recipe in ("table+judge:leniency=0.9", "table+judge:leniency=0")
+        for recipe in ("table+critic:leniency=0.9", "table+critic:leniency=0")
     )
     assert relaxed["passed"] and relaxed["tv_bound"] > 0.01 and relaxed["tv"] > relaxed["limit"]
     assert exact["passed"] and exact["tv_bound"] == 0 and exact["tv"] <= exact["limit"]

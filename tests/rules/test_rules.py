@@ -17,12 +17,13 @@ from torch import Tensor
 import mmspec.codebook
 import mmspec.rules.lantern
 import mmspec.sampling.rejection
-from mmspec.codebook import Codebook, nearest, similar
+from mmspec.codebook import Codebook, kmeans, nearest, similar
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import bind_features
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, UnknownNameError
+from mmspec.heads.judge import Judge
 from mmspec.recipes import parse
 from mmspec.rules import RULES, Rule
 from mmspec.sampling.acceptance import FeatureRule
@@ -74,13 +75,17 @@ def by_hand(name: str, p: list[float], q: list[float], x: int, slot: int) -> flo
     if name == "typical":
         entropy = -sum(a * math.log(a) for a in p)
         return 1.0 if p[x] >= min(0.4, 0.3 * math.exp(-entropy)) else ratio
+    if name == "clusters":
+        cluster = kmeans(CODEBOOK, 2).tolist()
+        group = [t for t in range(V) if cluster[t] == cluster[x]]
+        return sum(p[t] for t in group) / sum(q[t] for t in group)
     if name == "fallback":
         return 1.0 if max(q) > 0.5 and p[x] >= 0.05 else ratio
     assert name == "top-m"
     return 1.0 if p[x] == max(p) else ratio
 
 
-@pytest.mark.parametrize("name", RELAXED)
+@pytest.mark.parametrize("name", [name for name in RELAXED if not RULES[name].takes_features])
 def test_formula(name: str) -> None:
     recipe = parse(f"{name}:{SETTINGS[name]}")
     accept = recipe.rule.build(recipe.knobs, CODEBOOK)
@@ -92,6 +97,21 @@ def test_formula(name: str) -> None:
             for slot in range(3):
                 expected = by_hand(name, p[row, slot].tolist(), q[row, slot].tolist(), int(x[row, slot]), slot)
                 assert min(float(chance[row, slot]), 1.0) == pytest.approx(min(expected, 1.0), abs=1e-5)
+
+
+def test_a_judge_accepts_by_its_score_what_is_possible() -> None:
+    head = Judge(4, 2, "toy")
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([1.0, 0.0]))
+    recipe = parse("judge:leniency=0.5")
+    accept = recipe.rule.build(recipe.knobs, None, {"judge": head})
+    assert isinstance(accept, FeatureRule)
+    p, q = torch.tensor([[[0.5, 0.5, 0.0, 0.0]]]).expand(1, 3, 4), torch.tensor([[[1.0, 0, 0, 0]]]).expand(1, 3, 4)
+    scores = torch.tensor([[[9.0, 0.0], [-9.0, 0.0], [9.0, 0.0]]])
+    assert accept.accept(p, q, torch.tensor([[0, 0, 0]]), scores).tolist() == [[1.0, 0.5, 1.0]]
+    assert accept.accept(p, p, torch.tensor([[2, 2, 2]]), scores).nan_to_num(0.0).tolist() == [[0.0, 0.0, 0.0]]
+    with pytest.raises(ArgumentError, match="needs a judge.*mmspec train-judge"):
+        recipe.rule.build(recipe.knobs, None)
 
 
 def test_top_m_accepts_no_token_that_top_k_has_cut_off() -> None:
@@ -218,7 +238,7 @@ def test_bad_recipes(recipe: str, error: type[Exception], message: str) -> None:
 
 
 def test_rules_that_need_a_codebook_say_so() -> None:
-    for name in ("lantern", "pcg", "gsd:distance=1"):
+    for name in ("lantern", "pcg", "gsd:distance=1", "clusters"):
         with pytest.raises(ArgumentError, match="codebook"):
             run(ToyTarget(1, 3, 3, 5), parse(name), Layout(3), [SamplingParams()], [0])
     run(ToyTarget(1, 3, 3, 5), parse("gsd"), Layout(3), [SamplingParams()], [0])
@@ -252,6 +272,20 @@ def test_similar_is_symmetric() -> None:
     groups = [{t for t in row if t >= 0} for row in table]
     assert all(token in group for token, group in enumerate(groups)) and max(map(len, groups)) > 1
     assert all(token in groups[other] for token, group in enumerate(groups) for other in group)
+
+
+def test_clusters_lie_around_their_means() -> None:
+    generator = torch.Generator().manual_seed(3)
+    means = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
+    vectors = means.repeat(8, 1) + torch.randn(32, 2, generator=generator) / 4
+    tokens = torch.randperm(40, generator=generator)[:32]
+    cluster = kmeans(Codebook(vectors, tokens, vocab_size=40), 8)
+    assert cluster.shape == (40,) and cluster.dtype == torch.int32
+    of_mean = [set(cluster[tokens[mean::4]].tolist()) for mean in range(4)]
+    assert len(set(map(frozenset, of_mean))) > 1 and sum(map(len, of_mean)) <= 6  # a few blobs may share or be split
+    alone = sorted(set(range(40)) - set(tokens.tolist()))
+    assert cluster[alone].tolist() == alone
+    assert len(set(cluster[tokens].tolist())) == 4
 
 
 def test_large_tables_are_cached_on_disk(cache: Callable[[], list[str]]) -> None:

@@ -248,6 +248,7 @@ ALIKE = [
         ("lantern++:factor=1", "lantern++:factor=4,k=1"),
         ("pcg:size=0", "pcg:size=2,theta=0.5"),
         ("gsd:group=0", "gsd:group=6,probability=1,distance=1"),
+        ("clusters:size=0", "clusters:size=2"),
     ],
 )
 def test_codebook_rules_use_each_codebook(none: str, some: str) -> None:

@@ -1,0 +1,140 @@
+"""The loop of masked models: one step per call, or several steps that are drafted and verified in one call.
+
+A step turns a state, the tokens with some of them masked, into the next one. With random numbers that belong to row and
+step, the next state is a function of the state. Free Draft-and-Verification (FreeDave, arXiv 2510.00294) drafts the
+states of later steps from the logits of the last call and reads all of them in one batch: a drafted state that the
+model itself reaches has its logits already. Every state of the result is the model's own, so the tokens are those of
+one step per call, for greedy and for sampled tokens alike. Only rounding may differ, because a call has other batch
+sizes. What is saved is calls, not work: it pays where a call of a larger batch takes hardly longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.batch import Step
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Meter
+from mmspec.errors import ArgumentError
+
+Ints = NDArray[np.int64]
+
+
+class MaskedProcess(Protocol):
+    """The steps of a masked model. R rows of a call are any rows of the batch, each in any state.
+
+    Attributes:
+        steps: The number of steps.
+    """
+
+    steps: int
+
+    def start(self) -> Tensor:
+        """The states of all rows before the first step, int64 [B, N]."""
+        ...
+
+    def logits(self, rows: Ints, states: Tensor, steps: Ints) -> Tensor:
+        """The model's output with guidance, float32 [R, N, V].
+
+        Args:
+            rows: Host int64 [R], the rows that the states belong to.
+            states: int64 [R, N].
+            steps: Host int64 [R], the number of each state's step.
+        """
+        ...
+
+    def advance(self, rows: Ints, states: Tensor, logits: Tensor, steps: Ints) -> Tensor:
+        """The next states int64 [R, N]; the random numbers depend on row and step alone. See `logits`."""
+        ...
+
+    def missing(self, states: Tensor) -> Tensor:
+        """The places without a token, bool [R, N]. A row ends when it has none."""
+        ...
+
+
+def decode_masked(
+    process: MaskedProcess, meter: Meter, ahead: int = 1, on_step: OnStep | None = None
+) -> tuple[Tensor, int]:
+    """Runs all steps of all rows.
+
+    Args:
+        process: The model and its schedule.
+        meter: Counts calls, tokens and seconds.
+        ahead: States of each row in a call: the present one, and drafts of the next ones. 1 drafts none.
+        on_step: Called after every call; its tokens are whole rows, with -1 at masked places.
+
+    Returns:
+        Tokens int64 [B, N], and the number of states that the model read, in all rows.
+
+    Raises:
+        ArgumentError: If `ahead` is below 1.
+    """
+    if ahead < 1:
+        raise ArgumentError(f"ahead={ahead} is not allowed; it must be 1 or more states per call")
+    tokens = process.start()
+    count, read = len(tokens), 0
+    step = np.zeros(count, dtype=np.int64)
+    filled = (~process.missing(tokens)).sum(1).cpu().numpy()
+    drafts: list[list[Tensor]] = [[] for _ in range(count)]
+    while len(running := np.flatnonzero((step < process.steps) & _unfinished(process, tokens))):
+        rows = np.concatenate([np.full(1 + len(drafts[row]), row) for row in running])
+        steps = np.concatenate([step[row] + np.arange(1 + len(drafts[row])) for row in running])
+        states = torch.stack([state for row in running for state in (tokens[row], *drafts[row])])
+        meter.clock.lap("other")
+        logits = process.logits(rows, states, steps)
+        meter.clock.lap("target")
+        after = process.advance(rows, states, logits, steps)
+        known, first = tokens.clone(), 0
+        last = np.zeros(len(running), dtype=np.int64)
+        for i, row in enumerate(running):
+            slots = 1 + len(drafts[row])
+            right = 0  # drafts that are the model's own states
+            while right + 1 < slots and torch.equal(after[first + right], states[first + right + 1]):
+                right += 1
+            last[i] = first + right
+            known[row] = after[last[i]]
+            step[row] += right + 1
+            first += slots
+        tokens, read = known, read + len(rows)
+        meter.clock.lap("rule")
+        drafts = _drafts(process, running, tokens, logits[last], step, ahead)
+        meter.clock.lap("drafter")
+        now = (~process.missing(tokens)).sum(1).cpu().numpy()
+        meter.nfe += 1
+        meter.calls[running] += 1
+        meter.tokens += now - filled
+        filled = now
+        if on_step is not None:
+            so_far = tokens.masked_fill(process.missing(tokens), -1)
+            on_step(Step(meter.nfe, int(filled.sum()), tokens.numel(), list(so_far)))
+    return tokens, read
+
+
+def _unfinished(process: MaskedProcess, tokens: Tensor) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = process.missing(tokens).any(1).cpu().numpy()
+    return found
+
+
+def _drafts(
+    process: MaskedProcess, running: Sequence[int] | Ints, tokens: Tensor, logits: Tensor, step: Ints, ahead: int
+) -> list[list[Tensor]]:
+    """The drafted states of each row, from the logits [rows, N, V] of its last verified state."""
+    drafts: list[list[Tensor]] = [[] for _ in range(len(tokens))]
+    rows, states = np.asarray(running), tokens[torch.as_tensor(running)]
+    for offset in range(ahead - 1):
+        # Drafts of steps past the last one, or of rows without masked places, would never be read.
+        wanted = (step[rows] + offset + 1 < process.steps) & _unfinished(process, states)
+        if not wanted.any():
+            break
+        kept = torch.from_numpy(wanted).to(states.device)
+        rows, states, logits = rows[wanted], states[kept], logits[kept]
+        states = process.advance(rows, states, logits, step[rows] + offset)
+        for row, state in zip(rows, states, strict=True):
+            drafts[row].append(state)
+    return drafts

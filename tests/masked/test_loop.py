@@ -1,0 +1,146 @@
+"""The loop of masked models, on a model whose joint distribution is in a table.
+
+With one place per step the tokens follow the table. The total variation of 6000 samples is 0.02 on average; it exceeds
+that by 0.034 once in a million runs at most (McDiarmid: sqrt(ln(1e6) / 12,000)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec.masked.loop
+from mmspec.decoding.batch import Step
+from mmspec.decoding.stats import Meter, Stats
+from mmspec.errors import ArgumentError
+from mmspec.masked.loop import Ints, decode_masked
+from mmspec.sampling.rng import CounterRNG
+
+N, V = 4, 3
+ROWS, LIMIT = 6000, 0.06
+
+
+class TableProcess:
+    """Fills places at random, `N / steps` in each step, from the exact conditional distributions of a table.
+
+    Args:
+        seeds: One per row.
+        steps: The number of steps.
+        confidence: Tokens with a larger probability are kept beyond the schedule.
+        sharp: Factor of the logarithms of the table.
+    """
+
+    def __init__(self, seeds: range, steps: int, confidence: float = 1.0, sharp: float = 2.0) -> None:
+        self.steps, self._seeds, self._confidence = steps, seeds, confidence
+        self.joint = (torch.randn((V,) * N, generator=torch.Generator().manual_seed(2)) * sharp).flatten().softmax(0)
+        self._sequences = torch.cartesian_prod(*[torch.arange(V)] * N)
+        self._order = CounterRNG(seeds, torch.device("cpu")).uniforms(np.tile(np.arange(N), (len(seeds), 1)), 10**6)[0]
+
+    def start(self) -> Tensor:
+        return torch.full((len(self._seeds), N), V)
+
+    def missing(self, states: Tensor) -> Tensor:
+        return states == V
+
+    def logits(self, rows: Ints, states: Tensor, steps: Ints) -> Tensor:
+        fits = ((states[:, None] == self._sequences) | (states[:, None] == V)).all(-1) * self.joint  # [R, V ** N]
+        return torch.stack([fits @ (self._sequences == v).float() for v in range(V)], dim=-1).log()
+
+    def advance(self, rows: Ints, states: Tensor, logits: Tensor, steps: Ints) -> Tensor:
+        rng = CounterRNG([self._seeds[int(row)] for row in rows], torch.device("cpu"))
+        noise = rng.gumbel(steps[:, None] * N + np.arange(N), V)
+        token = (logits + noise).argmax(-1)
+        chance = logits.softmax(-1).gather(-1, token[..., None])[..., 0]
+        known = self._order[rows].argsort(1).argsort(1) < torch.from_numpy((steps + 1) * N // self.steps)[:, None]
+        known |= chance > self._confidence
+        return torch.where((states == V) & known, token, states)
+
+
+def decode(process: TableProcess, ahead: int = 1) -> tuple[Tensor, Stats]:
+    rows = len(process.start())
+    meter = Meter(torch.device("cpu"), rows)
+    return decode_masked(process, meter, ahead)[0], meter.stats(0)
+
+
+def distance(tokens: Tensor, process: TableProcess) -> float:
+    """The total variation between the samples and the table."""
+    index = (tokens * V ** torch.arange(N - 1, -1, -1)).sum(1)
+    return float((index.bincount(minlength=V**N) / len(tokens) - process.joint).abs().sum() / 2)
+
+
+def test_one_place_per_step_follows_the_joint_distribution() -> None:
+    process = TableProcess(range(ROWS), N)
+    assert distance(decode(process)[0], process) < LIMIT
+
+
+@pytest.mark.parametrize(
+    ("steps", "confidence", "measured"), [(2, 1.0, 0.173), (1, 1.0, 0.553), (4, 0.8, 0.079), (4, 0.5, 0.327)]
+)
+def test_the_loss_of_parallel_decoding_is_measured(steps: int, confidence: float, measured: float) -> None:
+    """Several places at once are sampled as if they did not depend on each other."""
+    process = TableProcess(range(ROWS), steps, confidence)
+    assert distance(decode(process)[0], process) == pytest.approx(measured, abs=LIMIT)
+
+
+@pytest.mark.parametrize("confidence", [1.0, 0.8])
+@pytest.mark.parametrize("ahead", [2, 3, 8])
+def test_steps_ahead_give_the_tokens_of_one_step_per_call(ahead: int, confidence: float) -> None:
+    process = TableProcess(range(300), N, confidence, sharp=3.0)
+    plain, drafted = decode(process), decode(process, ahead)
+    assert torch.equal(plain[0], drafted[0])
+    assert sum(row.calls for row in drafted[1].rows) < sum(row.calls for row in plain[1].rows)
+    assert drafted[1].tokens == plain[1].tokens == 300 * N
+
+
+def test_drafts_that_are_not_verified_change_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: every draft counts as right."""
+    process = TableProcess(range(300), N)
+    right = decode(process, 3)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(mmspec.masked.loop.torch, "equal", lambda a, b: True)
+        wrong = decode(process, 3)[0]
+    assert not torch.equal(wrong, right)
+
+
+def test_random_numbers_by_call_change_the_tokens() -> None:
+    """The twin: random numbers that belong to calls, so that a draft is not what its step would have sampled."""
+
+    class ByCall(TableProcess):
+        calls = 0
+
+        def advance(self, rows: Ints, states: Tensor, logits: Tensor, steps: Ints) -> Tensor:
+            self.calls += 1
+            noise = torch.rand(logits.shape, generator=torch.Generator().manual_seed(self.calls))
+            return super().advance(rows, states, logits + noise, steps)
+
+    seeds = range(300)
+    assert not torch.equal(decode(ByCall(seeds, N), 3)[0], decode(ByCall(seeds, N))[0])
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    together = decode(TableProcess(range(20), N, 0.8), 3)[0]
+    for seed in range(20):
+        assert torch.equal(decode(TableProcess(range(seed, seed + 1), N, 0.8), 3)[0][0], together[seed])
+
+
+def test_steps_are_reported_with_what_is_missing() -> None:
+    process, meter = TableProcess(range(3), N), Meter(torch.device("cpu"), 3)
+    seen: list[Step] = []
+    decode_masked(process, meter, 1, seen.append)
+    assert [step.nfe for step in seen] == [1, 2, 3, 4] and [step.committed for step in seen] == [3, 6, 9, 12]
+    assert [int((torch.stack(list(step.tokens)) < 0).sum()) for step in seen] == [9, 6, 3, 0]
+
+
+def test_a_call_without_states_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="ahead=0 is not allowed"):
+        decode(TableProcess(range(1), N), 0)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield

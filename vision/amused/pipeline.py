@@ -1,0 +1,212 @@
+"""The aMUSEd pipeline: texts to images by the published decoding, in fewer calls, or in fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AmusedScheduler, DiffusionPipeline, UVit2DModel, VQModel
+from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer
+
+from mmspec.arguments import check_callback, check_integer, check_number, text_list
+from mmspec.decoding.batch import Step
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Meter
+from mmspec.errors import ArgumentError
+from mmspec.keywords import refuse_unknown_keywords
+from mmspec.masked.loop import decode_masked
+from mmspec.recipes import Recipe, parse
+from mmspec.sampling.seeds import row_seeds
+from mmspec.vision.amused.process import AmusedProcess, Unmasking
+from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
+
+AESTHETIC_SCORE = 6.0  # the published default of the micro-conditioning
+
+
+class AmusedPipeline(DiffusionPipeline):
+    """Generates images of texts with aMUSEd; its folders are those of the pipeline of the same name in diffusers.
+
+    Args:
+        vqvae: The decoder of tokens.
+        tokenizer: The tokenizer of the text encoder.
+        text_encoder: CLIP's text encoder with projection.
+        transformer: The masked model.
+        scheduler: Names the mask token and the schedule.
+        steps: The default of a call.
+        guidance_scale: The default of a call.
+        recipe: The default of a call; "plain" is the only one, see `__call__`.
+    """
+
+    model_cpu_offload_seq = "text_encoder->transformer->vqvae"
+    _callback_tensor_inputs = ["tokens"]
+
+    def __init__(
+        self,
+        vqvae: VQModel,
+        tokenizer: CLIPTokenizer,
+        text_encoder: CLIPTextModelWithProjection,
+        transformer: UVit2DModel,
+        scheduler: AmusedScheduler,
+        steps: int = 12,
+        guidance_scale: float = 10.0,
+        recipe: str = "plain",
+    ) -> None:
+        super().__init__()
+        self.register_modules(
+            vqvae=vqvae, tokenizer=tokenizer, text_encoder=text_encoder, transformer=transformer, scheduler=scheduler
+        )
+        self.register_to_config(steps=steps, guidance_scale=guidance_scale, recipe=recipe)
+        self.image_processor = VaeImageProcessor(do_normalize=False)
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str],
+        *,
+        negative_prompt: str = "",
+        recipe: str | Recipe | None = None,
+        seed: int | Sequence[int] | None = None,
+        steps: int | None = None,
+        guidance_scale: float | None = None,
+        temperature: float | tuple[float, float] = (2.0, 0.0),
+        ahead: int = 1,
+        confidence: float = 1.0,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        on_step: OnStep | None = None,
+        callback_on_step_end: CallbackOnStepEnd | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> ImageOutput:
+        """Generates images of texts. An exception from a callback ends the call.
+
+        Args:
+            prompt: One or more texts.
+            negative_prompt: What guidance leads away from.
+            recipe: "plain": the drafts of a masked model are states, not tokens; see `ahead`.
+            seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
+                generator.
+            steps: Steps of the schedule. Fewer steps follow another distribution.
+            guidance_scale: 1 and below is off.
+            temperature: Factor of the noise of the confidence, in the first and in the last step; one number falls to
+                0.01.
+            ahead: States of each image in a call. Above 1, later steps are drafted and verified in one call, which
+                gives the tokens of one step per call (Free Draft-and-Verification, arXiv 2510.00294).
+            confidence: Tokens with a larger probability are kept beyond the schedule, so that an image may need fewer
+                steps; lossy. 1 keeps the schedule.
+            num_images_per_prompt: Images per prompt; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
+            output_type: "pil", "np", "pt" or "latent".
+            return_dict: False returns `(images,)`.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every call of the transformer.
+            callback_on_step_end: Called as diffusers does, `(pipe, calls, tokens so far, {"tokens": tokens})`. The
+                tokens int64 [B, N] are -1 where they are missing. It may set `pipe._interrupt = True`.
+            callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
+
+        Returns:
+            An `ImageOutput` whose `tokens` are int64 [B, N] in raster order.
+
+        Raises:
+            PromptError: If the prompts are not texts.
+            ArgumentError: If an argument has a value that is not allowed.
+            UnknownNameError: If there is no recipe of that name.
+        """
+        check_call(num_images_per_prompt, output_type)
+        check_callback("on_step", on_step)
+        check_callback("callback_on_step_end", callback_on_step_end)
+        steps = self.config.steps if steps is None else steps
+        scale = self.config.guidance_scale if guidance_scale is None else guidance_scale
+        first, last = (temperature, 0.01) if isinstance(temperature, (int, float)) else temperature
+        grid = (self.transformer.config.sample_size,) * 2
+        check_integer("steps", steps, 1, grid[0] * grid[1])
+        check_integer("ahead", ahead, 1, steps)
+        check_number("confidence", confidence, 0, 1)
+        check_number("guidance_scale", scale, 0, 1e4)
+        for value in (first, last):
+            check_number("temperature", value, 0, 1e4)
+        if parse(self.config.recipe if recipe is None else recipe).name != "plain":
+            raise ArgumentError(
+                f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
+                "and ahead=4 for fewer calls or confidence=0.9 for fewer steps"
+            )
+        texts = [text for text in text_list("prompt", prompt) for _ in range(num_images_per_prompt)]
+        seeds = row_seeds(seed, len(texts), generator)
+        device, factor = self._execution_device, 2 ** (len(self.vqvae.config.block_out_channels) - 1)
+        pooled, hidden = self._encode(texts, device)
+        if scale > 1:
+            negative = self._encode([negative_prompt], device)
+            pooled = torch.cat([pooled, negative[0].expand(len(texts), -1)])
+            hidden = torch.cat([hidden, negative[1].expand(len(texts), -1, -1)])
+        config = self.scheduler.config
+        unmasking = Unmasking(
+            config.mask_token_id, steps, config.masking_schedule == "cosine", float(first), float(last), confidence
+        )
+        size = float(grid[0] * factor)
+        micro = torch.tensor([size, size, 0.0, 0.0, AESTHETIC_SCORE], device=device, dtype=hidden.dtype)
+        process = AmusedProcess(self.transformer, pooled, hidden, micro, scale, grid, unmasking, seeds)
+        meter = Meter(device, len(texts))
+        with memory_for(len(texts)), self.progress_bar(total=len(texts) * grid[0] * grid[1]) as bar:
+            callback = observer(
+                self, bar, on_step, callback_on_step_end, callback_on_step_end_tensor_inputs, tokens_so_far
+            )
+            try:
+                tokens, _ = decode_masked(process, meter, ahead, callback)
+                stats = meter.stats(0)
+            except Interrupted as end:
+                tokens, stats = end.tokens, end.stats
+        images = self.decode(tokens, output_type=output_type)
+        self.maybe_free_model_hooks()
+        return ImageOutput(images, tokens, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, *, output_type: str = "pil") -> Any:
+        """Images of tokens, as of the `tokens` of an output or of a callback.
+
+        Args:
+            tokens: int64 [B, N] in raster order; those that are -1 are shown as token 0.
+            output_type: "pil", "np", "pt" or "latent".
+
+        Raises:
+            ArgumentError: If an argument has a value that is not allowed.
+        """
+        check_output_type(output_type)
+        if output_type == "latent":
+            return tokens
+        side = self.transformer.config.sample_size
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] != side**2:
+            found = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ArgumentError(f"tokens is {found}; it must be [B, {side**2}]")
+        shape = (len(tokens), side, side, self.vqvae.config.latent_channels)
+        grid = tokens.clamp(min=0).unflatten(1, (side, side)).to(self.vqvae.device)
+        pixels = self.vqvae.decode(grid, force_not_quantize=True, shape=shape).sample.float().clip(0, 1)
+        return self.image_processor.postprocess(pixels, output_type=output_type)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> AmusedPipeline:
+        folder = Path(pretrained_model_name_or_path)
+        kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vqvae")
+        pipe: AmusedPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        return pipe
+
+    def _encode(self, texts: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Pooled embeddings [B, C] and hidden states of the last layer but one, [B, T, C]."""
+        length = self.tokenizer.model_max_length
+        ids = self.tokenizer(
+            list(texts), return_tensors="pt", padding="max_length", truncation=True, max_length=length
+        ).input_ids.to(device)
+        out = self.text_encoder(ids, return_dict=True, output_hidden_states=True)
+        return out.text_embeds, out.hidden_states[-2]
+
+
+def tokens_so_far(step: Step) -> Tensor:
+    """The tokens of a step, int64 [B, N], with -1 where they are missing."""
+    return torch.stack(list(step.tokens))

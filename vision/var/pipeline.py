@@ -1,0 +1,227 @@
+"""The VAR pipeline: class labels to images, with one model or a large and a small one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from mmspec.arguments import check_callback, check_flag, check_integer, check_number, text_list
+from mmspec.decoding.batch import Step
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Meter
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.keywords import refuse_unknown_keywords
+from mmspec.recipes import Recipe, parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.seeds import row_seeds
+from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.component_dtypes import component_dtypes
+from mmspec.vision.llamagen.conditioning import read_labels
+from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
+from mmspec.vision.var.decoding import decode_maps, map_distances
+from mmspec.vision.var.tokenizer import VARTokenizer
+from mmspec.vision.var.transformer import VARTransformer
+
+
+class VARPipeline(DiffusionPipeline):
+    """Generates images of classes with a VAR.
+
+    Args:
+        transformer: The model.
+        vae: The tokenizer, which generation needs too: the input of a map is made of the maps before it.
+        draft_transformer: A smaller VAR of the same tokenizer, for `large_scales`; optional.
+        guidance_scale: The default of a call.
+        top_k: The default of a call.
+        top_p: The default of a call.
+        recipe: The default of a call; "plain" is the only one, see `__call__`.
+
+    Raises:
+        ArgumentError: If there is no tokenizer, or the components do not fit each other.
+    """
+
+    model_cpu_offload_seq = "draft_transformer->transformer->vae"
+    _optional_components = ["draft_transformer"]
+    _callback_tensor_inputs = ["tokens"]
+
+    def __init__(
+        self,
+        transformer: VARTransformer,
+        vae: VARTokenizer | None,
+        draft_transformer: VARTransformer | None = None,
+        guidance_scale: float = 4.0,
+        top_k: int = 900,
+        top_p: float = 0.95,
+        recipe: str = "plain",
+    ) -> None:
+        super().__init__()
+        if vae is None:
+            raise ArgumentError(
+                "a VAR generates with its tokenizer; give tokenizer='vae_ch160v4096z32.pth' or the like to mmspec.load"
+            )
+        for name, other in (("vae", vae), ("draft_transformer", draft_transformer)):
+            for key in ("sides", "vocab_size", "code_dim"):
+                if other is not None and _plain(other.config[key]) != _plain(transformer.config[key]):
+                    raise ArgumentError(f"{name} has another {key} than the transformer; they must be equal")
+        if draft_transformer is not None and draft_transformer.config.num_classes != transformer.config.num_classes:
+            raise ArgumentError("draft_transformer has another num_classes than the transformer; they must be equal")
+        self.register_modules(transformer=transformer, vae=vae, draft_transformer=draft_transformer)
+        self.register_to_config(guidance_scale=guidance_scale, top_k=top_k, top_p=top_p, recipe=recipe)
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        class_labels: int | Sequence[int] | Tensor | None = None,
+        recipe: str | Recipe | None = None,
+        seed: int | Sequence[int] | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float | None = None,
+        large_scales: int | None = None,
+        measure_distance: bool = False,
+        num_images_per_prompt: int = 1,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        on_step: OnStep | None = None,
+        callback_on_step_end: CallbackOnStepEnd | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens",),
+    ) -> ImageOutput:
+        """Generates images of classes. An exception from a callback ends the call.
+
+        Args:
+            prompt: Class ids as text, such as "207"; instead of `class_labels`.
+            class_labels: One or more class ids.
+            recipe: "plain": a call generates a whole map, whose tokens do not depend on each other; see `large_scales`.
+            seed: Row i uses `seed + i`; or one seed per row. None takes one from `generator`, or from torch's global
+                generator.
+            temperature: The temperature.
+            top_k: 0 keeps all tokens.
+            top_p: 1 keeps all tokens.
+            guidance_scale: As in the original: map i of S has the logits (1 + t) cond - t uncond with
+                t = guidance_scale * i / (S - 1). 0 is off.
+            large_scales: The first maps that the transformer generates; the draft transformer generates the rest
+                (Collaborative decoding), which is relaxed. None is all maps.
+            measure_distance: Whether both models read the result once more, so that `stats.tv_bound` has the mean
+                distance of their distributions; without it, it is NaN where a draft transformer generates.
+            num_images_per_prompt: Images per class; they are next to each other in the output.
+            generator: Random generators for seeds, one or one per row.
+            output_type: "pil", "np", "pt" or "latent".
+            return_dict: False returns `(images,)`.
+            on_step: Called with a `mmspec.decoding.batch.Step` after every map.
+            callback_on_step_end: Called as diffusers does, `(pipe, calls, tokens so far, {"tokens": tokens})`, with the
+                maps so far, int64 [B, n]; `decode` makes previews of them. It may set `pipe._interrupt = True`.
+            callback_on_step_end_tensor_inputs: The tensors that it gets; "tokens" is the only one.
+
+        Returns:
+            An `ImageOutput` whose `tokens` are all maps int64 [B, L], the smallest first. `stats.nfe` counts calls of
+            the transformer, `stats.draft_calls` those of the draft transformer.
+
+        Raises:
+            PromptError: If a prompt is not a number.
+            ArgumentError: If an argument has a value that is not allowed.
+            UnknownNameError: If there is no recipe of that name.
+        """
+        check_call(num_images_per_prompt, output_type)
+        check_callback("on_step", on_step)
+        check_callback("callback_on_step_end", callback_on_step_end)
+        check_flag("measure_distance", measure_distance)
+        default = self.config
+        scale = default.guidance_scale if guidance_scale is None else guidance_scale
+        check_number("guidance_scale", scale, 0, 1e4)
+        if large_scales is not None:
+            check_integer("large_scales", large_scales, 1, len(self.transformer.sides))
+        if parse(default.recipe if recipe is None else recipe).name != "plain":
+            raise ArgumentError(
+                f"recipe={str(recipe)!r} is not possible here: a call generates a whole map already; use 'plain', and "
+                "large_scales=6 for a smaller model of the last maps"
+            )
+        labels = self._labels(prompt, class_labels).repeat_interleave(num_images_per_prompt)
+        seeds = row_seeds(seed, len(labels), generator)
+        sampling = SamplingParams(
+            temperature, default.top_k if top_k is None else top_k, default.top_p if top_p is None else top_p
+        )
+        samplings, large, small = [sampling] * len(labels), self.transformer, self.draft_transformer
+        meter, length = Meter(large.device, len(labels)), large.ends[-1]
+        with memory_for(len(labels)), self.progress_bar(total=len(labels) * length) as bar:
+            callback = observer(
+                self, bar, on_step, callback_on_step_end, callback_on_step_end_tensor_inputs, maps_so_far
+            )
+            try:
+                tokens, small_calls = decode_maps(
+                    large, self.vae, labels, samplings, scale, seeds, meter, small, large_scales, callback
+                )
+                if small_calls:
+                    meter.excess += torch.nan
+                if small_calls and measure_distance:
+                    first = large.ends[int(large_scales or 0) - 1]
+                    apart = map_distances(large, small, self.vae, labels, samplings, scale, tokens)
+                    meter.excess = apart[:, first:].sum(1).double().cpu().numpy()
+                stats = meter.stats(small_calls)
+            except Interrupted as end:
+                tokens, stats = end.tokens, end.stats
+        images = self.decode(tokens, output_type=output_type)
+        self.maybe_free_model_hooks()
+        return ImageOutput(images, tokens, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
+
+    @refuse_unknown_keywords
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, *, output_type: str = "pil") -> Any:
+        """Images of maps, as of the `tokens` of an output or of a callback.
+
+        Args:
+            tokens: int64 [B, n], whole maps, the smallest first; without the last ones the image is coarse.
+            output_type: "pil", "np", "pt" or "latent".
+
+        Raises:
+            ArgumentError: If an argument has a value that is not allowed.
+        """
+        check_output_type(output_type)
+        if output_type == "latent":
+            return tokens
+        ends = self.transformer.ends
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] not in ends:
+            found = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ArgumentError(
+                f"tokens is {found}; it must be whole maps [B, n], n one of {', '.join(map(str, ends))}"
+            )
+        return images_from_pixels(self.vae.pixels(self.vae.latents(tokens.to(self.vae.device))), output_type)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> VARPipeline:
+        folder = Path(pretrained_model_name_or_path)
+        kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vae")
+        pipe: VARPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        return pipe
+
+    def _labels(self, prompt: str | Sequence[str] | None, class_labels: int | Sequence[int] | Tensor | None) -> Tensor:
+        if (prompt is None) == (class_labels is None):
+            raise ArgumentError("exactly one of prompt and class_labels is needed")
+        count = self.transformer.config.num_classes
+        if prompt is not None:
+            texts = text_list("prompt", prompt)
+            if not all(text.strip().isdecimal() for text in texts):
+                raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
+            class_labels = [int(text) for text in texts]
+        labels = read_labels(class_labels)
+        if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
+            raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
+        return labels
+
+
+def maps_so_far(step: Step) -> Tensor:
+    """The tokens of a step, int64 [B, n]: whole maps."""
+    return torch.stack(list(step.tokens))
+
+
+def _plain(value: Any) -> Any:
+    """A value of a configuration, lists as tuples."""
+    return tuple(value) if isinstance(value, list) else value
