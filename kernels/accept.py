@@ -12,6 +12,10 @@ same names:
     lantern     (p(x) + the longest run of nearest tokens within a) / q(x)
     lantern++   (p(x) + the longest run of nearest tokens within (a - 1) p(x)) / q(x)
     gsd         sum of p over x's group / sum of q over it
+    typical     1 if p(x) >= min(a, b exp(-H(p))) > 0, else exact
+    top-m       1 if x is among the `group` most likely tokens of p, else exact
+    pcg         mean of min(1, sum of p / sum of q) over the groups of similar tokens that x is in
+    fallback    1 if the largest q exceeds a and p(x) >= b, else exact
 """
 
 from __future__ import annotations
@@ -23,6 +27,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmspec.kernels.acceptance import (
+    coarse,
+    coarse_reference,
+    fallback,
+    fallback_reference,
+    top_m,
+    top_m_reference,
+    typical,
+    typical_reference,
+)
 from mmspec.kernels.backend import chosen, launchable, warps
 from mmspec.kernels.inverse_cdf import GROUP
 from mmspec.kernels.residual import resample_reference, residual_sample
@@ -30,7 +44,7 @@ from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import TOTAL, SoftmaxStats, logits, probabilities
 from mmspec.kernels.specialization import kernel
 
-EXACT, BETA, ENSEMBLE, OMEGA, LANTERN, LANTERN_PLUS, GSD = range(7)
+EXACT, BETA, ENSEMBLE, OMEGA, LANTERN, LANTERN_PLUS, GSD, TYPICAL, TOP_M, PCG, FALLBACK = range(11)
 CODES = {
     "exact": EXACT,
     "beta": BETA,
@@ -39,8 +53,19 @@ CODES = {
     "lantern": LANTERN,
     "lantern++": LANTERN_PLUS,
     "gsd": GSD,
+    "typical": TYPICAL,
+    "top-m": TOP_M,
+    "pcg": PCG,
+    "fallback": FALLBACK,
+}
+_REFERENCES = {
+    "typical": typical_reference,
+    "top-m": top_m_reference,
+    "pcg": coarse_reference,
+    "fallback": fallback_reference,
 }
 CHUNK = 8192
+BROKEN_DRAFT = 4  # see `Verified.found`
 _EXACT_RULE = KernelRule()
 
 
@@ -52,8 +77,8 @@ class Verified(NamedTuple):
             not that one.
         accepted: int64 [B], the number of accepted drafts.
         found: int32 [B, 3 + 2 m], what the host has to know: `accepted`; 1 if the token after them has no distribution,
-            plus 2 if any slot has none; `tokens`; and the bits of m float32, the distance of the acceptance probability
-            of each tested slot from the exact one, 0 for slots that were not tested.
+            plus 2 if any slot of p has none, plus 4 if any of q; `tokens`; and the bits of m float32, the distance of
+            the acceptance probability of each tested slot from the exact one, 0 for slots that were not tested.
     """
 
     tokens: Tensor
@@ -102,6 +127,8 @@ def acceptance_reference(p: Tensor, q: Tensor, x: Tensor, rule: KernelRule) -> T
             exact = p_slot[draft] / q_slot[draft]
             if rule.name == "gsd":
                 out[row, slot] = _group_reference(p_slot, q_slot, draft, rule)
+            elif rule.name in _REFERENCES:
+                out[row, slot] = _REFERENCES[rule.name](p_slot, q_slot, draft, rule)
             elif rule.name in ("lantern", "lantern++"):
                 assert rule.near is not None
                 budget = rule.a if rule.name == "lantern" else max(rule.a - 1, 0.0) * float(p_slot[draft])
@@ -159,7 +186,8 @@ def verify_window_reference(
     here = slots == first[:, None]
     resampled = torch.cat([resample_reference(before, q, here[:, :m], resample_u[:, :m]), sampled[:, m:]], dim=1)
     tokens = torch.where(here, resampled, torch.cat([drafts, torch.zeros_like(drafts[:, :1])], dim=1))
-    invalid = (here & (tokens < 0)).any(1).int() + 2 * p.floats[..., TOTAL].isnan().any(1).int()
+    broken = [one.floats[..., TOTAL].isnan().any(1).int() for one in (p, q)]
+    invalid = (here & (tokens < 0)).any(1).int() + 2 * broken[0] + BROKEN_DRAFT * broken[1]
     found = torch.cat([first[:, None].int(), invalid[:, None], tokens.int(), gap.view(torch.int32)], dim=1)
     return Verified(tokens, first, found)
 
@@ -263,6 +291,17 @@ def _verify_window(
                     at = tl.where(exists, best, at)
                     step = tl.where(exists, step + 1, steps)
             chance = p_sum / q_sum
+        elif RULE == 7:
+            chance = typical(source, slot, p_x, exact, a, b, GUIDED, MASKED, UNIT, BLOCK)
+        elif RULE == 8:
+            chance = top_m(source, slot, x, exact, group, GUIDED, MASKED, UNIT, BLOCK)
+        elif RULE == 9:
+            chance = coarse(
+                source, slot, q_source, row * m + i, draft, exact, near, vectors, neighbors,
+                GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, NEIGHBORS,
+            )  # fmt: skip
+        elif RULE == 10:
+            chance = fallback(q_source, row * m + i, p_x, exact, a, b, Q_GUIDED, Q_MASKED, Q_UNIT, BLOCK)
         gap = tl.abs(tl.minimum(chance, 1.0) - tl.minimum(exact, 1.0))
         tl.store(report + 3 + m + i, gap.to(tl.int32, bitcast=True))
         going = (tl.load(us + slot) < chance).to(tl.int32)
@@ -278,7 +317,7 @@ def _verify_window(
     tl.store(accepted + row, i)
     tl.store(report, i)
     lanes = tl.arange(0, GROUP)
-    broken = tl.zeros((), tl.int32)
+    broken, q_broken = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     for start in range(0, m + 1, GROUP):
         slot = start + lanes
         inside = slot < m + 1
@@ -289,7 +328,9 @@ def _verify_window(
         tl.store(report + 3 + m + slot, 0, mask=(slot > i) & (slot < m))
         total = tl.load(floats + (row * (m + 1) + slot) * 5 + 4, mask=inside, other=1.0)
         broken += tl.sum((total != total).to(tl.int32), 0)
-    tl.store(report + 1, (token < 0).to(tl.int32) + 2 * (broken > 0).to(tl.int32))
+        total = tl.load(q_floats + (row * m + slot) * 5 + 4, mask=slot < m, other=1.0)
+        q_broken += tl.sum((total != total).to(tl.int32), 0)
+    tl.store(report + 1, (token < 0).to(tl.int32) + 2 * (broken > 0).to(tl.int32) + 4 * (q_broken > 0).to(tl.int32))
 
 
 @torch.library.custom_op("mmspec::verify_window", mutates_args=())

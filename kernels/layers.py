@@ -1,8 +1,9 @@
-"""Kernels 9 and 10: what lies between the matrix products of a layer; see `mmspec.vision.llamagen.fused_layers`.
+"""Kernels 9 to 12: what lies between the matrix products of a layer.
 
-`rotate_and_store` rotates queries and keys, and writes keys and values to their cache slots; `swiglu` is the product of
-the feed-forward part. In torch these are ten launches per layer, and in a window of a few tokens each takes less time
-than its launch.
+`rotate_and_store` (of adjacent pairs, as in LlamaGen) and `rotate_halves_and_store` (of the halves of a head, as in
+transformers) rotate queries and keys, and write keys and values to their cache slots; `swiglu` is the product of the
+feed-forward part, `rms_norm` a norm. In torch these are ten to thirty launches per layer, and in a window of a few
+tokens each takes less time than its launch. See `mmspec.vision.llamagen.fused_layers` and `mmspec.hf.fused_layers`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,125 @@ def _(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values
 
 def _queries(qkv: Tensor, keys: Tensor) -> Tensor:
     return qkv.new_empty((*qkv.shape[:2], keys.shape[1], keys.shape[3]))
+
+
+def rotate_halves_and_store_reference(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """`rotate_halves_and_store` in torch."""
+    head_dim = keys.shape[3]
+
+    def rotated(x: Tensor) -> Tensor:
+        x = x.unflatten(-1, (-1, head_dim))
+        first, second = x.chunk(2, dim=-1)
+        return x * cos[:, :, None] + torch.cat([-second, first], dim=-1) * sin[:, :, None]
+
+    rows = torch.arange(len(slots), device=slots.device)[:, None]
+    keys[rows, :, slots], values[rows, :, slots] = rotated(k), v.unflatten(-1, (-1, head_dim))
+    return rotated(q).contiguous()
+
+
+@triton.jit
+def _rotated_half(x, token, size, lane, c, s, inside, head_dim):
+    """Numbers `lane` of a token's row of `size`, rotated; rounded in between, as the operators of torch round."""
+    first = lane % head_dim < head_dim // 2
+    partner = tl.where(first, lane + head_dim // 2, lane - head_dim // 2)
+    own = tl.load(x + token * size + lane, mask=inside, other=0.0)
+    other = tl.load(x + token * size + partner, mask=inside, other=0.0).to(tl.float32)
+    straight = (own.to(tl.float32) * c).to(own.dtype).to(tl.float32)
+    turned = (tl.where(first, -other, other) * s).to(own.dtype).to(tl.float32)
+    return (straight + turned).to(own.dtype)
+
+
+@kernel
+def _rotate_halves_and_store(
+    q, k, v, cos, sin, places, keys, values, out, width, heads, groups, head_dim, capacity, BLOCK: tl.constexpr
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)  # r * W + w
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = lane % head_dim
+    inside, stored = lane < heads * head_dim, lane < groups * head_dim
+    c = tl.load(cos + token * head_dim + at, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * head_dim + at, mask=inside, other=0.0).to(tl.float32)
+    turned = _rotated_half(q, token, heads * head_dim, lane, c, s, inside, head_dim)
+    tl.store(out + token * heads * head_dim + lane, turned, mask=inside)
+    turned = _rotated_half(k, token, groups * head_dim, lane, c, s, stored, head_dim)
+    new = tl.load(v + token * groups * head_dim + lane, mask=stored, other=0.0)
+    place = ((token // width) * groups + lane // head_dim) * capacity + tl.load(places + token)
+    tl.store(keys + place * head_dim + at, turned, mask=stored)
+    tl.store(values + place * head_dim + at, new, mask=stored)
+
+
+@torch.library.custom_op("mmspec::rotate_halves_and_store", mutates_args=("keys", "values"))
+def rotate_halves_and_store(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Rotates queries and keys, and writes keys and values to the cache.
+
+    Args:
+        q: [R, W, heads * head_dim], contiguous; number i of a head is rotated with number i + head_dim / 2.
+        k: [R, W, groups * head_dim], contiguous, with `groups` a divisor of `heads`.
+        v: As `k`.
+        cos: [R, W, head_dim].
+        sin: [R, W, head_dim].
+        slots: int64 [R, W], the cache slots.
+        keys: [R, groups, capacity, head_dim], contiguous; of the dtype of `q`. It is written to.
+        values: As `keys`.
+
+    Returns:
+        The queries, [R, W, heads, head_dim].
+    """
+    if chosen(q) == "torch":
+        return rotate_halves_and_store_reference(q, k, v, cos, sin, slots, keys, values)
+    groups, capacity, head_dim = keys.shape[1:]
+    out = q.new_empty((*q.shape[:2], q.shape[2] // head_dim, head_dim))
+    grid = (slots.numel(), triton.cdiv(q.shape[2], BLOCK))
+    with launchable(q):
+        _rotate_halves_and_store[grid](
+            q, k, v, cos.contiguous(), sin.contiguous(), slots.contiguous(), keys, values, out,
+            slots.shape[1], out.shape[2], groups, head_dim, capacity, BLOCK=BLOCK,
+        )  # fmt: skip
+    return out
+
+
+@rotate_halves_and_store.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return q.new_empty((*q.shape[:2], q.shape[2] // keys.shape[3], keys.shape[3]))
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` in torch, with the roundings of transformers."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+@kernel
+def _rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * size
+    lane = tl.arange(0, BLOCK)
+    own = tl.load(x + row + lane, mask=lane < size, other=0.0)
+    wide = own.to(tl.float32)
+    scaled = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)).to(own.dtype)
+    factor = tl.load(weight + lane, mask=lane < size, other=0.0)
+    tl.store(out + row + lane, (factor.to(tl.float32) * scaled.to(tl.float32)).to(own.dtype), mask=lane < size)
+
+
+@torch.library.custom_op("mmspec::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The root mean square norm of contiguous rows x [..., D], in float32, times `weight` [D] of the same dtype."""
+    if chosen(x) == "torch":
+        return rms_norm_reference(x, weight, eps)
+    size = x.shape[-1]
+    out = x.new_empty(x.shape)
+    block = triton.next_power_of_2(size)
+    with launchable(x):
+        _rms_norm[(x.numel() // size,)](x, weight, out, size, eps, BLOCK=block, num_warps=max(1, min(16, block // 256)))
+    return out
+
+
+@rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 @kernel

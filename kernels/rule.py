@@ -16,10 +16,11 @@ class KernelRule:
         a: Its first number, as in the table; for gsd, the members' probabilities differ from that of x by less.
         b: Its second number; for gsd, the members' squared distance from x in the codebook is below it (0: any
             distance).
-        group: For gsd, the number of tokens next to x in rank that may be members.
+        group: For gsd, the number of tokens next to x in rank that may be members; for top-m, the number of tokens.
         near: For lantern and lantern++, int32 [V, k], the nearest tokens of each token; the token itself where there
-            are no more.
-        vectors: For gsd with a distance, float32 [V, D], the codebook.
+            are no more. For pcg, int32 [V, G], the group around each token, filled with -1 at the end.
+        vectors: For gsd with a distance, float32 [V, D], the codebook; for pcg, float32 [V, 1], the share of its
+            probability that a token gives each of its groups.
         known: For gsd with a distance, bool [V], the tokens that the codebook has.
     """
 

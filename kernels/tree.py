@@ -266,7 +266,10 @@ def walk_tree_op(
     out, accepted, tested, path = _outputs(tokens, height)
     out.zero_()
     path.copy_(torch.arange(1, height + 1, device=path.device))
-    block = min(max(GROUP, triton.next_power_of_2(vocab)), CHUNK)
+    # The other kinds of siblings need more registers: a thread holds half as many tokens of them.
+    chunk = CHUNK if siblings == INDEPENDENT else max(CHUNK // 2, GROUP)
+    block = min(max(GROUP, triton.next_power_of_2(vocab)), chunk)
+    many = warps(CHUNK if block == chunk else block)
     with launchable(cond):
         _walk_tree[(batch,)](
             *p, tokens.contiguous(), children.contiguous(), None if draft_probs is None else draft_probs.contiguous(),
@@ -274,7 +277,7 @@ def walk_tree_op(
             m, 0 if draft_probs is None else draft_probs.shape[1], max_children, height, vocab,
             0 if len(children) == 1 else (m + 1) * max_children, cond.shape[1], *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, MODE=siblings,
-            RANKS=triton.next_power_of_2(max_children), BLOCK=block, GROUP=GROUP, num_warps=warps(block),
+            RANKS=triton.next_power_of_2(max_children), BLOCK=block, GROUP=GROUP, num_warps=many,
         )  # fmt: skip
     return out, accepted, tested, path
 

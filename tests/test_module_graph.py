@@ -49,6 +49,7 @@ LAYERS = (
     ("mmspec.continuous",),
     ("mmspec.recipes", "mmspec.registry"),
     ("mmspec.engine",),
+    ("mmspec.warm_up",),
     ("mmspec.batching",),
     # What pipelines of latents call; it hands their sampler to the engine.
     ("mmspec.continuous.run",),

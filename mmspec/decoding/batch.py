@@ -17,6 +17,23 @@ from mmspec.sampling.mirrored import on_device, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 
+_RECENT = 2  # tokens before a window that a draft model may not have read, see `BatchState.recent`
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What an open window has copied to the device.
+
+    Attributes:
+        before: Host int64 [B], the position of each row's last token.
+        recent: Host int64 [B, _RECENT], see `BatchState.recent`.
+        positions: Host int64 [B, W], those of the window.
+    """
+
+    before: NDArray[np.int64]
+    recent: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -78,7 +95,7 @@ class BatchState:
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
-        self._window: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None  # of `before` and the positions
+        self._window: _Window | None = None
 
     @property
     def length(self) -> NDArray[np.int64]:
@@ -115,14 +132,25 @@ class BatchState:
         if self.device.type == "cpu":
             return self.rng.window(positions, iteration)
         iterations = np.broadcast_to(iteration, positions.shape)
-        before, positions, iterations = upload([self.length - 1, positions, iterations], self.device)
-        self._window = before, positions
+        needed = [self.length - 1, self.recent(_RECENT), positions, iterations]
+        before, recent, positions, iterations = upload(needed, self.device)
+        self._window = _Window(before, recent, positions)
         return self.rng.window(positions, iterations)
 
     @property
     def before(self) -> NDArray[np.int64]:
         """The position of each row's last token, host int64 [B]."""
-        return self.length - 1 if self._window is None else self._window[0]
+        return self.length - 1 if self._window is None else self._window.before
+
+    def recent(self, count: int) -> NDArray[np.int64]:
+        """The positions of the last `count` tokens of each row, host int64 [B, count].
+
+        Rows with fewer tokens begin at 0, and repeat the position of their last token.
+        """
+        if self._window is not None and count == _RECENT:
+            return self._window.recent
+        first = np.maximum(self.length - count, 0)[:, None]
+        return np.minimum(first + np.arange(count), self.length[:, None] - 1)
 
     def at(self, positions: NDArray[np.int64]) -> Tensor:
         """The tokens at the given positions, [B, W, *cell]; -1 at negative positions."""
@@ -159,8 +187,8 @@ class BatchState:
         """
         width, start = tokens.shape[1], self.length
         opened, self._window = self._window, None
-        same = opened is not None and opened[1].shape[1] == width
-        positions = opened[1] if opened is not None and same else self.positions(width)
+        same = opened is not None and opened.positions.shape[1] == width
+        positions = opened.positions if opened is not None and same else self.positions(width)
         self._tokens[self._index, on_device(positions, self.device)] = tokens
         gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
         if (ends := self._ends(tokens, start, gained, on_host)) is not None:

@@ -13,7 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.rejection import Draft, Verdict, sample
+from mmspec.sampling.rejection import Draft, Verdict, sample_draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
 
@@ -67,7 +67,7 @@ class ChainDrafter:
         for i in range(first, count):
             if i > first:
                 q = self._runner.nodes(state, tokens[-1], chain, i)
-            x, x_probs = sample(q, u[:, i : i + 1]), q
+            x, x_probs = sample_draft(q, u[:, i : i + 1]), q
             if draft is not None and (is_reused := reused > i).any():
                 # Rows that reuse more drafts than others: the runner reads these like sampled ones.
                 keep = torch.from_numpy(is_reused[:, None]).to(x.device)

@@ -16,6 +16,7 @@ from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target, join_tar
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import part
 from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import DRAFT, WindowRNG
@@ -64,23 +65,22 @@ class ModelDrafter:
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         self._start()
-        positions = state.positions(count)
         # Reading a token twice does no harm. Rows with fewer tokens repeat their last one, whose later outputs are not
         # used.
-        unread = min(self._unread + self._steps, int(state.length.max()))
+        unread = state.recent(min(self._unread + self._steps, int(state.length.max())))
         self._steps = 0
-        last = state.length - 1
-        at = np.maximum(state.length - unread, 0)
-        step = state.at(np.minimum(at[:, None] + np.arange(unread), last[:, None]))
-        slot = last - at
-        tokens, probs = [], []
+        at, step = part(unread, np.s_[:, 0]), state.at(unread)
+        slot = state.length - 1 - at
+        tokens, probs = [step[:, -1:]], []
         for i in range(count):
-            q = self._sampler(forward_slot(self._model, step, at, slot), positions[:, i : i + 1])
+            here = part(draws.positions, np.s_[:, i : i + 1])
+            q = self._sampler(forward_slot(self._model, step, at, slot), here)
             self.calls += 1
-            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), state.length + i, np.zeros_like(last)
+            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), part(here, np.s_[:, 0]), np.zeros_like(at)
             tokens.append(step)
             probs.append(q)
-        return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+        window = torch.cat(tokens, dim=1)
+        return Draft(window[:, 1:], torch.cat(probs, dim=1), window)
 
 
 def forward_slot(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
@@ -88,6 +88,9 @@ def forward_slot(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDA
     if isinstance(model, SingleSlotTarget):
         return model.forward_slot(tokens, at, slot)
     cond, uncond = model.forward(tokens, at)
+    if (slot == slot[0]).all():
+        last = slice(slot[0], slot[0] + 1)
+        return Logits(cond[:, last], None if uncond is None else uncond[:, last])
     index, rows = torch.from_numpy(slot).to(cond.device), torch.arange(len(tokens), device=cond.device)
     return Logits(cond[rows, index][:, None], None if uncond is None else uncond[rows, index][:, None])
 

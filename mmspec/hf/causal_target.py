@@ -18,6 +18,7 @@ from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import chosen_layers, count_layers
+from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -113,6 +114,7 @@ class CausalTarget:
         self._layer_features: Tensor | None = None
         self.layers = count_layers(backbone.decoder)
         self._early_exits: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self._fuses = can_fuse(backbone.decoder)
 
     short_cache = True  # see `mmspec.decoding.target.reads_short_cache`
     can_skip_layers = True
@@ -202,8 +204,21 @@ class CausalTarget:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         embeds = self._backbone.embed(tokens)
         self._cache.at_slots(slots, end)
-        features = self._run(embeds, slots, self._causal_mask(slots, end, embeds.dtype), None)
+        mask = self._causal_mask(slots, end, embeds.dtype)
+        if self._reads_fused(embeds):
+            positions = self._positions[0, : len(slots)].gather(1, slots)
+            with without_plans(self.device), folded_groups(self.device):
+                features = fused_features(self._backbone.decoder, embeds, positions, slots, mask, self._cache)
+        else:
+            features = self._run(embeds, slots, mask, None)
         return self.head(features), features
+
+    def _reads_fused(self, embeds: Tensor) -> bool:
+        """Whether `mmspec.hf.fused_layers` reads a window: a known decoder, and a cache of numbers of its dtype."""
+        if not self._fuses or self._collected or len(self._positions) > 1 or not self._cache.layers:
+            return False
+        stored = self._cache.layers[0].keys
+        return isinstance(stored, Tensor) and stored.dtype == embeds.dtype == self._backbone.decoder.dtype  # type: ignore[attr-defined]
 
     @property
     def rows(self) -> int:

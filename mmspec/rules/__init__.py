@@ -142,7 +142,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "typical": Rule(
             "drafts that are typical under the target are accepted",
-            "mmspec.rules.typical:typical",
+            "mmspec.rules.typical:Typical",
             knobs={
                 "epsilon": Knob(0.09, "largest threshold on p(x), stricter if larger; 0 is off", low=0.0, high=1.0),
                 "alpha": Knob(0.3, "threshold on p(x) over exp(-entropy)", low=0.0, high=1.0),
@@ -150,12 +150,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         ),
         "top-m": Rule(
             "the target's m most likely tokens are accepted",
-            "mmspec.rules.top_m:top_m",
+            "mmspec.rules.top_m:TopM",
             knobs={"m": Knob(3, "number of tokens", low=0, high=1_000_000)},
         ),
         "fallback": Rule(
             "drafts that the draft model is sure of are accepted",
-            "mmspec.rules.fallback:fallback",
+            "mmspec.rules.fallback:Fallback",
             knobs={
                 "trust": Knob(0.2, "a draft model whose largest q is above 1 - trust is sure; 0 is exact", 0.0, 1.0),
                 "rollback": Knob(0.01, "drafts with p(x) below this are tested all the same", low=0.0, high=1.0),

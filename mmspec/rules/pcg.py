@@ -9,21 +9,30 @@ The draft itself is emitted, so the rule is not exact by token.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from mmspec.codebook import Codebook, require_codebook, similar
-from mmspec.sampling.acceptance import Accept
+from mmspec.kernels.rule import KernelRule
 
 
-def overlapping(codebook: Codebook | None, size: int, theta: float) -> Accept:
-    """PCG with groups of at most `size` tokens besides the one in their center; 0 is exact."""
-    # int32 [V, G], the group around each token; by symmetry also the centers of the groups that the token is in.
-    members = similar(require_codebook(codebook), size, theta)
-    group_counts = (members >= 0).sum(-1)  # the number of groups each token is in
+@dataclass(frozen=True, eq=False)
+class Overlapping:
+    """The acceptance function.
 
-    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-        table, counts = members.to(x.device), group_counts.to(x.device)
+    Attributes:
+        members: int32 [V, G], the group around each token, filled with -1 at the end; by symmetry also the centers of
+            the groups that the token is in.
+        counts: int64 [V], the number of groups that each token is in.
+    """
+
+    members: Tensor
+    counts: Tensor
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        table, counts = self.members.to(x.device), self.counts.to(x.device)
         groups = table[x].long()  # [B, m, G]: the groups of each draft, by the token in their center
         inside = table[groups.clamp(min=0)].long()  # [B, m, G, G]: their members
         valid = inside >= 0
@@ -38,4 +47,12 @@ def overlapping(codebook: Codebook | None, size: int, theta: float) -> Accept:
         exact = (p.gather(-1, x[..., None]) / q.gather(-1, x[..., None]))[..., 0]
         return torch.where(alone, exact, ratio.sum(-1) / exists.sum(-1))
 
-    return accept
+    def kernel_rule(self, device: torch.device) -> KernelRule:
+        shares = 1 / self.counts[:, None].float()
+        return KernelRule("pcg", near=self.members.to(device), vectors=shares.to(device))
+
+
+def overlapping(codebook: Codebook | None, size: int, theta: float) -> Overlapping:
+    """PCG with groups of at most `size` tokens besides the one in their center; 0 is exact."""
+    members = similar(require_codebook(codebook), size, theta)
+    return Overlapping(members, (members >= 0).sum(-1))

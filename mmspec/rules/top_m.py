@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from mmspec.sampling.acceptance import Accept
+from mmspec.kernels.rule import KernelRule
 from mmspec.sampling.rejection import ratio
 
 
-def top_m(m: int) -> Accept:
+@dataclass(frozen=True)
+class TopM:
     """A draft among the m most likely tokens of p is accepted, others as by the exact rule; m = 0 is exact."""
 
-    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    m: int
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
         p_x = p.gather(-1, x[..., None])
         better = (p > p_x).sum(-1)
-        return torch.where((better < m) & (p_x[..., 0] > 0), 1.0, ratio(p, q, x))
+        return torch.where((better < self.m) & (p_x[..., 0] > 0), 1.0, ratio(p, q, x))
 
-    return accept
+    def kernel_rule(self, device: torch.device) -> KernelRule:
+        return KernelRule("top-m", group=self.m)

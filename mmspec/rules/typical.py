@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from mmspec.sampling.acceptance import Accept
+from mmspec.kernels.rule import KernelRule
 from mmspec.sampling.rejection import ratio
 
 
-def typical(epsilon: float, alpha: float) -> Accept:
+@dataclass(frozen=True)
+class Typical:
     """A draft with p(x) >= min(epsilon, alpha exp(-H(p))) is accepted, others as by the exact rule.
 
     The threshold applies only if it is above 0; epsilon = 0 is exact.
     """
 
-    def accept(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    epsilon: float
+    alpha: float
+
+    def __call__(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
         entropy = torch.special.entr(p).sum(-1)
-        threshold = (alpha * (-entropy).exp()).clamp(max=epsilon)
+        threshold = (self.alpha * (-entropy).exp()).clamp(max=self.epsilon)
         likely = (p.gather(-1, x[..., None])[..., 0] >= threshold) & (threshold > 0)
         return torch.where(likely, 1.0, ratio(p, q, x))
 
-    return accept
+    def kernel_rule(self, device: torch.device) -> KernelRule:
+        return KernelRule("typical", self.epsilon, self.alpha)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.errors import ArgumentError
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import Mirrored, on_device
 from mmspec.sampling.rows import put_host_rows, put_rows
 
 _PAST_END = 1024  # positions
@@ -52,6 +52,7 @@ class Constraint:
             raise ArgumentError("allowed has a row without a single token; every kind of position needs at least one")
         self.kind = kind
         self.allowed = allowed
+        self._latest: tuple[NDArray[np.int64], Tensor] | None = None  # see `device_kinds`
         self._only = torch.where(allowed.sum(-1) == 1, allowed.int().argmax(-1), -1).cpu().numpy()
 
     @cached_property
@@ -75,7 +76,7 @@ class Constraint:
         if self.batch_size is None:
             return self
         selected = copy(self)
-        selected.kind = self.kind[row_ids]
+        selected.kind, selected._latest = self.kind[row_ids], None
         for cached in ("forced", "_past_end"):
             selected.__dict__.pop(cached, None)
         return selected
@@ -111,7 +112,15 @@ class Constraint:
         return self.kind[inside] if self.batch_size is None else self.kind.gather(1, inside)
 
     def device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
-        """`kinds` as int32, in one launch for positions that are on the device."""
+        """`kinds` as int32, in one launch for positions that are on the device, and one for all parts of these."""
+        if not isinstance(positions, Mirrored) or positions.mirror is None:
+            return self._device_kinds(positions)
+        whole, index = positions.whole or (positions, ...)
+        if self._latest is None or self._latest[0] is not whole:
+            self._latest = whole, self._device_kinds(whole)
+        return self._latest[1][index]
+
+    def _device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
         if positions.max() >= self._past_end.shape[-1]:
             return self.kinds(positions).int()
         inside = on_device(positions, self.kind.device)

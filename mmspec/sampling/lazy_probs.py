@@ -26,18 +26,18 @@ from torch.utils._pytree import tree_map_only
 from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels import coupling as coupling_kernels
-from mmspec.kernels.accept import verify_window
+from mmspec.kernels.accept import BROKEN_DRAFT, verify_window
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.rule import KernelRule
-from mmspec.kernels.softmax_stats import SoftmaxStats, at, point_mass_stats, stats_of_probs
+from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
 from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, walk_tree
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
-from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, verify
+from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, sample_draft, verify
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.tree import Chosen, Independent, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import TreeVerdict, verify_tree
@@ -175,6 +175,37 @@ def _sample(weights: LazyProbs | _LazyResidual, u: Tensor, fallback: Tensor | No
     return _checked(weights.p, resample(weights.p.stats, weights.q, every, u))
 
 
+def _sample_draft(q: LazyProbs, u: Tensor) -> Tensor:
+    """`mmspec.sampling.rejection.sample_draft`. Models read the token, so that it is always one of the vocabulary."""
+    return q.sample(u).clamp(min=0)
+
+
+def _cat(probs: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """`torch.cat` of the distributions of windows of one slot each, as a chain of drafts makes them."""
+    every = [one.stats for one in probs if isinstance(one, LazyProbs)]
+    first, count = every[0], len(probs)
+    alike = len(every) == count and all(
+        one.cond.shape == first.cond.shape and one.cond.dtype == first.cond.dtype and one.ints.shape[:-1] == (len(p), 1)
+        and (one.uncond is None) == (first.uncond is None) and one.allowed is first.allowed
+        for one, p in zip(every, probs, strict=True)
+    )  # fmt: skip
+    if not alike or dim != 1 or first.cond.shape[1] != 1:
+        return torch.cat([_dense(one) for one in probs], dim)
+    uncond = [one.uncond for one in every if one.uncond is not None]
+    ints = torch.cat([one.ints for one in every], dim=1)
+    lines = ints[..., LINE]  # row r of each becomes row r * count + its number of the whole
+    torch.add(_numbers(count, lines.device), lines, alpha=count, out=lines)
+    return LazyProbs.known(replace(
+        first, cond=torch.cat([one.cond for one in every], dim=1), uncond=torch.cat(uncond, dim=1) if uncond else None,
+        floats=torch.cat([one.floats for one in every], dim=1), ints=ints,
+    ))  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device)
+
+
 def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
     """`mmspec.sampling.rejection.verify`, in two launches and one wait for the device."""
     m = accept_u.shape[1] - 1
@@ -192,7 +223,7 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
     verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, kernel_rule)
     host = verified.found.cpu()
     first, invalid = host[:, 0].long().numpy(), host[:, 1].numpy()
-    if (invalid & 1).any():
+    if (invalid & (1 | BROKEN_DRAFT)).any():
         raise ModelError(_INVALID)
     p._valid = not invalid.any()
     excess = None if rule is ratio else host[:, 3 + m :].contiguous().view(torch.float32)
@@ -353,6 +384,8 @@ _SHAPES: set[Any] = {
 }
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     sample: _sample,
+    sample_draft: _sample_draft,
+    torch.cat: _cat,
     verify: _verify,
     couple_fresh: _couple_fresh,
     couple_maximally: _couple_maximally,

@@ -21,12 +21,15 @@ class Mirrored(np.ndarray[Any, np.dtype[np.int64]]):
 
     Attributes:
         mirror: The same numbers on the device; None for arrays that were computed from such an array.
+        whole: The array that this one is a part of, and the index of the part; None if it is none, see `part`.
     """
 
     mirror: Tensor | None
+    whole: tuple[Mirrored, Any] | None
 
     def __array_finalize__(self, source: object) -> None:
         self.mirror = None
+        self.whole = None
 
 
 def mirrored(array: NDArray[np.int64], mirror: Tensor) -> NDArray[np.int64]:
@@ -34,6 +37,16 @@ def mirrored(array: NDArray[np.int64], mirror: Tensor) -> NDArray[np.int64]:
     view = array.view(Mirrored)
     view.mirror = mirror
     return view
+
+
+def part(array: NDArray[np.int64], index: Any) -> NDArray[np.int64]:
+    """`array[index]`, by slices and integers, with its copy on a device if the array has one."""
+    if not isinstance(array, Mirrored) or array.mirror is None:
+        return array[index]
+    found = mirrored(np.asarray(array)[index], array.mirror[index])
+    assert isinstance(found, Mirrored)
+    found.whole = array, index
+    return found
 
 
 def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[NDArray[np.int64]]:

@@ -122,6 +122,13 @@ def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_], in
     return torch.cat([q[:, :first], one_hot], dim=1)
 
 
+def sample_draft(q: Tensor, u: Tensor) -> Tensor:
+    """As `sample`, for a draft that is verified: on a device, whether q is a distribution is checked only then."""
+    if has_torch_function((q,)):
+        return handle_torch_function(sample_draft, (q,), q, u)
+    return sample(q, u)
+
+
 def sample(weights: Tensor, u: Tensor, fallback: Tensor | None = None) -> Tensor:
     """Samples from unnormalized `weights` by inverting their CDF at uniform random numbers.
 

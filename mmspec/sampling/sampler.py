@@ -21,8 +21,8 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.multi_codebook import entries, verify_columns
 from mmspec.sampling.params import SamplingParams
-from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, verify
-from mmspec.sampling.rng import ACCEPT, RESAMPLE, WindowRNG
+from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample, sample_draft, verify
+from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.top_p import keep_top_p
 from mmspec.sampling.truncation import keep_min_p, keep_typical
@@ -129,7 +129,7 @@ class TokenSampler:
 
     def sample(self, p: Tensor, rng: WindowRNG, stream: int = RESAMPLE) -> Tensor:
         """Samples int64 [B, W] from probabilities [B, W, V]."""
-        return sample(p, rng[stream])
+        return sample_draft(p, rng[stream]) if stream == DRAFT else sample(p, rng[stream])
 
     def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests a draft under probabilities [B, m + 1, V]; see `mmspec.sampling.rejection.verify`."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 LAUNCHES, UPLOADS, WAITS = 12, 1, 1
+PER_DRAFTER_CALL = 7  # launches: what a captured call reads and gives, after rows have left, and the draft with its q
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +31,15 @@ def cases(root: Path) -> dict[str, Any]:
 
 
 def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]) -> None:
-    """Exact and relaxed rules at batch 1 and 64, with guidance, cuts, constraints and end tokens."""
-    assert {name.split(":")[0] for name in cases} == {"scd", "sjd", "table", "gsd", "lantern", "beta"}
+    """Exact and relaxed rules and a draft model at batch 1 and 64, with guidance, cuts, constraints and end tokens."""
+    assert {name.split(":")[0] for name in cases} == {
+        "scd", "sjd", "table", "gsd", "lantern", "beta", "top-m", "typical", "fallback", "pcg", "draft",
+    }  # fmt: skip
     for name, (windows, _) in cases.items():
         usual = [one for one in windows if not one["new"]]
         assert len(usual) >= 3, f"a weak test: {name} has {len(usual)} windows"
         for one in usual:
-            assert one["launches"] <= LAUNCHES, (name, one)
+            assert one["launches"] <= LAUNCHES + PER_DRAFTER_CALL * one["drafter_calls"], (name, one)
             assert one["uploads"] <= UPLOADS and one["waits"] <= WAITS, (name, one)
 
 

@@ -25,7 +25,7 @@ POINTERS = {
     "resampled": "i64", "sampled": "i64", "found": "i32", "rows": "i64", "table": "i16",
     "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
     "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
-    "places": "i64",
+    "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
 }  # fmt: skip
 COMMON = {
     "GUIDED": True,
@@ -61,18 +61,24 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     for init in range(4):
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
         kernels.append((token_init._draft_window, more, 1))
-    for rule in range(1, 7):
+    for rule in range(1, 11):
         more = {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 1024, "DIM": 8, "WHOLE": True, "BLOCK": 8192}
+        if rule == 9:
+            more |= {"NEIGHBORS": 32, "DIM": 1}
         kernels.append((accept._verify_window, more, 16))
     for mode in range(3):
-        kernels.append((tree._walk_tree, {"MODE": mode, "RANKS": 4, "BLOCK": 8192, "out": "i64"}, 16))
+        kernels.append(
+            (tree._walk_tree, {"MODE": mode, "RANKS": 4, "BLOCK": 8192 if mode == 1 else 4096, "out": "i64"}, 16)
+        )
     kernels.append((layers._rotate_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
+    kernels.append((layers._rotate_halves_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
     kernels.append((layers._swiglu, {"BLOCK": 1024, "out": "bf16"}, 4))
+    kernels.append((layers._rms_norm, {"BLOCK": 4096, "out": "bf16"}, 16))
     return [*kernels, (columns._verify_columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
 
 
 STACK = 64  # bytes of registers per thread that a kernel may keep in memory instead
-CAPABILITIES = (80, 120)  # of the devices, besides 90, for which the largest kernels are compiled too
+CAPABILITIES = (80, 120)  # of the devices, besides 90, for which one variant of each kernel is compiled too
 
 
 def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90) -> Any:
@@ -83,7 +89,7 @@ def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90
     pointers = POINTERS | ({"out": more["out"]} if "out" in more else {})
     signature = {
         name: "constexpr" if name in known else f"*{pointers[name]}" if name in pointers
-        else "fp32" if name in ("a", "b") else "i32" for name in names
+        else "fp32" if name in ("a", "b", "eps") else "i32" for name in names
     }  # fmt: skip
     wide = WIDE | {"vocab"} | {name for name in names if "stride" in name}
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in wide - known.keys()}
@@ -111,10 +117,13 @@ def main() -> None:
         print(kernel.__name__, more, len(cubin), "bytes,", stack, "bytes of stack", flush=True)
         if not more.get("GUMBEL") and stack > STACK:
             raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread")
+    one_of_each = {kernel.__name__: (kernel, more, warps) for kernel, more, warps in variants()}
     for capability in CAPABILITIES:
-        for kernel, more, warps in variants()[1:3]:
-            compiled(kernel, more, warps, capability)
-            print(kernel.__name__, "for compute capability", capability, flush=True)
+        for kernel, more, warps in one_of_each.values():
+            stack = stack_of(compiled(kernel, more, warps, capability).asm["cubin"])
+            print(kernel.__name__, "for compute capability", capability, stack, "bytes of stack", flush=True)
+            if not more.get("GUMBEL") and stack > STACK:
+                raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Prints what windows cost outside of the model, on a device that counts: `python window_counts.py`, as JSON.
 
-By recipe and batch, one entry for each window: its rows, whether rows have just left or the width is new, and its
-launches, uploads and waits.
+By recipe and batch, one entry for each window: its rows, whether rows have just left, the width is new or a call was
+captured, the calls of a draft model, and its launches, uploads and waits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
+from mmspec.setup_work import setups
 
 VOCAB, LINE = 12, 6
 RECIPES = [
@@ -35,6 +36,11 @@ RECIPES = [
     "gsd:window=6,distance=0.0",
     "lantern:window=6,delta=0.1,k=3",
     "beta:window=6,beta=0.3",
+    "top-m:window=6,m=2",
+    "typical:window=6",
+    "fallback:window=6",
+    "pcg:window=6,size=4,theta=0.98",
+    "draft:window=4",
 ]
 
 
@@ -47,23 +53,43 @@ def windows(recipe: str, rows: int, length: int) -> tuple[list[dict[str, Any]], 
     allowed = torch.ones(2, VOCAB, dtype=torch.bool)
     allowed[1, :2] = False
     with counted_device() as counted:
-        resources = DraftResources(table=NGramTable(table.to(DEVICE)), codebook=lambda: Codebook(vectors))
+        drafting: list[int] = []
+
+        def draft_model() -> CUDAGraphTarget:
+            smaller: Any = CountedTarget(counted, rows, VOCAB, length, guided=False)
+            own = smaller.read
+
+            def read(*inputs: Any) -> Any:
+                drafting.append(1)
+                return own(*inputs)
+
+            smaller.read = read
+            return CUDAGraphTarget(smaller)
+
+        resources = DraftResources(
+            table=NGramTable(table.to(DEVICE)),
+            codebook=lambda: Codebook(vectors),
+            draft_model=draft_model,
+        )
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
         target = CUDAGraphTarget(model)
         begin, commit = BatchState.window, BatchState.commit
         shape: list[tuple[int, int]] = [(0, 0)]
+        before = [0, 0]  # captures, and calls of the draft model
 
         def beginning(state: BatchState, width: int, *rest: Any) -> Any:
             counted.clear()
             now = len(state.ids), width
             shape.append(now)
+            before[:] = setups(), len(drafting)
             return begin(state, width, *rest)
 
         def committed(state: BatchState, *rest: Any) -> Any:
             gained = commit(state, *rest)
             found.append({
-                "rows": len(state.ids), "new": shape[-1] != shape[-2], "launches": sum(counted.launches.values()),
+                "rows": len(state.ids), "new": shape[-1] != shape[-2] or setups() != before[0],
+                "drafter_calls": len(drafting) - before[1], "launches": sum(counted.launches.values()),
                 "uploads": len(counted.uploads), "waits": len(counted.waits), "names": dict(counted.launches),
             })  # fmt: skip
             return gained

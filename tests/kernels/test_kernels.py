@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.codebook import Codebook
+from mmspec.codebook import Codebook, nearest, similar
 from mmspec.errors import ArgumentError
 from mmspec.rules import RULES
 from mmspec.sampling.acceptance import Accept
@@ -268,6 +268,10 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("lantern++", {"factor": 3.0, "k": 7}, {"a": 3.0}),
     ("gsd", {"group": 5, "probability": 0.15, "distance": 0.0}, {"a": 0.15, "group": 5}),
     ("gsd", {"group": 6, "probability": 0.15, "distance": 2.0}, {"a": 0.15, "b": 2.0, "group": 6}),
+    ("typical", {"epsilon": 0.09, "alpha": 0.7}, {"a": 0.09, "b": 0.7}),
+    ("top-m", {"m": 6}, {"group": 6}),
+    ("pcg", {"size": 5, "theta": 0.9}, {}),
+    ("fallback", {"trust": 0.9, "rollback": 0.02}, {"a": 0.1, "b": 0.02}),
 ]
 
 
@@ -300,14 +304,17 @@ def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bo
 def test_accepted_drafts_are_those_of_the_core_s_rules(
     device: torch.device, rule: str, knobs: dict[str, Any], test: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocab = 300 if test.get("b") and rule == "gsd" else 40
+    chunks = rule in ("typical", "top-m", "fallback") or (test.get("b") and rule == "gsd")
+    vocab = 300 if chunks else 40
     codebook = Codebook(torch.rand(vocab, 3, device=device))
     if rule.startswith("lantern"):
-        from mmspec.codebook import nearest
-
         test = {**test, "near": nearest(codebook, knobs["k"]).to(device)}
     if test.get("b") and rule == "gsd":
         test = {**test, "vectors": codebook.vectors, "known": codebook.known}
+    if rule == "pcg":
+        members = similar(codebook, knobs["size"], knobs["theta"])
+        test = {**test, "near": members, "vectors": 1 / (members >= 0).sum(-1, keepdim=True).float()}
+    if chunks:
         monkeypatch.setattr(accept, "CHUNK", 256)  # as for longer rows
     p, q, x = window_of_probs(device, 4, 3, vocab)
     u = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.9, 0.1], [0.5, 0.5, 0.9]], device=device)
@@ -332,11 +339,27 @@ def test_accepted_drafts_are_those_of_the_core_s_rules(
 
 @pytest.mark.parametrize(
     ("rule", "test"),
-    [("beta", {}), ("ensemble", {}), ("omega", {}), ("lantern", {}), ("lantern++", {"a": 1.0}), ("gsd", {"a": 0.15})],
+    [
+        ("beta", {}),
+        ("ensemble", {}),
+        ("omega", {}),
+        ("lantern", {}),
+        ("lantern++", {"a": 1.0}),
+        ("gsd", {"a": 0.15}),
+        ("typical", {"b": 0.3}),
+        ("top-m", {}),
+        ("fallback", {"a": 1.0}),
+        ("pcg", {}),
+    ],
 )
 def test_a_relaxation_of_zero_is_the_exact_rule(device: torch.device, rule: str, test: dict[str, Any]) -> None:
     p, q, x = window_of_probs(device, 3, 4, 30)
     near = torch.randint(30, (30, 5), dtype=torch.int32, device=device) if rule.startswith("lantern") else None
+    if rule == "pcg":
+        near, test = (
+            torch.arange(30, dtype=torch.int32, device=device)[:, None],
+            {"vectors": torch.ones(30, 1).to(device)},
+        )
     u = torch.rand(3, 4, device=device)
     exact, relaxed = verified(p, q, x, u), verified(p, q, x, u, KernelRule(rule, near=near, **test))
     assert torch.equal(exact.tokens, relaxed.tokens) and torch.equal(exact.accepted, relaxed.accepted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def test_nothing_of_a_window_is_written_out(device: torch.device, monkeypatch: p
         raise AssertionError("a distribution was written out")
 
     monkeypatch.setattr(LazyProbs, "dense", dense)
-    for recipe in ("plain", "lantern:window=3,start=left,k=3"):
+    for recipe in ("plain", "lantern:window=3,start=left,k=3", "draft+pcg:window=3", "typical:window=3,start=left"):
         decoded(recipe, device, "triton", monkeypatch)
 
 
@@ -222,6 +223,18 @@ def test_logits_without_a_valid_distribution_are_an_error(
             [5, 6],
             resources(device),
         )
+
+
+def test_a_draft_model_without_a_valid_distribution_is_an_error(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafts are checked with the verification, which waits for the device anyway."""
+    broken = Bigram(2, device)
+    broken.cond = torch.full_like(broken.cond, torch.nan)
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    provided = replace(resources(device), draft_model=lambda: broken)
+    with pytest.raises(ModelError, match="not numbers"):
+        run(Bigram(2, device), parse("draft:window=3"), Layout(LENGTH, 4), [SamplingParams()] * 2, [5, 6], provided)
 
 
 def test_probabilities_in_training_have_gradients(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

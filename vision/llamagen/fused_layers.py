@@ -7,11 +7,11 @@ matrix products, of which two add to the residual stream in place, two norms, at
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.decoding.kv_cache import KVCache
+from mmspec.decoding.plain_modules import add_linear, is_plain
 from mmspec.kernels.backend import choose
 from mmspec.vision.llamagen.transformer import Block, LlamaGenTransformer
 
@@ -20,7 +20,11 @@ def can_fuse(gpt: LlamaGenTransformer) -> bool:
     """Whether `fused_features` computes what the model does: plain layers of the published kind, where kernels run."""
     if choose(gpt.device.type) != "triton" or gpt.config.qk_norm:  # before all modules are looked at
         return False
-    return all(_is_plain(module) for block in gpt.layers for module in block.modules())
+    modules = [module for block in gpt.layers for module in block.modules()]
+    floating = all(parameter.is_floating_point() for block in gpt.layers for parameter in block.parameters())
+    return floating and all(
+        is_plain(module) and (not isinstance(module, nn.Linear) or module.bias is None) for module in modules
+    )
 
 
 def fused_features(
@@ -51,23 +55,7 @@ def fused_features(
         qkv = attention.wqkv(block.attention_norm(h))
         q = rotate_and_store(qkv, cos, sin, slots, keys, values).transpose(1, 2)
         out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], attn_mask=bias)
-        _add(h, out.transpose(1, 2).flatten(2), attention.wo)
+        add_linear(h, out.transpose(1, 2).flatten(2), attention.wo)
         normed = block.ffn_norm(h)
-        _add(h, swiglu(feed_forward.w1(normed), feed_forward.w3(normed)), feed_forward.w2)
+        add_linear(h, swiglu(feed_forward.w1(normed), feed_forward.w3(normed)), feed_forward.w2)
     return gpt.norm(h)
-
-
-def _add(h: Tensor, x: Tensor, linear: nn.Linear) -> None:
-    """Adds linear(x) to h in place; the matrix product adds to its output by itself."""
-    h.flatten(0, 1).addmm_(x.flatten(0, 1), linear.weight.t())
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is what the file above takes it for: a quantised or adapted layer has another type."""
-    if any(hasattr(module, name) for name in ("_hf_hook", "_diffusers_hook")):
-        return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return False
-    if isinstance(module, nn.Linear):
-        return type(module) is nn.Linear and type(module.weight.data) is Tensor and module.bias is None
-    return "peft" not in type(module).__module__ and torch.is_floating_point(next(module.parameters()))

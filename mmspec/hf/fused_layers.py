@@ -1,0 +1,82 @@
+"""The layers of a Llama-like transformers decoder with few launches, for windows that are read by captured calls.
+
+At one token per row a launch takes longer than most of its work. transformers launches about forty kernels per layer:
+a norm is six, the rotation ten, a cache update four. Here a layer is seven matrix products, of which two add to the
+residual stream in place, two norms, attention, and the kernels of `mmspec.kernels.layers`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmspec.decoding.plain_modules import add_linear, is_plain
+from mmspec.hf.grouped_queries import fold
+from mmspec.hf.slot_cache import SlotCache
+from mmspec.kernels.backend import choose
+
+# Decoders whose layers are what `fused_features` computes; Qwen2 has biases in three products.
+_DECODERS = {"LlamaModel", "MistralModel", "Qwen2Model"}
+
+
+def can_fuse(decoder: Any) -> bool:
+    """Whether `fused_features` computes what the decoder does, where kernels run."""
+    if type(decoder).__name__ not in _DECODERS or not type(decoder).__module__.startswith("transformers.models."):
+        return False
+    config = decoder.config
+    if choose(decoder.device.type) != "triton" or config.hidden_act != "silu" or config._attn_implementation != "sdpa":
+        return False
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return False
+    head_dim = decoder.layers[0].self_attn.head_dim
+    if 2 * decoder.rotary_emb.inv_freq.numel() != head_dim or decoder.training or decoder._compiled_call_impl:
+        return False
+    return all(p.device == decoder.device and p.dtype == decoder.dtype for p in decoder.parameters()) and all(
+        is_plain(module) and module._compiled_call_impl is None for module in decoder.modules()
+    )
+
+
+def fused_features(
+    decoder: Any, embeds: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, cache: SlotCache
+) -> Tensor:
+    """Runs the layers and the final norm, as the decoder's `forward`, without gradients.
+
+    Args:
+        decoder: The decoder; `can_fuse` is true for it.
+        embeds: [R, W, D].
+        positions: int64 [R, W], the position ids.
+        slots: int64 [R, W], where keys and values are written; those of the running window of `cache`.
+        mask: [R or 1, 1, W, end], added to attention scores.
+        cache: The KV cache, not quantized, after its first call.
+
+    Returns:
+        The hidden states after the final norm, [R, W, D].
+    """
+    from mmspec.kernels.layers import rms_norm, rotate_halves_and_store, swiglu  # Triton may be missing
+
+    def norm(x: Tensor, module: Any) -> Tensor:
+        return rms_norm(x, module.weight, module.variance_epsilon)
+
+    h, rows, end = embeds.clone(), len(embeds), cache.window.end
+    cos, sin = decoder.rotary_emb(embeds, position_ids=positions)
+    for layer, stored in zip(decoder.layers, cache.layers, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        keys, values = stored.keys[:rows], stored.values[:rows]
+        normed = norm(h, layer.input_layernorm)
+        qkv = (_product(normed, one) for one in (attention.q_proj, attention.k_proj, attention.v_proj))
+        q = rotate_halves_and_store(*qkv, cos, sin, slots, keys, values).transpose(1, 2)
+        seen = keys[:, :, :end], values[:, :, :end]
+        if keys.shape[1] < q.shape[1]:
+            out = fold(q, *seen, mask, attention.scaling)
+        else:
+            out = F.scaled_dot_product_attention(q, *seen, attn_mask=mask, scale=attention.scaling)
+        add_linear(h, out.transpose(1, 2).flatten(2), attention.o_proj)
+        normed = norm(h, layer.post_attention_layernorm)
+        add_linear(h, swiglu(_product(normed, mlp.gate_proj), _product(normed, mlp.up_proj)), mlp.down_proj)
+    return norm(h, decoder.norm)
+
+
+def _product(x: Tensor, linear: nn.Linear) -> Tensor:
+    return F.linear(x, linear.weight, linear.bias)

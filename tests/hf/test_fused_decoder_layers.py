@@ -1,0 +1,131 @@
+"""Layers of transformers decoders with few launches: the same features and cache, and how many launches a layer is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from fake_targets import traced_reads
+from torch import nn
+from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
+
+pytest.importorskip("triton")
+
+from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
+from mmspec.hf.fused_layers import can_fuse
+from mmspec.kernels import layers as kernels
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+MOST = 15  # launches of a layer with grouped queries, 41 without the kernels
+SIZE: dict[str, Any] = {
+    "vocab_size": 20, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "attn_implementation": "sdpa",
+}  # fmt: skip
+
+
+def decoder(kind: str = "llama", layers: int = 2, **more: Any) -> Any:
+    torch.manual_seed(0)
+    settings = SIZE | {"num_hidden_layers": layers} | more
+    model = Qwen2Model(Qwen2Config(**settings)) if kind == "qwen2" else LlamaModel(LlamaConfig(**settings))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def target_of(model: Any) -> CausalTarget:
+    """Two rows, of which one has a padded prompt."""
+    backbone = Backbone(model, model.embed_tokens, nn.Linear(32, 20, bias=False), 20, model.device)
+    mask = torch.tensor([[True, True, True], [False, True, True]], device=model.device)
+    positions = torch.tensor([[[0, 1, 2], [0, 0, 1]]], device=model.device)
+    return CausalTarget(backbone, Prompt(torch.randn(2, 3, 32).to(model.device), mask, positions), None, 8, 4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_features_are_those_of_the_model(kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows at places of their own, in a window and a single token, with and without the kernels."""
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    model, found = decoder(kind).to(device), []
+    with torch.inference_mode():
+        for chosen in ("torch", "triton"):
+            monkeypatch.setenv("MMSPEC_KERNELS", chosen)
+            torch.manual_seed(1)
+            target = target_of(model)
+            assert target._fuses == (chosen == "triton")
+            target.prefill()
+            read: list[torch.Tensor] = []
+            for width, start in ((3, [3, 3]), (2, [6, 4]), (1, [6, 5])):
+                slots = torch.tensor(start, device=device)[:, None] + torch.arange(width, device=device)
+                read += target.read((slots * 7) % 20, slots, 12)[1:]
+            found.append([*read, target._cache.layers[1].keys, target._cache.layers[1].values])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
+    assert float(found[0][-1].abs().max()) > 0.1
+
+
+def test_launches_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted on a fake CUDA device, for one token and for a window."""
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    def counts(layers: int) -> list[int]:
+        model = decoder(layers=layers)
+        target = target_of(model)
+        with torch.inference_mode():
+            target.prefill()
+        found = traced_reads(target)
+        assert not any(one.waits for one in found)
+        return [one.count for one in found]
+
+    for more, fewer in zip(counts(3), counts(2), strict=True):
+        assert more - fewer <= MOST, (more, fewer)
+
+
+def test_other_decoders_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert can_fuse(decoder())
+    assert not can_fuse(decoder(hidden_act="gelu"))
+    assert not can_fuse(decoder("qwen2", use_sliding_window=True, sliding_window=8))
+    hooked, other = decoder(), decoder()
+    hooked.layers[0].mlp.register_forward_hook(lambda *_: None)
+    other.layers[1].mlp.up_proj = nn.Sequential(nn.Linear(32, 40))
+    assert not can_fuse(hooked)
+    assert not can_fuse(lambda **_: None)
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    assert not can_fuse(decoder())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 24])
+def test_kernels_are_their_references(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the slots of the window is written, and all of the output: the buffers hold NaN before."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, heads * size).to(dtype) for heads in (4, 2, 2))
+    angle = torch.randn(2, 3, size // 2).repeat(1, 1, 2)
+    slots = torch.tensor([[4, 5, 6], [0, 2, 1]])
+    weight = torch.randn(4 * size).to(dtype)
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor,
+        "new_empty",
+        lambda t, *a, **k: empty(t, *a, **k).fill_(torch.nan if t.is_floating_point() else -1),
+    )
+    found = []
+    for chosen in ("triton", "torch"):
+        monkeypatch.setenv("MMSPEC_KERNELS", chosen)
+        keys, values = (torch.full((2, 2, 8, size), torch.nan, dtype=dtype) for _ in range(2))
+        out = kernels.rotate_halves_and_store(
+            q, k, v, angle.cos().to(dtype), angle.sin().to(dtype), slots, keys, values
+        )
+        found.append((out, keys, values, kernels.rms_norm(q, weight, 1e-5)))
+    for one, other in zip(*found, strict=True):
+        # Triton's interpreter truncates where a device rounds to the nearest bfloat16.
+        rtol, atol = (0.02, 0.02) if dtype == torch.bfloat16 else (1e-5, 1e-6)
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=rtol, atol=atol)
+    assert int(found[0][1].isnan().sum()) == 2 * 2 * 5 * size and not bool(found[0][0].isnan().any())
