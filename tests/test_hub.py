@@ -91,7 +91,6 @@ def test_a_model_is_loaded_with_the_files_that_are_needed(
 
 REFUSED: list[tuple[str, dict[str, bytes], type[MMSpecError], str]] = [
     ("BAAI/Emu3-Chat", {}, ModelError, "use 'BAAI/Emu3-Chat-hf'"),
-    ("Alpha-VLLM/Lumina-mGPT-2.0", {}, ModelError, "use 'Alpha-VLLM/Lumina-mGPT-7B-768'"),
     ("deepseek-ai/JanusFlow-1.3B", {}, ModelError, "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'"),
     (
         "X-Omni/X-Omni-En",

@@ -72,6 +72,7 @@ ALLOWED = (
     ("mmspec.metrics.bench.steps", "mmspec.vision.llamagen"),
     # Calls of published sizes are counted and timed as the adapters make them.
     ("mmspec.metrics.bench.gpu", "mmspec.vision.llamagen"),
+    ("mmspec.metrics.bench.gpu", "mmspec.vision.cosmos_ar"),
     ("mmspec.metrics.bench.gpu", "mmspec.audio"),
     # Generated images are saved with their prompt and seed, as `mmspec image` saves them.
     ("mmspec.bulk.media", "mmspec.vision.png"),

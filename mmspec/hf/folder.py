@@ -82,7 +82,24 @@ def read_processor(where: str | Path, name: str) -> Any:
     Raises:
         ArgumentError: If it cannot be loaded, or runs only with code of the folder or repository.
     """
-    kind = "AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor"
+    return _read("AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor", where)
+
+
+def read_tokenizer(where: str | Path) -> Any:
+    """The tokenizer in a folder or Hub repository, for models whose class also has a processor of images.
+
+    Raises:
+        ArgumentError: If it cannot be loaded.
+    """
+    return _read("AutoTokenizer", where)
+
+
+def _read(kind: str, where: str | Path) -> Any:
+    """What an auto class of transformers reads.
+
+    Raises:
+        ArgumentError: If it cannot be loaded.
+    """
     try:
         # None, the default, asks on stdin whether code of the folder may run.
         access = current_access()

@@ -19,8 +19,6 @@ CONVERTED = {
 META_TOKENIZER = "tokenizer/text_tokenizer.json"
 # Repositories whose models mmspec does not decode, although their files look like those of a family that it does.
 UNREAD = {
-    "Alpha-VLLM/Lumina-mGPT-2.0": "its vocabulary and decoder are not those of Lumina-mGPT; use "
-    "'Alpha-VLLM/Lumina-mGPT-7B-768'",
     "deepseek-ai/JanusFlow-1.3B": "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'",
 }
 # Autoregressive models of Cosmos, whatever class their config.json names; others of that name diffuse.

@@ -20,18 +20,21 @@ class FlatImageFormat:
     """How a family writes a prompt and an image as ids of one vocabulary, in which the codes are consecutive.
 
     Attributes:
-        prompt: The text before an image; `{prompt}`, `{height}` and `{width}` (in codes) are filled in.
+        prompt: The text before an image; `{prompt}` is filled in, and the names of `size`.
         unconditional: The text before the image without the prompt; `{negative}` is filled in.
         negative: The default negative prompt; None if the family has none.
         codes: The number of codes.
-        first: The token of code 0; None if the codes follow the tokenizer's last id.
+        first: The token of code 0, or its id; None if the codes follow the tokenizer's last id.
         sampling: The sampling parameters of the original code.
         factor: Pixels per code.
         grid: Rows and columns of codes by default.
         any_size: Whether images may have other sizes.
+        unit: Codes per side that a size is a multiple of.
+        size_mark: The number of the token that stands for a size of 0 units.
         line_end: The token between two lines; None without.
         special_tokens: Whether the tokenizer adds its special tokens, such as one that begins a text.
         decoder: Where the decoder of the codes is published.
+        rounded: Whether pixels are rounded to 8 bits; else they are cut off.
     """
 
     prompt: str
@@ -42,10 +45,13 @@ class FlatImageFormat:
     grid: tuple[int, int]
     decoder: str
     negative: str | None = None
-    first: str | None = None
+    first: str | int | None = None
     any_size: bool = True
+    unit: int = 1
+    size_mark: int = 0
     line_end: str | None = None
     special_tokens: bool = True
+    rounded: bool = False
 
     def first_id(self, tokenizer: Any) -> int:
         """The id of code 0.
@@ -53,7 +59,20 @@ class FlatImageFormat:
         Raises:
             ModelError: If the tokenizer lacks its token.
         """
-        return len(tokenizer) if self.first is None else token_id(tokenizer, self.first)
+        if isinstance(self.first, str):
+            return token_id(tokenizer, self.first)
+        return len(tokenizer) if self.first is None else self.first
+
+    def size(self, height: int, width: int) -> dict[str, int]:
+        """What texts say of a size: in codes, in pixels, and the numbers of the tokens that stand for it.
+
+        Args:
+            height: In codes.
+            width: In codes.
+        """
+        sides = {"height": height, "width": width}
+        pixels = {f"pixel_{name}": codes * self.factor for name, codes in sides.items()}
+        return {**sides, **pixels, **{f"{name}_mark": self.size_mark + n // self.unit for name, n in sides.items()}}
 
 
 FORMATS = {
@@ -114,6 +133,26 @@ FORMATS = {
         line_end="<|extra_200|>",
         special_tokens=False,
         decoder="model.ckpt of BAAI/Emu3.5-VisionTokenizer",
+    ),
+    # generate_examples/generate.py, inference_solver.py and scripts/sample.sh of Alpha-VLLM/Lumina-mGPT-2.0
+    # (Apache 2.0), commit 978feb3. Its guidance falls to 4 from any higher scale, and is never lower.
+    "lumina2": FlatImageFormat(
+        prompt=(
+            "{begin}Generate an image of {pixel_width}x{pixel_height} according to the following prompt:\n{prompt}"
+            "<reserved08706><racm3:break><reserved{height_mark:05d}><reserved{width_mark:05d}>"
+        ),
+        unconditional="<racm3:break><reserved{height_mark:05d}><reserved{width_mark:05d}>",
+        codes=16384,
+        first=155000,
+        sampling=SamplingParams(top_k=4096, guidance_scale=4.0),
+        factor=8,
+        grid=(96, 96),
+        unit=4,
+        size_mark=8800,
+        line_end="<reserved08799>",
+        special_tokens=False,
+        decoder="movqgan_270M.ckpt of ai-forever/MoVQGAN",
+        rounded=True,
     ),
 }
 

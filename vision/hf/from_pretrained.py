@@ -11,7 +11,7 @@ import torch
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
-from mmspec.hf.folder import load_model, model_class, read_json, read_processor
+from mmspec.hf.folder import load_model, model_class, read_json, read_processor, read_tokenizer
 from mmspec.hf.request import unwrap
 from mmspec.vision.hf.cosmos_decoder import is_cosmos, load_cosmos
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
@@ -23,10 +23,11 @@ from mmspec.vision.hf.original_janus import ORIGINAL as JANUS
 from mmspec.vision.hf.original_janus import janus_generation_config, load_original_janus, read_janus_processor
 from mmspec.vision.hf.pipeline import TransformersPipeline, input_device
 from mmspec.vision.hf.vqgan import load_vqgan
+from mmspec.vision.hf.xllmx import FIRST_IDS, LUMINA2, XLLMX, load_xllmx
 
 # Classes of other libraries whose files a transformers class loads -> that class, and the layout of its images.
 ALIASES = {
-    "ChameleonXLLMXForConditionalGeneration": ("ChameleonForConditionalGeneration", "lumina"),
+    XLLMX: ("ChameleonForConditionalGeneration", "lumina"),
     "SimpARForCausalLM": ("Qwen2ForCausalLM", "simplear"),
     "GemmaForCausalLM": ("GemmaForCausalLM", "liquid"),
     "Emu3ForCausalLM": ("LlamaForCausalLM", "emu3"),
@@ -86,11 +87,15 @@ def from_folder(
         model = load_original_janus(folder, device, dtype)
         processor = read_janus_processor(folder) if processor is None else loaded_processor(processor, name)
         model.generation_config = janus_generation_config(processor)
+    elif model_class(folder) == XLLMX:
+        model = load_xllmx(folder, device, dtype)
     else:
         model = load_model(folder, device, dtype, name, unused=(UNUSED,))
     keep_decoder_in_float32(model)
     if processor is None and any((processor_folder / file).exists() for file in (*PROCESSOR_FILES, EMU3_RANKS)):
         processor = processor_folder
+    if layout == LUMINA2 and isinstance(processor, (str, Path)):
+        processor = read_tokenizer(processor)
     return from_model(model, loaded_processor(processor, name), tokenizer, {"layout": layout, **(config or {})})
 
 
@@ -122,6 +127,8 @@ def alias_of(folder: Path) -> tuple[str, str | None]:
     if found == "Emu3ForCausalLM" and isinstance(ids, int) and ids > EMU3_IDS:
         # Its attention has norms of queries and keys: that of Qwen3.
         return "Qwen3ForCausalLM", "emu3.5"
+    if found == XLLMX and isinstance(ids, int) and ids > FIRST_IDS:
+        return "ChameleonForConditionalGeneration", LUMINA2
     return ALIASES.get(found, (found, None))
 
 

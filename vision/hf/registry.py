@@ -13,7 +13,7 @@ from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 IMAGE_ADAPTERS = {
     "JanusForConditionalGeneration": "mmspec.vision.hf.adapters.janus:JanusAdapter",
     "Emu3ForConditionalGeneration": "mmspec.vision.hf.adapters.emu3:Emu3Adapter",
-    "ChameleonForConditionalGeneration": "mmspec.vision.hf.adapters.chameleon:ChameleonAdapter",
+    "ChameleonForConditionalGeneration": "mmspec.vision.hf.adapters.chameleon:chameleon_adapter",
     "GlmImageForConditionalGeneration": "mmspec.vision.hf.adapters.glm:GlmAdapter",
     "ImageGPTForCausalImageModeling": "mmspec.vision.hf.adapters.imagegpt:ImageGPTAdapter",
     "LlamaForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",

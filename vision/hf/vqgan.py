@@ -1,4 +1,4 @@
-"""Chameleon's original VQGAN with its decoder, as diffusers' `VQModel`; transformers has the encoder only."""
+"""VQGANs in their original layout, as diffusers' `VQModel`: Chameleon's, which transformers does not decode; MoVQ."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from mmspec.vision.llamagen.checkpoint import read_tensors
 from mmspec.vision.llamagen.tokenizer import ATTENTION, RESIDUAL, fill
 
 NEEDED = ("quantize.embedding.weight", "decoder.conv_in.weight", "encoder.down.0.block.0.conv1.weight")
-# Discriminator and perceptual loss, which checkpoints of training contain.
-TRAINING = "loss."
+# Checkpoints of training also contain a discriminator, a perceptual loss, and averages of the weights.
+PARTS = ("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")
+# A layer of the decoder of MoVQ, whose norms depend on the codes.
+SPATIAL = "decoder.norm_out.conv_y.weight"
 
 
 def rename(key: str, levels: int) -> str:
@@ -46,6 +48,8 @@ def rename(key: str, levels: int) -> str:
 def rename_inner(part: str, names: Mapping[str, str]) -> str:
     """Renames the layer in `layer.weight` or `layer.bias`."""
     layer, _, leaf = part.rpartition(".")
+    if names is ATTENTION and layer.startswith("norm."):  # of MoVQ
+        return f"spatial_{part}"
     return f"{names.get(layer, layer)}.{leaf}"
 
 
@@ -65,11 +69,12 @@ def vqgan_config(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "vq_embed_dim": code_dim,
         "lookup_from_codebook": True,
         "norm_num_groups": 32,
+        "norm_type": "spatial" if SPATIAL in tensors else "group",
     }
 
 
 def load_vqgan(path: str | Path) -> VQModel:
-    """The decoder of Chameleon, Anole and Lumina-mGPT, from Meta's `tokenizer/vqgan.ckpt`.
+    """The decoder of Chameleon, Anole and Lumina-mGPT, from Meta's `tokenizer/vqgan.ckpt`, or that of Lumina-mGPT 2.0.
 
     Args:
         path: The file, or a folder that contains no other checkpoint. Every checkpoint with the parameter names of
@@ -78,7 +83,7 @@ def load_vqgan(path: str | Path) -> VQModel:
     Raises:
         ModelError: If the file cannot be read, or its tensors do not fit a `VQModel`.
     """
-    original = {k: v for k, v in read_tensors(path).items() if not k.startswith(TRAINING)}
+    original = {k: v for k, v in read_tensors(path).items() if k.startswith(PARTS)}
     for key in NEEDED:
         if key not in original:
             raise ModelError(f"checkpoint {str(path)!r} is not a VQGAN: {key} is missing")

@@ -185,6 +185,20 @@ def _musicgen(model: PublishedModel, layers: int, device: torch.device, dtype: t
     return StepModel(target, books)
 
 
+def _cosmos(model: PublishedModel, layers: int, device: torch.device, dtype: torch.dtype) -> StepModel:
+    from mmspec.vision.cosmos_ar.target import CosmosTarget
+    from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
+
+    with _random_weights(device, dtype):
+        transformer = CosmosTransformer(n_layers=layers, **model.arguments).eval()
+
+    def target(rows: int, slack: int) -> Capturable:
+        given = torch.zeros(rows, model.prompt, dtype=torch.int64, device=device)
+        return CosmosTarget(transformer, given, None, model.length, slack)
+
+    return StepModel(target)
+
+
 def _first(rows: int, device: torch.device) -> Tensor:
     return torch.zeros(1, rows, 1, dtype=torch.int64, device=device)
 
@@ -280,6 +294,39 @@ _LUMINA = {
     "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 32},
     "codes": 8192,
 }
+_LUMINA2 = _LUMINA | {"codes": 16384}  # its class's defaults: its config was not at hand
+_SIMPLEAR = {
+    "family": "qwen2",
+    "config": "Qwen2Config",
+    "decoder": "Qwen2Model",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 16,
+    "codes": 64000,
+}
+# Its layers are Gemma's, which do the same products as Llama's.
+_LIQUID = _LLAMA | {
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "codes": 8192,
+}
+_EMU3_5 = {  # of Qwen3-32B; with its embeddings that makes the 34.1 billion parameters of its paper
+    "family": "qwen3",
+    "config": "Qwen3Config",
+    "decoder": "Qwen3Model",
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 16,
+    "codes": 131072,
+}
 _COSYVOICE2 = {
     "family": "qwen2",
     "config": "Qwen2Config",
@@ -310,6 +357,15 @@ PUBLISHED |= {
     "janus-7b": PublishedModel("deepseek-community/Janus-Pro-7B", _flat, 30, 576, 32, True, _JANUS),
     "emu3": PublishedModel("BAAI/Emu3-Gen-hf", _flat, 32, 8190, 64, True, _EMU3),
     "lumina-7b": PublishedModel("Alpha-VLLM/Lumina-mGPT-7B-768", _flat, 32, 2357, 64, True, _LUMINA),
+    "lumina2-7b": PublishedModel("Alpha-VLLM/Lumina-mGPT-2.0", _flat, 32, 9311, 64, True, _LUMINA2),
+    "simplear-1.5b": PublishedModel("Daniel0724/SimpleAR-1.5B-RL", _flat, 28, 4096, 64, True, _SIMPLEAR),
+    "liquid-7b": PublishedModel("Junfeng5/Liquid_V1_7B", _flat, 28, 1024, 64, True, _LIQUID),
+    "emu3.5": PublishedModel("BAAI/Emu3.5-Image", _flat, 64, 4069, 64, True, _EMU3_5),
+    # From one latent frame of 40 x 64 tokens to all five.
+    "cosmos-4b": PublishedModel("nvidia/Cosmos-Predict1-4B", _cosmos, 16, 10240, 2560, False, {"dim": 4096}),
+    "cosmos-12b": PublishedModel(
+        "nvidia/Cosmos-Predict1-12B", _cosmos, 40, 10240, 2560, False, {"dim": 5120, "yarn": True}
+    ),
     "cosyvoice2": PublishedModel("FunAudioLLM/CosyVoice2-0.5B", _flat, 24, 250, 96, False, _COSYVOICE2),
     "llasa-1b": PublishedModel("HKUSTAudio/Llasa-1B", _flat, 16, 500, 64, False, _LLASA),
     "musicgen-large": PublishedModel("facebook/musicgen-large", _musicgen, 48, 503, 24, True, _MUSICGEN_LARGE),

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.sampling.params import SamplingParams
+from mmspec.vision.hf.adapters.flat import FlatImageAdapter
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint
-from mmspec.vision.hf.image_adapter import Components, DecodingJob, default_sampling
+from mmspec.vision.hf.flat_formats import FORMATS
+from mmspec.vision.hf.image_adapter import Components, DecodingJob, ImageAdapter, default_sampling
 from mmspec.vision.hf.image_request import ImageRequest, check_size, refuse_empty, refuse_negative_prompt, refuse_size
 from mmspec.vision.llamagen.codes import codebook_size, decode_tokens
 
-LAYOUTS = ("anole", "lumina")
+LAYOUTS = ("anole", "lumina", "lumina2")  # the last is a flat format
 # As the original code samples images: Anole's chameleon/inference, Lumina-mGPT's inference_solver.
 PUBLISHED = {
     "anole": SamplingParams(temperature=0.7, top_p=0.9, guidance_scale=3.0),
@@ -24,6 +26,11 @@ PUBLISHED = {
 }
 # Lumina-mGPT's default rows and columns of codes, for 768 pixels.
 LUMINA_GRID = 48
+
+
+def chameleon_adapter(model: Any, components: Components) -> ImageAdapter:
+    """The adapter of a Chameleon: Lumina-mGPT 2.0 writes images in a flat format, the others as Chameleon does."""
+    return (FlatImageAdapter if components.layout in FORMATS else ChameleonAdapter)(model, components)
 
 
 class ChameleonAdapter:

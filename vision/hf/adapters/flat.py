@@ -1,4 +1,4 @@
-"""Flat image models, decoders of text whose vocabulary has codes: SimpleAR, Liquid, and BAAI's Emu3 and Emu3.5."""
+"""Flat image models, decoders of text whose vocabulary has codes: SimpleAR, Liquid, Emu3, Emu3.5, Lumina-mGPT 2.0."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class FlatImageAdapter:
             refuse_negative_prompt(self._model, request)
         refuse_empty(request.prompts)
         height, width = self.grid(request.height, request.width)
-        size = {"height": height, "width": width}
+        size: dict[str, Any] = self._format.size(height, width)
+        # What the original code of Lumina-mGPT 2.0 puts before a text, if the tokenizer has no mark of a beginning.
+        size["begin"] = self._tokenizer.bos_token or self._tokenizer.eos_token
         encoded = self._encode([self._format.prompt.format(prompt=text, **size) for text in request.prompts])
         ids = encoded["input_ids"]
         codes = range(self._first, self._first + self.codebook_size)
@@ -91,7 +93,7 @@ class FlatImageAdapter:
     def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
         if not self._format.any_size:
             refuse_size(self._model, height, width)
-        pixels = check_size(height, width, self._format.factor)
+        pixels = check_size(height, width, self._format.factor * self._format.unit)
         return (
             self._format.grid
             if pixels is None
@@ -114,5 +116,6 @@ class FlatImageAdapter:
 
     def pixels(self, codes: Tensor, grid: tuple[int, int]) -> NDArray[np.uint8]:
         floats = decode_tokens(self._vqvae, codes.to(self._vqvae.device), grid).float()
-        pixels = ((floats.clamp(-1, 1) + 1) * 127.5).byte()
+        pixels = (floats.clamp(-1, 1) + 1) * 127.5
+        pixels = (pixels.round() if self._format.rounded else pixels).byte()
         return pixels.permute(0, 2, 3, 1).cpu().numpy()
