@@ -17,7 +17,7 @@ from mmspec.audio.models.xtts import decoding
 from mmspec.errors import ArgumentError
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "xtts.json").read_text())
-OURS = {"custom_generate": mmspec.generate, "seed": 0}
+OURS: dict[str, Any] = {"custom_generate": mmspec.generate, "seed": 0}
 
 
 @pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3", "layer-skip:layers=1"])
@@ -32,7 +32,7 @@ def ending() -> Gpt:
     gpt: Any = Gpt()
     with torch.no_grad():
         gpt.gpt_inference.lm_head[1].bias[STOP] += 1.2
-    return gpt  # type: ignore[no-any-return]
+    return gpt
 
 
 @pytest.mark.parametrize("recipe", ["scd:window=4", "recycle:window=3"])
@@ -48,7 +48,7 @@ def samples(rows: int, **how: Any) -> Tensor:
     voices, texts = prompts(1)
     settings = {**SETTINGS, **GOLDEN["sampling"], "num_return_sequences": rows}
     torch.manual_seed(0)
-    return Gpt().generate(voices, texts, max_new_tokens=3, **settings, **how)  # type: ignore[no-any-return]
+    return Gpt().generate(voices, texts, max_new_tokens=3, **settings, **how)
 
 
 @pytest.mark.filterwarnings("ignore:.*max_new_tokens.*")

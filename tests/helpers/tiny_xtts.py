@@ -12,7 +12,7 @@ from transformers import GenerationMixin, GPT2Config, GPT2Model, GPT2PreTrainedM
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 
 WIDTH, CODES, START, STOP = 32, 20, 20, 21
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "num_return_sequences": 1, "num_beams": 1, "length_penalty": 1.0, "repetition_penalty": 10.0,
     "output_attentions": False,
 }  # fmt: skip
@@ -93,7 +93,7 @@ class Gpt:
         self.gpt_inference = GPT2InferenceModel(config, gpt, positions, embed, nn.Sequential(norm, head)).eval()
 
     @torch.no_grad()
-    def generate(self, latents: Tensor, text: Tensor, **how: Any) -> Any:
+    def generate(self, latents: Tensor, text: Tensor, /, **how: Any) -> Any:
         """New codes of a voice [B, P, D] and a text int64 [B, T], padded with the end."""
         ones = torch.ones_like(text[:, :1])
         text = torch.cat([8 * ones, text, 9 * ones], dim=1)
