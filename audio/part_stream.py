@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator
+from contextvars import copy_context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,8 @@ def stream_part(
         except BaseException as error:  # re-raised by the consumer's thread
             arrived.put(error)
 
-    worker = threading.Thread(target=work, name="mmspec-stream", daemon=True)
+    # With the context variables of the caller, such as `mmspec.decoding.quantized_cache`.
+    worker = threading.Thread(target=copy_context().run, args=(work,), name="mmspec-stream", daemon=True)
     worker.start()
     stream = adapter.codec.stream()
     try:

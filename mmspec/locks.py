@@ -27,9 +27,9 @@ def locked(folder: Path, argument: str) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / FILE, timeout=0)
+    lock = FileLock(folder / FILE)
     try:
-        lock.acquire()
+        lock.acquire(blocking=False)
     except Timeout:
         raise ArgumentError(
             f"{argument}: '{folder}' is in use by another mmspec process; wait until it ends, or name another folder"

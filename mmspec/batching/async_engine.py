@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Hashable
+from contextvars import copy_context
 from typing import Any
 
 from mmspec.batching.engine import Engine
@@ -42,7 +43,10 @@ class AsyncEngine:
         self._receivers: dict[str, _Receive] = {}
         self._closing = self._dropping = False
         self._error: BaseException | None = None
-        self._worker = threading.Thread(target=self._work, name="mmspec-engine", daemon=True)
+        # With the context variables of the caller, such as `mmspec.decoding.quantized_cache`.
+        self._worker = threading.Thread(
+            target=copy_context().run, args=(self._work,), name="mmspec-engine", daemon=True
+        )
         self._worker.start()
 
     async def generate(

@@ -218,7 +218,7 @@ def _is_locked(folder: Path) -> bool:
     if not os.path.exists(folder / FILE):
         return False
     try:
-        with FileLock(folder / FILE, timeout=0):
+        with FileLock(folder / FILE).acquire(blocking=False):
             return False
     except Timeout:
         return True

@@ -122,6 +122,10 @@ class LazyProbs(Tensor):
             return lazy(*args, **(kwargs or {}))
         if func in _SHAPES:
             return super().__torch_function__(func, types, args, kwargs or {})
+        name = getattr(func, "__name__", "")
+        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if in_place and isinstance(args[0], LazyProbs):
+            raise TypeError(f"{name}: the kernels would not see the change of these distributions; change a clone")
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod

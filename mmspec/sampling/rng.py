@@ -51,10 +51,14 @@ def philox(even: Words, odd: Words, keys: Words) -> tuple[Words, Words]:
         Words 0 and 2, and words 1 and 3, of the blocks, each [2, rows, ...].
     """
     multipliers = _MULTIPLIERS.reshape(2, *(1,) * (even.ndim - 1))
-    for key in keys:
-        product = even * multipliers
+    even, odd, product = even.copy(), odd.copy(), np.empty_like(even)
+    for key in keys:  # in place: new arrays of this size take longer than the arithmetic
+        np.multiply(even, multipliers, out=product)
         # The words of one half go into the other: this is the permutation of a round.
-        even, odd = (product >> _HALF)[::-1] ^ odd ^ key, (product & _LOW)[::-1]
+        np.right_shift(product[::-1], _HALF, out=even)
+        even ^= odd
+        even ^= key
+        np.bitwise_and(product[::-1], _LOW, out=odd)
     return even, odd
 
 

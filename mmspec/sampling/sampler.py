@@ -82,29 +82,34 @@ class TokenSampler:
     """
 
     def __init__(self, params: Sequence[SamplingParams], constraint: Constraint | None, device: torch.device) -> None:
+        # Rows share their parameters as a rule; each object is read once.
+        kinds = list({id(r): r for r in params}.values())
+        number = {id(r): i for i, r in enumerate(kinds)}
+        of_row = torch.tensor([number[id(r)] for r in params], dtype=torch.int64)
+
         def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
+            return torch.tensor(values, dtype=dtype)[of_row].to(device)[:, None, None]
 
         if constraint is not None and constraint.batch_size not in (None, len(params)):
             raise ArgumentError(f"constraint is for {constraint.batch_size} rows, and there are {len(params)}")
         self.constraint = constraint
-        self.guidance = column([r.guidance_scale for r in params])
-        self.temperature = column([r.temperature or 1.0 for r in params])
-        self.guidance_end = column([NO_END if r.guidance_end is None else r.guidance_end for r in params], torch.int64)
-        self.greedy = column([r.temperature == 0 for r in params], torch.bool)
-        self.top_k = column([r.top_k for r in params], torch.int64)
-        self.top_p = column([r.top_p for r in params])
-        self.min_p = column([r.min_p for r in params])
-        self.typical_p = column([r.typical_p for r in params])
-        self._any_greedy = any(r.temperature == 0 for r in params)
-        self._all_greedy = all(r.temperature == 0 for r in params)
-        self._any_temperature = any(r.temperature not in (0, 1) for r in params)
-        self._guidance_ends = any(r.guidance_end is not None for r in params)
-        self._any_unguided = self._guidance_ends or any(r.guidance_scale == 1 for r in params)
-        self._max_k = max((r.top_k for r in params), default=0)
-        self._any_p = any(r.top_p < 1 for r in params)
-        self._any_min_p = any(r.min_p > 0 for r in params)
-        self._any_typical_p = any(r.typical_p < 1 for r in params)
+        self.guidance = column([r.guidance_scale for r in kinds])
+        self.temperature = column([r.temperature or 1.0 for r in kinds])
+        self.guidance_end = column([NO_END if r.guidance_end is None else r.guidance_end for r in kinds], torch.int64)
+        self.greedy = column([r.temperature == 0 for r in kinds], torch.bool)
+        self.top_k = column([r.top_k for r in kinds], torch.int64)
+        self.top_p = column([r.top_p for r in kinds])
+        self.min_p = column([r.min_p for r in kinds])
+        self.typical_p = column([r.typical_p for r in kinds])
+        self._any_greedy = any(r.temperature == 0 for r in kinds)
+        self._all_greedy = all(r.temperature == 0 for r in kinds)
+        self._any_temperature = any(r.temperature not in (0, 1) for r in kinds)
+        self._guidance_ends = any(r.guidance_end is not None for r in kinds)
+        self._any_unguided = self._guidance_ends or any(r.guidance_scale == 1 for r in kinds)
+        self._max_k = max((r.top_k for r in kinds), default=0)
+        self._any_p = any(r.top_p < 1 for r in kinds)
+        self._any_min_p = any(r.min_p > 0 for r in kinds)
+        self._any_typical_p = any(r.typical_p < 1 for r in kinds)
         self._by_width: dict[int, tuple[Tensor, ...]] = {}  # what the kernels read, by the width of a window
 
     def select_rows(self, row_ids: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from hf_image_cases import CASES, arguments, job_of
 from torch import Tensor
 
+import mmspec
+import mmspec.audio.spoken.target
+from mmspec.batching.async_engine import AsyncEngine
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.quantized_cache import cache_bits, cache_distance, dequantize, quantize, quantized_cache
 from mmspec.decoding.resources import DraftResources
@@ -108,6 +112,29 @@ def test_a_cache_that_quantizes_with_the_window_is_found(monkeypatch: pytest.Mon
     monkeypatch.setattr("mmspec.decoding.kv_cache.quantize", by_window)
     with pytest.raises(AssertionError):
         test_windows_with_roll_back_equal_single_tokens(llamagen, 8)
+
+
+def test_streams_and_engines_decode_with_the_cache_of_their_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both decode in a thread of their own."""
+    found: list[int | None] = []
+
+    def observed() -> int | None:
+        found.append(cache_bits())
+        return found[-1]
+
+    monkeypatch.setattr(mmspec.audio.spoken.target, "cache_bits", observed)
+    pipe = mmspec.load("spoken")
+    with quantized_cache(8):
+        next(pipe.stream("yes", seed=1))
+        engine = AsyncEngine(pipe)
+
+    async def generate() -> None:
+        async for _ in engine.generate("yes", seed=1):
+            break
+
+    asyncio.run(generate())
+    engine.close()
+    assert len(found) >= 2 and set(found) == {8}
 
 
 def test_arguments() -> None:

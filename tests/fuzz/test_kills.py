@@ -7,14 +7,15 @@ import csv
 import json
 import os
 import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import yaml
+from forked_commands import start
 from PIL import Image
 from safetensors import safe_open
 
@@ -78,28 +79,24 @@ def files_of(folder: Path) -> set[Path]:
     return found
 
 
-def run(arguments: list[str], folder: Path, root: Path, kill_after: int | None = None) -> int | None:
+def run(arguments: list[str], folder: Path, kill_after: int | None = None) -> int | None:
     """Runs a command; returns its status, None if it was killed when it had made `kill_after` new files."""
     before = files_of(folder)
-    environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with (folder.parent / f"{folder.name}.log").open("ab") as log, subprocess.Popen(
-        [sys.executable, "-m", "mmspec", *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-        stderr=log,
-    ) as process:  # fmt: skip
-        stop = time.monotonic() + 240
-        while process.poll() is None:
-            assert time.monotonic() < stop, "hangs"
-            if kill_after is not None and len(files_of(folder) - before) >= kill_after:
-                process.kill()
-                process.wait()
-                return None
-            time.sleep(0.004 if kill_after is not None else 0.05)  # shorter ones take the core of the command
-    return process.returncode
+    process = start(arguments, folder, folder.parent / f"{folder.name}.log")
+    stop = time.monotonic() + 240
+    while process.is_alive():
+        assert time.monotonic() < stop, "hangs"
+        if kill_after is not None and len(files_of(folder) - before) >= kill_after:
+            process.kill()
+            process.join()
+            return None
+        process.join(0.004 if kill_after is not None else 0.05)  # shorter ones take the core of the command
+    return process.exitcode
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """A folder with what the commands read."""
+def inputs(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Path]:
+    """A folder with what the commands read; meanwhile, processes find the modules of this checkout."""
     import mmspec
 
     folder = tmp_path_factory.mktemp("inputs")
@@ -109,14 +106,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
         Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
     (folder / "prompts.txt").write_text("a red circle\na green star\na blue cross\n")
     mmspec.load("shapes").save_pretrained(folder / "model")
-    assert run(["eval", "-o", "results", "--limit", "2", "--metrics", "attributes"], folder, root) == 0
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(root / "tests" / "helpers")]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        assert run(["eval", "-o", "results", "--limit", "2", "--metrics", "attributes"], folder) == 0
+        yield folder
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_leaves_whole_files_and_runs_again(
-    name: str, inputs: Path, tmp_path: Path, root: Path
-) -> None:
+def test_a_killed_command_leaves_whole_files_and_runs_again(name: str, inputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     for one in inputs.iterdir():
@@ -127,7 +125,7 @@ def test_a_killed_command_leaves_whole_files_and_runs_again(
     killed = 0
     for kill_after in (1, 2, 3):
         before = files_of(folder)
-        killed += run(COMMANDS[name], folder, root, kill_after) is None
+        killed += run(COMMANDS[name], folder, kill_after) is None
         for path in files_of(folder):
             if not any(part.startswith(".mmspec-") for part in path.relative_to(folder).parts):
                 check_whole(path)
@@ -142,7 +140,7 @@ def test_a_killed_command_leaves_whole_files_and_runs_again(
             with contextlib.suppress(OSError):
                 (folder / "out").rmdir()
     assert killed
-    assert run(COMMANDS[name], folder, root) == 0, (tmp_path / "work.log").read_text()[-2000:]
+    assert run(COMMANDS[name], folder) == 0, (tmp_path / "work.log").read_text()[-2000:]
     for path in files_of(folder):
         if not any(part.startswith(".mmspec-") for part in path.relative_to(folder).parts):
             check_whole(path)

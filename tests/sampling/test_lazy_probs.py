@@ -201,6 +201,13 @@ def test_lazy_probs_are_tensors_to_all_other_code(device: torch.device, monkeypa
     assert isinstance(p, LazyProbs) and p.shape == wanted.shape and len(p) == 2 and p.device == cond.device
     assert torch.allclose(torch.special.entr(p).sum(-1), torch.special.entr(wanted).sum(-1), atol=1e-5)
     assert torch.allclose(p[:, 1:] + 0, wanted[:, 1:], atol=1e-6) and torch.allclose(p[1, 0], wanted[1, 0], atol=1e-6)
+    with pytest.raises(TypeError, match="__setitem__: the kernels would not see the change"):
+        p[:, 0] = 0.0
+    with pytest.raises(TypeError, match="mul_: the kernels would not see"):
+        p.mul_(2.0)
+    changed = p.clone()
+    changed[:, 0] = 0.0
+    assert not changed[:, 0].any() and p[:, 0].sum() > 1.9
 
 
 @pytest.mark.parametrize(("bad", "temperature"), [(torch.nan, 1.0), (-torch.inf, 0.0)], ids=["sampled", "greedy"])

@@ -116,6 +116,18 @@ def test_a_folder_of_deepseek_is_the_converted_model(tmp_path: Path) -> None:
     assert torch.equal(again(prompts, **call).tokens, found)
 
 
+def test_tensors_that_shared_their_memory_are_saved(tmp_path: Path) -> None:
+    folder = folder_of(tiny_models.janus(vocab_size=300), tmp_path)
+    tensors = torch.load(folder / "pytorch_model.bin")
+    tensors["language_model.lm_head.weight"] = tensors["language_model.model.embed_tokens.weight"]
+    torch.save(tensors, folder / "pytorch_model.bin")
+    pipe = mmspec.load(folder)
+    pipe.save_pretrained(tmp_path / "saved")
+    again = mmspec.load(tmp_path / "saved").model.state_dict()
+    state = pipe.model.state_dict()
+    assert state.keys() == again.keys() and all(torch.equal(again[key], value) for key, value in state.items())
+
+
 def test_broken_folders_are_answered(tmp_path: Path) -> None:
     folder = folder_of(tiny_models.janus(vocab_size=300), tmp_path)
     tensors = torch.load(folder / "pytorch_model.bin")

@@ -27,17 +27,20 @@ def rename(key: str, renaming: Renaming) -> str:
 def read_folder(folder: Path, renaming: Renaming) -> dict[str, Tensor]:
     """The tensors of all files of weights in a folder, of one format; those whose name becomes empty are left out.
 
+    Tensors that share their memory in a file get a memory each: a model that is saved with shared ones lacks a tensor.
+
     Raises:
         ModelError: If there are none, or a file cannot be read.
     """
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise ModelError(f"model {str(folder)!r} has no weights; there must be a .safetensors or .bin file")
-    tensors = {}
+    tensors, starts = {}, set[int]()
     for file in files:
         for key, value in read_tensors(file, "model").items():
             if name := rename(key, renaming):
-                tensors[name] = value
+                tensors[name] = value.clone() if value.data_ptr() in starts else value
+                starts.add(value.data_ptr())
     return tensors
 
 
