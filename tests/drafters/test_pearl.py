@@ -87,13 +87,13 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def submit(self, work: Callable[[], None], /) -> Clock.Work:
+    def submit(self, work: Callable[[], None], /) -> Clock.Submitted:
         start = self.now
         work()
         self.now, end = start, self.now
-        return Clock.Work(self, end)
+        return Clock.Submitted(self, end)
 
-    class Work:
+    class Submitted:
         def __init__(self, clock: Clock, end: float) -> None:
             self._clock, self._end = clock, end
 
@@ -102,7 +102,7 @@ class Clock:
             return None
 
 
-class Timed(ToyTarget):
+class ClockedToy(ToyTarget):
     """A toy whose calls take time."""
 
     def __init__(self, clock: Clock, seconds: float, *arguments: Any) -> None:
@@ -119,13 +119,13 @@ def seconds(recipe: str, draft_seconds: float, other: int, monkeypatch: pytest.M
     clock = Clock()
     monkeypatch.setattr(mmspec.drafters.pearl, "ThreadPoolExecutor", lambda *arguments: clock)
     for seed in range(40):
-        decode(recipe, Timed(clock, 1.0, 1, 2, N, 0), lambda: Timed(clock, draft_seconds, 1, 2, N, other), [seed])
+        decode(recipe, ClockedToy(clock, 1.0, 1, 2, N, 0), lambda: ClockedToy(clock, draft_seconds, 1, 2, N, other), [seed])
     return clock.now
 
 
 @pytest.mark.parametrize(("other", "least"), [(0, 1.25), (9, 1.02)], ids=["equal models", "other models"])
 def test_it_saves_time_on_a_simulated_clock(other: int, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of the draft model takes a third of one of the target, so that two of them hide behind it."""
+    """A call of the draft model takes a third of one of the target, so that two of them take no time of their own."""
     draft, pearl = (seconds(f"{name}:window=3", 1 / 3, other, monkeypatch) for name in ("draft", "pearl"))
     print(f"draft {draft:.0f} s, pearl {pearl:.0f} s")
     assert draft / pearl > least

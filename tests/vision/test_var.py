@@ -68,7 +68,7 @@ def test_one_masked_pass_equals_map_by_map(shared_aln: bool) -> None:
     condition = model.classes(torch.tensor([0, 3]), 2)
     with torch.no_grad():
         at_once, _ = model(condition, inputs, 0, [])
-        single, cache = list[Tensor](), []
+        single, cache = list[Tensor](), list[tuple[Tensor, Tensor]]()
         for i, each in enumerate(inputs):
             z, cache = model(condition, [each], i, cache)
             single.append(z)
