@@ -119,7 +119,8 @@ def seconds(recipe: str, draft_seconds: float, other: int, monkeypatch: pytest.M
     clock = Clock()
     monkeypatch.setattr(mmspec.drafters.pearl, "ThreadPoolExecutor", lambda *arguments: clock)
     for seed in range(40):
-        decode(recipe, ClockedToy(clock, 1.0, 1, 2, N, 0), lambda: ClockedToy(clock, draft_seconds, 1, 2, N, other), [seed])
+        target = ClockedToy(clock, 1.0, 1, 2, N, 0)
+        decode(recipe, target, lambda: ClockedToy(clock, draft_seconds, 1, 2, N, other), [seed])
     return clock.now
 
 

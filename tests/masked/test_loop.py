@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmspec.masked.loop
 from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.errors import ArgumentError
