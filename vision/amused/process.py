@@ -61,11 +61,10 @@ class Unmasking:
         """
         missing = states == self.mask_id
         tokens = torch.where(missing, tokens, states)
-        temperatures = torch.linspace(self.first_temperature, self.last_temperature, self.steps)[
-            torch.from_numpy(steps)
-        ]
+        ramp = torch.linspace(self.first_temperature, self.last_temperature, self.steps)
+        temperatures = ramp[torch.from_numpy(steps)].to(p.device)[:, None]
         chance = torch.where(missing, p, torch.finfo(p.dtype).max)
-        confidence = chance.clamp(1e-20).log() + temperatures[steps].to(p.device)[:, None] * noise
+        confidence = chance.clamp(1e-20).log() + temperatures * noise
         count = self.masked(steps, states.shape[1], missing.sum(1))
         masked = confidence < confidence.sort(dim=1).values.gather(1, count[:, None])
         masked &= ~(p > self.confidence)
