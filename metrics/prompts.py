@@ -49,6 +49,29 @@ SPEECH = (
 )
 
 
+# Prompts of `scenes`, whose grammar is its own.
+SCENES = (
+    "a red star at the top left, a blue triangle at the top right and a solid yellow square at the bottom right",
+    "a yellow square at the top left and a solid red ring at the bottom left on a teal background",
+    "a green 9 at the top left and a yellow 5 at the bottom left on a gray background",
+    "a solid red 1 at the bottom left and an orange cross at the bottom right on a starry background",
+    "a striped purple 7 at the top left and a dotted yellow 2 at the bottom left on a brick background",
+    "a blue triangle at the bottom left and a dotted orange circle at the bottom right on a white background",
+    "a solid blue 9 at the top right and a dotted purple 9 at the bottom left on a cloudy background",
+    "a dotted blue 3 at the top left and a solid orange triangle at the bottom right on a pink background",
+    "a striped blue square at the top left and a dotted blue cross at the bottom right on a sandy white background",
+    "a purple 8 at the top right on a brick black background",
+    "a red 2 at the top left, a red 0 at the top right and a red 4 at the bottom left on a white background",
+    "a striped green circle at the bottom right on a starry pink background",
+    "a blue 6 at the top left, a green 6 at the top right and a red 6 at the bottom right on a pink background",
+    "an orange ring at the top right and an orange cross at the bottom left on a cloudy black background",
+    "a dotted yellow 4 at the bottom right on a brick teal background",
+    "a purple star at the top left, a striped purple 3 at the bottom left and a yellow cross at the bottom right",
+)
+# Of models whose prompts differ from those of other models of their kind.
+BY_MODEL = {"scenes": SCENES, "spoken": SPEECH}
+
+
 def read_prompts(source: str, limit: int | None = None, builtin: Sequence[str] = BUILTIN) -> list[str]:
     """Reads the prompts of a text file, one per line; blank lines and lines that start with # are skipped.
 

@@ -3,6 +3,7 @@
 | name | of | value |
 |---|---|---|
 | `attributes`, `captions` | images | on `shapes`: share of stated attributes shown, share of prompts shown completely |
+| `attributes@scenes`, `captions@scenes` | images | the same on `scenes` |
 | `clip` | images | CLIP score, needs weights of CLIP |
 | `hpsv2`, `pickscore` | images | human preference by HPSv2 and PickScore, need their weights |
 | `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
@@ -42,6 +43,8 @@ EXTRACTOR = "@EXTRACTOR"
 METRICS: Mapping[str, str] = {
     "attributes": "mmspec.metrics.image.attributes:ATTRIBUTES",
     "captions": "mmspec.metrics.image.attributes:CAPTIONS",
+    "attributes@EXTRACTOR": "mmspec.metrics.image.attributes:attributes_by",
+    "captions@EXTRACTOR": "mmspec.metrics.image.attributes:captions_by",
     "clip": "mmspec.metrics.image.clip_score:CLIP_SCORE",
     "hpsv2": "mmspec.metrics.image.preference:HPSV2",
     "pickscore": "mmspec.metrics.image.preference:PICKSCORE",

@@ -20,6 +20,9 @@ MODELS = {
         "the same images, generated as vectors by a flow head; ships with mmspec",
         "mmspec.vision.shapes.latent.model:load",
     ),
+    "scenes": Info(
+        "96x96 images of up to four shapes and digits on textures; ships with mmspec", "mmspec.vision.scenes.model:load"
+    ),
     "spoken": Info("speech from a small vocabulary, two voices; ships with mmspec", "mmspec.audio.spoken.model:load"),
 }
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -68,6 +68,7 @@ ALLOWED = (
     ("mmspec.recipes", "mmspec.registry"),
     # Metrics and benchmarks use the models that ship with mmspec, and one benchmark a LlamaGen transformer.
     ("mmspec.metrics", "mmspec.vision.shapes"),
+    ("mmspec.metrics", "mmspec.vision.scenes"),
     ("mmspec.metrics", "mmspec.audio.spoken"),
     ("mmspec.metrics.bench.steps", "mmspec.vision.llamagen"),
     # Calls of published sizes are counted and timed as the adapters make them.

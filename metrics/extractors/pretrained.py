@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from diffusers.models.modeling_utils import ModelMixin
 from transformers import PreTrainedModel
 
 from mmspec.documents import one_line
 from mmspec.errors import ModelError
 from mmspec.metrics.extractors.image import Images
+
+SavedModel = TypeVar("SavedModel", bound=ModelMixin)
 
 
 def load_pretrained(kind: Any, where: str, extractor: str) -> Any:
@@ -40,6 +44,34 @@ def load_pretrained(kind: Any, where: str, extractor: str) -> Any:
     model, loading = found
     check_complete(loading, where, extractor)
     return model
+
+
+def load_saved(kind: type[SavedModel], folder: Path, extractor: str) -> SavedModel:
+    """A network of diffusers' `ModelMixin`, in float32, from a folder that `save_pretrained` wrote.
+
+    Args:
+        kind: Its class.
+        folder: The folder.
+        extractor: The extractor's name, for the message.
+
+    Raises:
+        ModelError: If nothing can be loaded, or its tensors are incomplete.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"extractor {extractor!r}: '{folder}' is no folder with a classifier that save_pretrained wrote"
+        )
+    try:
+        # Without low_cpu_mem_usage=False diffusers warns on stderr that accelerate is not installed.
+        model, loading = kind.from_pretrained(
+            folder, torch_dtype=torch.float32, low_cpu_mem_usage=False, output_loading_info=True
+        )
+    except Exception as error:  # files of unknown origin make the loader raise nearly anything
+        raise ModelError(
+            f"extractor {extractor!r}: cannot load a classifier from '{folder}': {one_line(error)}"
+        ) from None
+    check_complete(loading, str(folder), extractor)
+    return cast(SavedModel, model.eval())
 
 
 def check_complete(loading: Mapping[str, Any], where: str, extractor: str) -> None:

@@ -10,6 +10,7 @@ from mmspec.importing import resolve
 
 EXTRACTORS: Mapping[str, str] = {
     "shapes": "mmspec.metrics.extractors.shapes:load",
+    "scenes": "mmspec.metrics.extractors.scenes:load",
     "inception": "mmspec.metrics.extractors.inception:InceptionExtractor",
     "clip": "mmspec.metrics.extractors.clip:ClipExtractor",
     "dinov2": "mmspec.metrics.extractors.dinov2:Dinov2Extractor",
@@ -25,7 +26,8 @@ EXTRACTORS: Mapping[str, str] = {
 
 SPEECH_RECOGNIZERS = ("whisper", "spoken")
 AUDIO_EXTRACTORS = ("clap", "wavlm", *SPEECH_RECOGNIZERS)
-EMBEDDED = ("shapes", "spoken")  # their weights ship with mmspec
+CAPTION_READERS = ("shapes", "scenes")
+EMBEDDED = (*CAPTION_READERS, "spoken")  # their weights ship with mmspec
 
 
 def check_extractor(name: str, weights: Mapping[str, str]) -> None:
@@ -33,7 +35,7 @@ def check_extractor(name: str, weights: Mapping[str, str]) -> None:
 
     Args:
         name: The extractor's name.
-        weights: For each extractor, the folder, file or Hub id to load; `shapes` and `spoken` need none.
+        weights: For each extractor, the folder, file or Hub id to load; those of `EMBEDDED` need none.
 
     Raises:
         UnknownNameError: If there is no extractor of that name.

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmspec.documents import one_line
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError
 from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
-from mmspec.metrics.extractors.pretrained import check_complete
+from mmspec.metrics.extractors.pretrained import load_saved
 from mmspec.metrics.features import Features
 from mmspec.vision.shapes.classifier import ShapesClassifier
 from mmspec.vision.shapes.config import WEIGHTS
@@ -66,14 +65,4 @@ def load_classifier(folder: Path) -> ShapesClassifier:
     Raises:
         ModelError: If there is none.
     """
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"extractor 'shapes': '{folder}' is no folder with a classifier that save_pretrained wrote")
-    try:
-        # Without low_cpu_mem_usage=False diffusers warns on stderr that accelerate is not installed.
-        model, loading = ShapesClassifier.from_pretrained(
-            folder, torch_dtype=torch.float32, low_cpu_mem_usage=False, output_loading_info=True
-        )
-    except Exception as error:  # files of unknown origin make the loader raise nearly anything
-        raise ModelError(f"extractor 'shapes': cannot load a classifier from '{folder}': {one_line(error)}") from None
-    check_complete(loading, str(folder), "shapes")
-    return model.eval()
+    return load_saved(ShapesClassifier, folder, "shapes")

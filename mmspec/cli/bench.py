@@ -79,12 +79,12 @@ def bench_image(
     chosen, sizes = _plan(recipes, batch, output, threads)
 
     from mmspec.metrics.bench.recipes import SamplingOverrides
-    from mmspec.metrics.prompts import read_prompts
+    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
 
-    texts = read_prompts(prompts, limit)
+    texts = read_prompts(prompts, limit, BY_MODEL.get(model, BUILTIN))
     _set_threads(threads)
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
-    score = attribute_score() if model == "shapes" else None
+    score = attribute_score(model) if model in ("shapes", "scenes") else None
     overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
     record["settings"] |= {"device": device, "drafter": drafter, "dtype": dtype.value}
@@ -213,14 +213,14 @@ def _write(report: BenchReport, record: dict[str, Any], output: Path | None, as_
     print(f"\n{settings['model']} on {record['environment']['device']}: {listed}")
 
 
-def attribute_score() -> Callable[[Any, Sequence[str]], float]:
-    """The score of `shapes`: the share of the attributes stated by prompts that their images show."""
+def attribute_score(model: str) -> Callable[[Any, Sequence[str]], float]:
+    """The score of `shapes` and of `scenes`: the share of the attributes stated by prompts that their images show."""
     import numpy as np
 
-    from mmspec.metrics.extractors.shapes import embedded_classifier
+    from mmspec.metrics.extractors.registry import load_extractor
     from mmspec.metrics.image.attributes import attribute_scores
 
-    classifier = embedded_classifier()
+    classifier = load_extractor(model, {}).classifier
 
     def score(out: Any, prompts: Sequence[str]) -> float:
         images = np.stack([np.asarray(image) for image in out.images])

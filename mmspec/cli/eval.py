@@ -36,6 +36,7 @@ _Text = str | None
 OWN_METRICS = {
     "shapes": "attributes,fd@shapes",
     "shapes-latent": "attributes,fd@shapes",
+    "scenes": "attributes@scenes,captions@scenes",
     "spoken": "wer@spoken,fd@spoken",
 }  # default metrics by model; nll for others
 DEFAULTS: Mapping[str, Any] = {
@@ -203,7 +204,7 @@ def resolve(given: Mapping[str, Any]) -> Any:
     """
     from mmspec.metrics.evaluation.config import EvalConfig
     from mmspec.metrics.evaluation.sweep import expand_all, read_seeds
-    from mmspec.metrics.prompts import BUILTIN, SPEECH, read_prompts
+    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
 
     values = dict(given)
     limit = values.pop("limit", None)
@@ -211,7 +212,7 @@ def resolve(given: Mapping[str, Any]) -> Any:
     texts = (
         list(map(str, texts))
         if isinstance(texts, list)
-        else read_prompts(str(texts), builtin=SPEECH if values["model"] == "spoken" else BUILTIN)
+        else read_prompts(str(texts), builtin=BY_MODEL.get(str(values["model"]), BUILTIN))
     )
     recipes, metrics, seeds = values.pop("recipes"), values.pop("metrics", None), values.pop("seeds")
     if metrics is None:

@@ -146,11 +146,11 @@ def train_drafter(
 
     from mmspec.distributed import local_device, process_group
     from mmspec.locks import locked
-    from mmspec.metrics.prompts import read_prompts
+    from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
     from mmspec.training.settings import TrainingSettings
     from mmspec.training.trainer import Trainer, split_prompts
 
-    train_on, measure_on = split_prompts(read_prompts(prompts), held_out)
+    train_on, measure_on = split_prompts(read_prompts(prompts, builtin=BY_MODEL.get(model, BUILTIN)), held_out)
     settings = TrainingSettings(
         kind,
         loss,

@@ -20,9 +20,10 @@ from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.metrics.bench.recipes import SamplingOverrides, bench, generations, group_prompts
 from mmspec.metrics.bench.table import table
-from mmspec.metrics.prompts import BUILTIN, read_prompts
+from mmspec.metrics.prompts import BUILTIN, SCENES, read_prompts
 from mmspec.recipes import Recipe, parse
 from mmspec.testing import exactness
+from mmspec.vision.scenes.grammar import parse as read_scenes_caption
 from mmspec.vision.shapes.grammar import parse as read_caption
 
 PLAIN, SCD, SJD = (parse(name) for name in ("plain", "scd", "sjd"))
@@ -203,8 +204,9 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
         read_prompts(str(tmp_path / "none.txt"))
 
 
-def test_the_embedded_model_reads_the_builtin_prompts() -> None:
+def test_the_embedded_models_read_the_builtin_prompts() -> None:
     assert len(set(map(read_caption, BUILTIN))) == len(BUILTIN) == 16
+    assert len(set(map(read_scenes_caption, SCENES))) == len(SCENES) == 16
 
 
 def test_the_command_writes_what_it_prints(

@@ -30,6 +30,8 @@ from mmspec.metrics.registry import EXTRACTOR, METRICS, find_metric
 EXPECTED = {
     "attributes": ("image", "shapes", False, True, True, 2),
     "captions": ("image", "shapes", False, True, True, 2),
+    "attributes@scenes": ("image", "scenes", False, True, True, 2),
+    "captions@scenes": ("image", "scenes", False, True, True, 2),
     "clip": ("image", "clip", False, True, True, 2),
     "cmmd": ("image", "clip", True, False, False, 4),
     "hpsv2": ("image", "hpsv2", False, True, True, 2),
@@ -81,7 +83,7 @@ def test_every_name_of_the_table_is_tried() -> None:
         ("fd@", "unknown metric 'fd@'"),
         ("fdd@shapes", "unknown metric 'fdd@shapes'"),
         ("is@inception", "unknown metric 'is@inception'"),
-        ("attributes@shapes", "unknown metric 'attributes@shapes'"),
+        ("entropy@shapes", "unknown metric 'entropy@shapes'"),
         ("@shapes", "unknown metric '@shapes'"),
         ("", "unknown metric ''"),
         ("fd@EXTRACTOR", "unknown extractor 'EXTRACTOR'"),

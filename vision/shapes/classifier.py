@@ -26,6 +26,8 @@ class ShapesClassifier(ModelMixin, ConfigMixin):
         hidden: Width of the last hidden layer.
     """
 
+    image_size = IMAGE_SIZE
+
     @register_to_config
     def __init__(self, channels: int = 32, hidden: int = 192) -> None:
         super().__init__()
@@ -61,6 +63,11 @@ class ShapesClassifier(ModelMixin, ConfigMixin):
     def score(self, images: torch.Tensor, prompts: Sequence[str]) -> Scores:
         """Shares of correct attributes and of fully correct captions; see `score_captions`."""
         return score_captions(self.predict(images), [parse(prompt) for prompt in prompts])
+
+    def score_each(self, images: torch.Tensor, prompts: Sequence[str]) -> list[Scores]:
+        """The scores of each image against its own prompt."""
+        pairs = zip(self.predict(images), prompts, strict=True)
+        return [score_captions([seen], [parse(prompt)]) for seen, prompt in pairs]
 
 
 def score_captions(seen: Sequence[Caption], wanted: Sequence[Caption]) -> Scores:

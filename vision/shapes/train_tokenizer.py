@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from mmspec.vision.shapes.config import SEED_EVAL, SEED_TRAIN, WEIGHTS, TokenizerTraining
-from mmspec.vision.shapes.domain import IMAGE_SIZE, LOOKS, Look, sample_scene
+from mmspec.vision.shapes.domain import LOOKS, Look, sample_scene
 from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.render import render_batch
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
@@ -46,12 +46,19 @@ def psnr(model: ShapesTokenizer, images: torch.Tensor) -> float:
     return float((10 * torch.log10(4 / error.square().mean((1, 2, 3)))).mean())
 
 
-def train(config: TokenizerTraining, weights: Path, threads: int, look: Look) -> None:
-    torch.set_num_threads(threads)
-    torch.manual_seed(SEED_TRAIN)
-    pool = renders(config.pool, SEED_TRAIN, held_out=False, look=look)
-    held_out = renders(256, SEED_EVAL, held_out=True, look=look)
-    model = ShapesTokenizer().to(memory_format=torch.channels_last)
+def fit(
+    model: ShapesTokenizer, pool: torch.Tensor, held_out: torch.Tensor, config: TokenizerTraining, weights: Path
+) -> None:
+    """Trains a tokenizer on random crops of images, and exports it, reduced to the codes that occur, to `weights`.
+
+    Args:
+        model: The tokenizer, with initial weights.
+        pool: Images to train on, float32 [n, 3, H, W] in [-1, 1].
+        held_out: Images to evaluate on.
+        config: Steps, crops and learning rate.
+        weights: The folder that gets the folder `vqvae`.
+    """
+    model = model.to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(model.parameters(), config.lr, betas=(0.9, 0.98), weight_decay=1e-4)
     decay_start = config.decay_from * config.steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -59,9 +66,9 @@ def train(config: TokenizerTraining, weights: Path, threads: int, look: Look) ->
         lambda step: min((step + 1) / config.warmup, 1.0, (config.steps - step) / (config.steps - decay_start)),
     )
     start = time.monotonic()
-    corners = (IMAGE_SIZE - config.crop) // model.factor + 1
+    corners = (pool.shape[-1] - config.crop) // model.factor + 1
     for step in range(config.steps):
-        picks = torch.randint(config.pool, (config.batch,)).tolist()
+        picks = torch.randint(len(pool), (config.batch,)).tolist()
         offsets = (torch.randint(corners, (config.batch, 2)) * model.factor).tolist()
         crops = [pool[i, :, y : y + config.crop, x : x + config.crop] for i, (y, x) in zip(picks, offsets, strict=True)]
         batch = torch.stack(crops).contiguous(memory_format=torch.channels_last)
@@ -86,6 +93,14 @@ def train(config: TokenizerTraining, weights: Path, threads: int, look: Look) ->
     reduced = model.reduced(torch.cat([model.encode(batch) for batch in pool.split(64)]).unique())
     export(reduced, weights / "vqvae")
     print(f"{reduced.vocab_size} tokens, held-out PSNR {psnr(reduced, held_out):.2f} dB", file=sys.stderr)
+
+
+def train(config: TokenizerTraining, weights: Path, threads: int, look: Look) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(SEED_TRAIN)
+    pool = renders(config.pool, SEED_TRAIN, held_out=False, look=look)
+    held_out = renders(256, SEED_EVAL, held_out=True, look=look)
+    fit(ShapesTokenizer(), pool, held_out, config, weights)
 
 
 def main() -> None:

@@ -1,0 +1,58 @@
+"""The scenes model in the package."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.errors import PromptError
+from mmspec.metrics.prompts import SCENES
+from mmspec.vision.scenes.classifier import ScenesClassifier
+from mmspec.vision.scenes.config import SEED_EVAL, WEIGHTS
+from mmspec.vision.scenes.domain import captions, place
+from mmspec.vision.scenes.grammar import describe
+from mmspec.vision.scenes.render import render_batch
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Any:
+    pipe = mmspec.load("scenes")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_weights_are_float32_and_small(pipe: Any) -> None:
+    modules = (pipe.transformer, pipe.vqvae, pipe.text_encoder, pipe.draft_transformer)
+    assert {module.dtype for module in modules} == {torch.float32}
+    assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*")) < 15e6
+
+
+def test_images_follow_their_prompts(pipe: Any) -> None:
+    classifier = ScenesClassifier.from_pretrained(WEIGHTS / "classifier").float().eval()
+    out = pipe(list(SCENES[:4]), seed=0, output_type="pt")
+    assert classifier.score(out.images.float() * 2 - 1, SCENES[:4])["attributes"] >= 0.8
+    assert out.stats.tokens_per_call > 1.5
+
+
+def test_greedy_tokens_are_equal_for_all_recipes(pipe: Any) -> None:
+    plain = pipe(SCENES[0], recipe="plain", temperature=0).tokens
+    for recipe in ("draft", "table", "scd", "tree-table"):
+        assert torch.equal(pipe(SCENES[0], recipe=recipe, temperature=0).tokens, plain), recipe
+
+
+def test_prompts_outside_the_grammar_are_refused(pipe: Any) -> None:
+    with pytest.raises(PromptError, match="'elephant'"):
+        pipe("a red elephant at the top left")
+
+
+def test_the_classifier_reads_renders() -> None:
+    classifier = ScenesClassifier.from_pretrained(WEIGHTS / "classifier").float().eval()
+    rng = random.Random(SEED_EVAL)
+    wanted = [caption for caption in captions(64, SEED_EVAL + 1) if "any" not in caption.slots()]
+    images = render_batch([place(caption, rng) for caption in wanted])
+    assert classifier.score(images, [describe(caption) for caption in wanted])["attributes"] > 0.98

@@ -1,0 +1,149 @@
+"""The scenes domain: prompts, features, scenes and rendering."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mmspec.errors import PromptError
+from mmspec.vision.scenes.classifier import score_captions
+from mmspec.vision.scenes.data import caption_features
+from mmspec.vision.scenes.domain import (
+    ANY,
+    CONDITION_SLOTS,
+    DIGITS,
+    FEATURE_DIM,
+    IMAGE_SIZE,
+    PATCH,
+    QUADRANT,
+    Caption,
+    Object,
+    captions,
+    extent,
+    features,
+    index_features,
+    is_held_out,
+    sample_scene,
+)
+from mmspec.vision.scenes.grammar import describe, parse
+from mmspec.vision.scenes.render import cover, render, render_batch
+from mmspec.vision.scenes.text import ScenesTextEncoder
+from mmspec.vision.shapes.render import to_uint8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "caption"),
+    [
+        ("a red star at the top left", Caption((Object("star", "red"), None, None, None))),
+        (
+            "A striped orange 7 at the bottom right, and a Blue circle at the top left.",
+            Caption((Object("circle", "blue"), None, None, Object("7", "orange", "striped"))),
+        ),
+        (
+            "a green ring at the top right on a brick teal background",
+            Caption((None, Object("ring", "green"), None, None), "brick", "teal"),
+        ),
+        ("red 0 at top left on starry background", Caption((Object("0", "red"), None, None, None), "starry")),
+    ],
+)
+def test_parse(prompt: str, caption: Caption) -> None:
+    assert parse(prompt) == caption
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        (" ", ["empty"]),
+        ("a red str at the top left", ["'str'", "'star'"]),
+        ("a red star", ["expected 'at'", "the prompt ends"]),
+        ("star at the top left", ["expected a color", "'star'"]),
+        ("a red star at the left", ["expected top or bottom", "'left'"]),
+        ("a red star at the top left, a red 7 at the top left", ["two objects at the top left"]),
+        ("a red star at the top left on a pink", ["expected 'background'", "the prompt ends"]),
+        ("a red star at the top left on a pink background pink", ["expected the end", "'pink'"]),
+    ],
+)
+def test_parse_errors_are_one_line_and_name_the_problem(prompt: str, parts: list[str]) -> None:
+    with pytest.raises(PromptError) as error:
+        parse(prompt)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_described_captions_parse_back(held_out: bool) -> None:
+    for caption in captions(200, seed=3, held_out=held_out):
+        assert parse(describe(caption)) == caption
+        assert is_held_out(caption) == held_out
+
+
+def test_features_mark_the_values_of_each_quadrant_and_of_the_background() -> None:
+    batch = captions(20, seed=4)
+    rows = features(batch)
+    assert rows.shape == (20, CONDITION_SLOTS, FEATURE_DIM) and rows.dtype == torch.float32
+    assert torch.equal(rows.sum(-1), torch.tensor([4.0, 4.0, 4.0, 4.0, 2.0]).expand(20, -1))
+    assert len({tuple(row.flatten().tolist()) for row in rows}) == len(set(batch))
+    assert all(Caption.from_indices(caption.indices()) == caption for caption in batch)
+
+
+def test_the_values_that_training_omits_are_those_that_prompts_may_omit() -> None:
+    scene = sample_scene(random.Random(0)).caption
+    whole = torch.tensor([scene.indices()] * 4000, dtype=torch.int8)
+    rows = caption_features(whole, torch.Generator().manual_seed(0))
+    changed = (rows != index_features(whole)).any(-1).float().mean(0)
+    # A fill for each object, two values of the background; 0.25 each, five standard errors apart.
+    for where, share in zip(scene.objects, changed[:4].tolist(), strict=True):
+        assert share == 0 if where is None else abs(share - 0.25) < 0.035
+    assert abs(float(changed[4]) - (1 - 0.75**2)) < 0.04
+
+
+def test_text_encoder() -> None:
+    embeds, mask = ScenesTextEncoder().encode(["a red star at the top left", "a blue 3 at the bottom right"])
+    assert embeds.shape == (2, CONDITION_SLOTS, FEATURE_DIM)
+    assert mask.shape == (2, CONDITION_SLOTS) and bool(mask.all())
+    with pytest.raises(ValueError, match=f"saved for 5 slots of 3 values; this version has 5 of {FEATURE_DIM}"):
+        ScenesTextEncoder(5, 3)
+
+
+def test_rendering_is_deterministic() -> None:
+    scenes = [sample_scene(random.Random(5)) for _ in range(2)]
+    assert scenes[0] == scenes[1]
+    assert np.array_equal(render(scenes[0]), render(scenes[1]))
+    batch = render_batch(scenes)
+    assert batch.shape == (2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    assert np.array_equal(to_uint8(batch)[0], render(scenes[0]))
+
+
+def test_objects_are_inside_their_quadrants() -> None:
+    rng = random.Random(6)
+    side = QUADRANT // PATCH
+    for _ in range(300):
+        scene = sample_scene(rng)
+        for q, (each, radius, (x, y)) in enumerate(zip(scene.caption.objects, scene.radii, scene.corners, strict=True)):
+            if each is not None:
+                width, height = extent(each.kind, radius)
+                assert q % 2 * side <= x and x + width <= (q % 2 + 1) * side
+                assert q // 2 * side <= y and y + height <= (q // 2 + 1) * side
+
+
+def test_digits_differ_in_tiles() -> None:
+    shapes = [cover(digit, 0) for digit in DIGITS]
+    for i, one in enumerate(shapes):
+        for other in shapes[:i]:
+            assert np.abs(one - other).sum() >= 2 * PATCH**2
+
+
+def test_scores_count_only_what_the_prompt_states() -> None:
+    seen = Caption((Object("star", "red", "solid"), None, None, Object("7", "blue", "dotted")), "brick", "teal")
+    wanted = parse("a red star at the top left and a blue 7 at the bottom right")
+    assert score_captions([seen], [wanted])["captions"] == 1.0
+    other = parse("a red star at the top left and a blue 8 at the bottom right on a brick background")
+    scores = score_captions([seen], [other])
+    assert scores["captions"] == 0.0
+    assert 0.5 < scores["attributes"] < 1.0
+    assert ANY in wanted.slots()
