@@ -117,7 +117,7 @@ def kmeans(codebook: Codebook, size: int) -> Tensor:
         order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0)).to(points.device)
         centers = points[order[: -(-len(points) // size)]].clone()
         cluster = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-        for _ in range(_ITERATIONS):
+        for _ in range(_ITERATIONS if len(points) else 0):
             parts = points.split(max(_CHUNK // max(len(centers), 1), 1))
             found = torch.cat([torch.cdist(part, centers).argmin(1) for part in parts])
             if torch.equal(found, cluster):

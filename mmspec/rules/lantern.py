@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.codebook import Codebook, nearest, require_codebook
@@ -71,5 +72,5 @@ def _accept(near: Tensor, p: Tensor, q: Tensor, x: Tensor, budget: Tensor) -> Te
     index = x[..., None]
     neighbors = near.to(x.device)[x].long()  # [B, m, k]
     lent = p.gather(-1, neighbors).masked_fill(neighbors == index, 0.0).cumsum(-1)
-    lent = lent.masked_fill(lent > budget, 0.0).amax(-1, keepdim=True)
+    lent = F.pad(lent.masked_fill(lent > budget, 0.0), (1, 0)).amax(-1, keepdim=True)  # 0 without neighbors
     return ((p.gather(-1, index) + lent) / q.gather(-1, index))[..., 0]

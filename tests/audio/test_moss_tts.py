@@ -15,7 +15,7 @@ from two_samples import chi_square
 
 import mmspec
 from mmspec.audio.models.moss_tts import decoding
-from mmspec.audio.models.moss_tts.decoding import END, MossRequest, MossTarget, MossTTS, plan, read_config
+from mmspec.audio.models.moss_tts.decoding import DELAY, END, MossRequest, MossTarget, MossTTS, plan, read_config
 from mmspec.audio.models.moss_tts.speech import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.decoding.target import Target
@@ -159,6 +159,32 @@ def test_speech_voices_and_limits(folder: Path) -> None:
         text[[gen, delay]] = torch.stack([text[gen], text[gen] * 0])
     never = pipe("one", seed=0, temperature=0)
     assert never.truncated == bool((never.tokens[0][:, 0] != END).all())
+
+
+def test_a_part_that_is_cut_has_the_frames_that_were_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, logits = load(folder, frames=5), MossTTS.logits
+
+    def endless(self: MossTTS, hidden: Tensor) -> Tensor:
+        z = logits(self, hidden)
+        z[..., 0, DELAY] = -1e4
+        return z
+
+    monkeypatch.setattr(MossTTS, "logits", endless)
+    out = pipe("one", seed=0)
+    assert out.truncated and pipe.adapter.codes(out.tokens[0]).shape == (BOOKS, 5)
+    assert out.audio.shape == (1, 4 * 5)
+
+
+@pytest.mark.parametrize("rule", ["lantern", "gsd", "pcg", "clusters"])
+def test_rules_compare_codes_by_the_vectors_of_their_codebook(folder: Path, rule: str) -> None:
+    """Each codebook has its cell, and the token of text is like no other."""
+    pipe = load(folder, frames=5)
+    parts = pipe.read("one two", None).parts
+    job = pipe.adapter.job(parts, parse(f"scd+{rule}"), [pipe.adapter.sampling])
+    tables = job.tables()
+    assert len(tables) == BOOKS + 1 and tables[0].shape[0] == 0
+    assert all(torch.equal(a, b) for a, b in zip(tables[1:], pipe.adapter.codec.tables(), strict=True))
+    assert pipe("one two", seed=1, recipe=f"scd+{rule}:window=3").tokens[0].shape[1] == BOOKS + 1
 
 
 def test_the_published_layout(folder: Path) -> None:

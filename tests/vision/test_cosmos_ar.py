@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from golden import GOLDEN, expected
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import mmspec
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -76,6 +78,25 @@ def test_windows_give_the_logits_of_single_steps(kind: str) -> None:
 
     with torch.no_grad():
         assert check_windows(make, 16) < 1e-4
+
+
+@pytest.mark.parametrize("context_dim", [None, 8])
+def test_a_skipped_layer_leaves_the_others_their_keys_and_texts(
+    context_dim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first layer that changes nothing: without it the logits are the same."""
+    model = tiny(5, (2, 2, 2), context_dim)
+    monkeypatch.setattr(model, "added", lambda: None)  # every layer adds it
+    with torch.no_grad():
+        for name, parameter in model.layers[0].named_parameters():
+            if name.endswith(("wo.weight", "w2.weight")):
+                parameter.zero_()
+        text = None if context_dim is None else torch.randn(2, 3, context_dim)
+        target = CosmosTarget(model, torch.tensor([[1, 2], [3, 4]]), text, 6, 3)
+        target.prefill()
+        window, at = torch.tensor([[0, 1, 2], [4, 3, 2]]), np.zeros(2, dtype=np.int64)
+        skipped = target.forward(window, at, EarlyExit(2, guided=False, skip=(0,))).cond
+        assert torch.allclose(skipped, target.forward(window, at).cond, atol=1e-5)
 
 
 def tiny(vocab_size: int, shape: tuple[int, int, int], context_dim: int | None) -> CosmosTransformer:

@@ -33,25 +33,22 @@ class CosmosDecoder(DecoderLayers):
     def enter(self, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, RunLayer]:
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         added = None if self._added is None else self._added[positions]
-        done = 0
 
         def rotated(x: Tensor) -> Tensor:
             one, two = x.chunk(2, dim=-1)
             return x * cos + torch.cat([-two, one], dim=-1) * sin
 
         def run(layer: CosmosBlock, hidden: Tensor) -> Tensor:
-            nonlocal done
             if added is not None:
                 hidden = hidden + added
             attention, read = layer.attention, layer.attention_norm(hidden)
             keys, values = attention.keys_and_values(read)
-            keys, values = cache.update(rotated(keys), values, done)
+            keys, values = cache.update(rotated(keys), values, layer.layer_idx)
             hidden = hidden + attention.attend(rotated(attention.queries(read)), keys, values, mask)
             if layer.cross_attention is not None and layer.cross_attention_norm is not None:
                 text = layer.cross_attention
                 queries = text.queries(layer.cross_attention_norm(hidden))
-                hidden = hidden + text.attend(queries, *self._contexts[done], None)
-            done += 1
+                hidden = hidden + text.attend(queries, *self._contexts[layer.layer_idx], None)
             return hidden + layer.feed_forward(layer.ffn_norm(hidden))
 
         return embeds, run

@@ -73,12 +73,13 @@ class CosmosFeedForward(nn.Module):
 
 
 class CosmosBlock(nn.Module):
-    """A layer; `cross_attention` is None in models without a text."""
+    """The layer number `layer_idx`; `cross_attention` is None in models without a text."""
 
     def __init__(
-        self, dim: int, heads: int, kv_heads: int, head_dim: int, hidden: int, context_dim: int | None
+        self, layer_idx: int, dim: int, heads: int, kv_heads: int, head_dim: int, hidden: int, context_dim: int | None
     ) -> None:
         super().__init__()
+        self.layer_idx = layer_idx
         self.attention = CosmosAttention(dim, heads, kv_heads, head_dim)
         self.attention_norm = CosmosNorm(dim)
         self.cross_attention = self.cross_attention_norm = None
@@ -130,7 +131,7 @@ class CosmosTransformer(ModelMixin, ConfigMixin):
             raise ArgumentError(f"latent_shape={list(latent_shape)} is not allowed; give latent frames, rows, columns")
         self.tok_embeddings = nn.Embedding(input_ids, dim)
         self.layers = nn.ModuleList(
-            CosmosBlock(dim, n_heads, n_kv_heads, head_dim, hidden_dim, context_dim) for _ in range(n_layers)
+            CosmosBlock(n, dim, n_heads, n_kv_heads, head_dim, hidden_dim, context_dim) for n in range(n_layers)
         )
         self.norm = CosmosNorm(dim)
         self.output = nn.Linear(dim, vocab_size, bias=False)

@@ -166,7 +166,12 @@ class MossAdapter:
             TEXT_TEMPERATURE,
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnDecodingJob(model, plan(model, request), draft, self.codec.tables)
+        return ColumnDecodingJob(model, plan(model, request), draft, self.tables)
+
+    def tables(self) -> list[Tensor]:
+        """The vectors of the cells of a column; the tokens of text, in the first, have none, and padding has none."""
+        tables = [table[: self.model.config.codes] for table in self.codec.tables()]
+        return [tables[0][:0], *tables]
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = (tokens[:, 0] == END).nonzero()
@@ -174,7 +179,8 @@ class MossAdapter:
         config = self.model.config
         frames = undelay(tokens[None, :, 1:], linear_delays(config.codebooks))[0]
         pads = (frames == config.codes).any(1).nonzero()  # of a row that ended before its last codebook
-        return (frames[: int(pads[0])] if len(pads) else frames).T
+        # Without the column of its end, a row that is cut has room for a frame more.
+        return frames[: int(pads[0]) if len(pads) else self.options.frames].T
 
     def _checked(self, codes: Tensor) -> Tensor:
         config, shape = self.model.config, list(codes.shape)
