@@ -117,8 +117,11 @@ def train_drafter(
         ),
     ] = None,
     select: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="The share of positions to learn from with --reference.")
-    ] = 0.4,
+        float | None,
+        typer.Option(
+            min=0.01, max=1.0, help="The share of positions to learn from with --reference.", show_default="0.4"
+        ),
+    ] = None,
     validate_every: Annotated[int, typer.Option(min=1, help="Steps between measurements of acceptance.")] = 500,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     seed: Annotated[
@@ -140,6 +143,8 @@ def train_drafter(
             raise unknown_name(name, value, known)
     if drafter is not None and kind != "small":
         raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
+    if select is not None and reference is None:
+        raise ArgumentError(f"--select: {select} requires --reference; without one all positions count")
     check_folder(output)
 
     import torch
@@ -172,12 +177,13 @@ def train_drafter(
         rotary,
         mask_token,
         reference,
-        None if reference is None else select,
+        None if reference is None else 0.4 if select is None else select,
     )
     with process_group() as processes:
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
         pipe = load_pipeline(model, local_device(device), drafter)
+        check_trainable(pipe)
         if kind in ("retrieval", "swift"):
             record = build(pipe, settings, output, as_json)
             print(json.dumps({"output": str(output), **record}) if as_json else output)
@@ -229,6 +235,16 @@ def check_folder(output: Path) -> None:
         raise ArgumentError(f"{OPTION}: cannot write '{output}': it is a file, not a folder")
     else:
         check_writable(output, OPTION)
+
+
+def check_trainable(pipe: Any) -> None:
+    """Checks that a pipeline generates token by token, so that drafters and judges are possible.
+
+    Raises:
+        ArgumentError: When it does not.
+    """
+    if not hasattr(pipe, "prepare"):
+        raise ArgumentError(f"--model: {type(pipe).__name__} has no drafts of tokens, so that nothing can be trained")
 
 
 class Bars:

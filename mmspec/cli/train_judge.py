@@ -13,7 +13,7 @@ from mmspec.cli.metric_weights import ClipWeights, Dinov2Weights, InceptionWeigh
 from mmspec.cli.options import Device, Json, Model
 from mmspec.cli.output_paths import OPTION, read_output
 from mmspec.cli.pipelines import load_pipeline
-from mmspec.cli.train_drafter import check_folder
+from mmspec.cli.train_drafter import check_folder, check_trainable
 from mmspec.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def train_judge(
     train_on, measure_on = split_prompts(read_prompts(prompts), held_out)
     settings = training.JudgeSettings(metric, tolerance, train_on, measure_on, pairs, seed, temperature, guidance_scale)
     pipe = load_pipeline(model, device, None)
+    check_trainable(pipe)
     distance = image_distance(pipe, metric, {name: where for name, where in weights.items() if where}, device)
     output.mkdir(parents=True, exist_ok=True)
     hidden = as_json or not sys.stderr.isatty()

@@ -7,6 +7,7 @@ measured here while decoding, not before.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -38,8 +39,8 @@ class Branching(Protocol):
         """The number of children of an entry at each depth of the next tree; called when drafting begins."""
         ...
 
-    def observe(self, verdict: Outcome, state: BatchState) -> None:
-        """Called after verification, before the batch advances."""
+    def observe(self, verdict: Outcome, state: BatchState, shape: Branches) -> None:
+        """Called after verification of a tree of that shape, before the batch advances."""
         ...
 
 
@@ -56,7 +57,7 @@ class FixedBranching:
     def choose(self) -> Branches:
         return self._branch
 
-    def observe(self, verdict: Outcome, state: BatchState) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, shape: Branches) -> None:
         pass
 
 
@@ -68,7 +69,7 @@ class AdaptiveBranching:
 
     The chance that a sibling is accepted, if its parent was and the siblings before it were not, is measured by rank
     and taken to be the same at each depth. Seconds of a window, draft and verification, are a linear function of depth
-    and nodes that is fitted to the medians of the shapes so far.
+    and nodes that is fitted to the medians of the shapes so far. Runs in several threads may share it.
 
     Args:
         largest: The most nodes of a tree, from 1.
@@ -77,7 +78,7 @@ class AdaptiveBranching:
     """
 
     def __init__(self, largest: int, deepest: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self._clock, self._lock = clock, threading.Lock()
         self._shapes = _shapes(largest, deepest)
         self._sizes = np.array([_size(shape) for shape in self._shapes])
         self._counts = np.array([[*shape, *[0] * (deepest - len(shape))] for shape in self._shapes])
@@ -106,31 +107,33 @@ class AdaptiveBranching:
         return chance
 
     def choose(self) -> Branches:
-        if (first := self._windows // _MEASURED) < len(self._first):
-            self._shape = self._first[first]
-        elif not self._left:
-            self._shape, self._left = self.best, _KEPT
-        self._setups, self._began = setups(), self._clock()
-        return self._shape
+        with self._lock:
+            if (first := self._windows // _MEASURED) < len(self._first):
+                self._shape = self._first[first]
+            elif not self._left:
+                self._shape, self._left = self.best, _KEPT
+            self._setups, self._began = setups(), self._clock()
+            return self._shape
 
-    def observe(self, verdict: Outcome, state: BatchState) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, shape: Branches) -> None:
         if not isinstance(verdict, TreeVerdict):
             return  # a single step
-        seconds = self._clock() - self._began
-        rows = state.running()
-        # The first window with so many rows and one that compiled or captured something are not measured.
-        if len(rows) == self._rows and setups() == self._setups:
-            self._seconds[self._shape].append(seconds)
-            self._windows += 1
-            self._left = max(self._left - 1, 0)
-        self._rows = len(rows)
-        self._count(verdict.path[rows], verdict.accepted[rows], state.layout.length - state.length[rows])
+        with self._lock:
+            seconds = self._clock() - self._began
+            rows = state.running()
+            # The first window with so many rows and one that compiled or captured something are not measured.
+            if len(rows) == self._rows and setups() == self._setups:
+                self._seconds[shape].append(seconds)
+                self._windows += 1
+                self._left = max(self._left - 1, 0)
+            self._rows = len(rows)
+            self._count(verdict.path[rows], verdict.accepted[rows], state.layout.length - state.length[rows], shape)
 
-    def _count(self, path: np.ndarray, accepted: np.ndarray, room: np.ndarray) -> None:
+    def _count(self, path: np.ndarray, accepted: np.ndarray, room: np.ndarray, shape: Branches) -> None:
         """Counts the siblings that were tested along the path of each row, up to the row's end."""
         order = np.zeros_like(accepted)  # of the parent among the entries of its depth
         level = 1  # the first node of this depth
-        for depth, count in enumerate(self._shape):
+        for depth, count in enumerate(shape):
             inside = room > depth
             self._tested[:count] += int((inside & (accepted == depth)).sum())
             walks = inside & (accepted > depth)
@@ -138,7 +141,7 @@ class AdaptiveBranching:
             ranks = np.bincount((next_order - order * count)[walks], minlength=_WIDEST)
             self._accepted += ranks
             self._tested += ranks[::-1].cumsum()[::-1]  # a sibling is tested after all before it
-            level += prod(self._shape[: depth + 1])
+            level += prod(shape[: depth + 1])
             order = next_order
 
     def _costs(self) -> np.ndarray:

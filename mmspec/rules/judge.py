@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.acceptance import FeatureAccept
 from mmspec.sampling.rejection import ratio
 
@@ -28,6 +28,8 @@ def judged(head: Judge | None, leniency: float) -> FeatureAccept:
 
     Raises:
         ArgumentError: If the model has no judge.
+
+    The function raises a ModelError where the judge was trained on features of another width.
     """
     if head is None:
         raise ArgumentError(
@@ -39,6 +41,11 @@ def judged(head: Judge | None, leniency: float) -> FeatureAccept:
         chance = ratio(p, q, x)
         if not leniency:
             return chance
+        if h.shape[-1] != head.hidden_size:
+            raise ModelError(
+                f"the judge reads features of {head.hidden_size} values, and this model's have {h.shape[-1]}; it was "
+                "trained for another model"
+            )
         # A token that top-k, top-p or a constraint has cut off is never accepted by its score.
         possible = p.gather(-1, x[..., None])[..., 0] > 0
         return chance.masked_fill((head(h) > 1 - leniency) & possible, 1.0)

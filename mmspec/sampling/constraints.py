@@ -116,9 +116,10 @@ class Constraint:
         if not isinstance(positions, Mirrored) or positions.mirror is None:
             return self._device_kinds(positions)
         whole, index = positions.whole or (positions, ...)
-        if self._latest is None or self._latest[0] is not whole:
-            self._latest = whole, self._device_kinds(whole)
-        return self._latest[1][index]
+        latest = self._latest  # read once: a drafter may use the same constraint in another thread
+        if latest is None or latest[0] is not whole:
+            latest = self._latest = whole, self._device_kinds(whole)
+        return latest[1][index]
 
     def _device_kinds(self, positions: NDArray[np.int64]) -> Tensor:
         if positions.max() >= self._past_end.shape[-1]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing_folder
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.training.kinds import KINDS, Batch, layer_ids
@@ -86,6 +86,7 @@ class OnlineDistillation:
 
         Raises:
             ArgumentError: If there are not as many prompts as rows.
+            ModelError: If the loss is no number any more; the pipeline keeps the drafter of the update before.
         """
         if tokens.ndim != 2 or len(prompts) != len(tokens):
             raise ArgumentError(f"tokens has shape {list(tokens.shape)}; it must have a row for each of the prompts")
@@ -106,6 +107,8 @@ class OnlineDistillation:
         with torch.inference_mode(False), torch.enable_grad():
             teacher = run_teacher(prepared, torch.stack(rows).long(), None, layer_ids(self._model))
             loss = KINDS[s.kind].loss(self._model, Batch(prepared, teacher, s, generator))
+            if not loss.item() < float("inf"):
+                raise ModelError(f"the loss of update {len(self.losses) + 1} is {loss.item()}; use a smaller lr")
             self._optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)

@@ -69,10 +69,14 @@ class Simulation:
         """Tokens per second."""
         tokens = 0
         for _ in range(windows):
-            verdict = self.window(policy.choose())
-            policy.observe(verdict, self._state)
-            tokens += 1 + int(verdict.accepted[0])
+            tokens += self.step(policy, policy.choose())
         return tokens / self.now
+
+    def step(self, policy: AdaptiveBranching, shape: Branches) -> int:
+        """Verifies a tree, and returns the tokens that it gains."""
+        verdict = self.window(shape)
+        policy.observe(verdict, self._state, shape)
+        return 1 + int(verdict.accepted[0])
 
 
 FIXED = [(1,), (1, 1, 1, 1), (1,) * 8, (3, 2, 1), (2, 2, 2, 1), (8,), (4, 2, 2), (3, 1, 1, 1, 1)]
@@ -93,6 +97,20 @@ def test_acceptance_is_counted_by_rank() -> None:
     policy = AdaptiveBranching(31, 8, lambda: simulation.now)
     simulation.run(policy, 3000)
     assert policy.acceptance()[:2] == pytest.approx(chance[:2], abs=0.05)
+
+
+def test_runs_in_other_threads_choose_shapes_meanwhile() -> None:
+    """A tree is counted with its own shape, not with the one that was chosen last."""
+    simulation = Simulation([0.9] * 8, (1.0, 0.05, 0.01))
+    policy = AdaptiveBranching(31, 8, lambda: simulation.now)
+    shape = policy.choose()
+    while (others := policy.choose()) == shape:
+        simulation.step(policy, others)
+    assert set(shape) == {1} != set(others)
+    before = policy._tested.copy()
+    simulation.step(policy, shape)
+    tested = policy._tested - before
+    assert tested[0] >= 1 and not tested[1:].any()
 
 
 def test_entries_of_a_tree_have_the_order_that_is_counted() -> None:

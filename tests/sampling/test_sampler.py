@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import mirrored
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.sampler import TokenSampler
@@ -179,3 +181,23 @@ def test_bfloat16_logits_are_mixed_in_float32() -> None:
 def test_params_out_of_range(name: str, value: float, allowed: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(f"{name}={value!r} is not allowed; {allowed}")):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_the_kinds_of_positions_do_not_depend_on_other_threads() -> None:
+    """A drafter that runs beside the target reads the same constraint, here just after each write of its cache."""
+    every = np.arange(3)[None]
+    ours, theirs = (mirrored(every, torch.from_numpy(every)) for _ in range(2))
+
+    class Shared(Constraint):
+        found: Any = None
+
+        @property
+        def _latest(self) -> Any:
+            return self.found
+
+        @_latest.setter
+        def _latest(self, value: Any) -> None:
+            self.found = None if value is None else (theirs, torch.full((1, 3), 9, dtype=torch.int32))
+
+    constraint = Shared(torch.tensor([0, 1, 0]), torch.tensor([[True, True], [True, False]]))
+    assert constraint.device_kinds(ours).tolist() == [[0, 1, 0]]

@@ -17,7 +17,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.engine import run
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.judge import Judge
 from mmspec.recipes import parse
@@ -133,6 +133,16 @@ def test_a_trained_judge_finds_good_drafts_and_the_rule_uses_it(tmp_path: Path) 
         for recipe in ("draft:window=4", "draft+judge:window=4,leniency=0.5")
     )
     assert judged.tokens_per_call > exact.tokens_per_call and judged.tv_bound > 0 == exact.tv_bound
+
+
+def test_a_judge_of_other_features_is_refused() -> None:
+    resources = DraftResources(
+        draft_model=lambda: ToyTarget(2, V, N, 6),
+        draft_sampling=[SamplingParams()] * 2,
+        heads={"judge": Judge(V, 3, "")},
+    )
+    with pytest.raises(ModelError, match="the judge reads features of 3 values, and this model's have 13"):
+        run(Bigrams(2), parse("draft+judge:window=4"), Layout(N), [SamplingParams()] * 2, range(2), resources)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainable import PROMPTS, settings, tiny_pipe
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.training.kinds import evaluate_drafter, new_drafter
 from mmspec.training.online import OnlineDistillation
 
@@ -56,3 +56,16 @@ def test_refusals(tmp_path: Path) -> None:
         OnlineDistillation(pipe, "small", tmp_path, every=0)
     with pytest.raises(ArgumentError, match=r"tokens has shape \[1, 9\]; it must have a row for each of the prompts"):
         OnlineDistillation(pipe, "small", tmp_path).observe(PROMPTS, torch.zeros(1, 9))
+
+
+def test_a_loss_that_is_no_number_leaves_the_drafter(tmp_path: Path) -> None:
+    pipe = pipe_with("medusa", tmp_path / "first")
+    online = OnlineDistillation(pipe, "medusa", tmp_path / "online", every=1, depth=2)
+    with torch.no_grad():
+        next(online._model.parameters()).fill_(float("nan"))
+    used = [w.clone() for w in pipe.heads["medusa"].parameters()]
+    tokens = generate(pipe, "plain", 0)
+    with pytest.raises(ModelError, match="the loss of update 1 is nan; use a smaller lr"):
+        online.observe(PROMPTS, tokens)
+    assert not (tmp_path / "online").exists()
+    assert all(torch.equal(a, b) for a, b in zip(used, pipe.heads["medusa"].parameters(), strict=True))

@@ -105,6 +105,9 @@ def test_a_saved_pipeline_is_loaded_by_name(pipe: AmusedPipeline, tmp_path: Path
         ({"ahead": 0}, "ahead=0 is not allowed"),
         ({"steps": 2, "ahead": 3}, "ahead=3 is not allowed"),
         ({"confidence": 2}, "confidence=2 is not allowed"),
+        ({"temperature": (1.0,)}, r"temperature=\(1.0,\) is not allowed; it must be a number, or two"),
+        ({"temperature": "hot"}, "temperature='hot' is not allowed; it must be a number, or two"),
+        ({"negative_prompt": ["a", "b"]}, "it must be a text"),
         ({"temperature": -1.0}, "temperature=-1.0 is not allowed"),
     ],
 )

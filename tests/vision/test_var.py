@@ -15,6 +15,7 @@ from tiny_var import SIDES, tiny_tokenizer, tiny_var, tiny_var_pipeline
 from torch import Tensor
 
 import mmspec
+from mmspec.cli.app import main
 from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
@@ -24,7 +25,7 @@ from mmspec.vision.var import VARPipeline, load_tokenizer, load_var
 from mmspec.vision.var.checkpoint import ATTENTION, RESIDUAL, rename
 from mmspec.vision.var.decoding import cost_of, decode_maps, map_distances
 from mmspec.vision.var.tokenizer import VARTokenizer
-from mmspec.vision.var.transformer import SIDES_512, VARTransformer
+from mmspec.vision.var.transformer import SIDES_512, LayerCache, VARTransformer
 
 VAR = GOLDEN / "var"
 
@@ -68,7 +69,7 @@ def test_one_masked_pass_equals_map_by_map(shared_aln: bool) -> None:
     condition = model.classes(torch.tensor([0, 3]), 2)
     with torch.no_grad():
         at_once, _ = model(condition, inputs, 0, [])
-        single, cache = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        single, cache = list[Tensor](), list[LayerCache]()
         for i, each in enumerate(inputs):
             z, cache = model(condition, [each], i, cache)
             single.append(z)
@@ -211,6 +212,21 @@ def test_arguments_that_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         pipe(**{"class_labels": 1, **arguments})
+
+
+@pytest.mark.parametrize("name", ["train-drafter", "train-judge"])
+def test_nothing_is_trained_for_a_model_without_drafts_of_tokens(
+    pipe: VARPipeline, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe.save_pretrained(tmp_path / "model")
+    assert main([name, "-m", str(tmp_path / "model"), "-o", str(tmp_path / "out")]) == 2
+    assert "--model: VARPipeline has no drafts of tokens" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_of_another_model_are_refused(pipe: VARPipeline) -> None:
+    with pytest.raises(ArgumentError, match="they must be from 0 to 23"):
+        pipe.decode(torch.full((1, 30), 24))
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

@@ -12,7 +12,7 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
-from mmspec.arguments import check_callback, check_integer, check_number, text_list
+from mmspec.arguments import check_callback, check_integer, check_number, shown, text_list
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
@@ -124,7 +124,13 @@ class AmusedPipeline(DiffusionPipeline):
         check_callback("callback_on_step_end", callback_on_step_end)
         steps = self.config.steps if steps is None else steps
         scale = self.config.guidance_scale if guidance_scale is None else guidance_scale
-        first, last = (temperature, 0.01) if isinstance(temperature, (int, float)) else temperature
+        if isinstance(temperature, (int, float)):
+            temperature = float(temperature), 0.01
+        if not isinstance(temperature, Sequence) or len(temperature) != 2:
+            raise ArgumentError(f"temperature={shown(temperature)} is not allowed; it must be a number, or two of them")
+        first, last = temperature
+        if not isinstance(negative_prompt, str):
+            raise ArgumentError(f"negative_prompt={shown(negative_prompt)} is not allowed; it must be a text")
         grid = (self.transformer.config.sample_size,) * 2
         check_integer("steps", steps, 1, grid[0] * grid[1])
         check_integer("ahead", ahead, 1, steps)

@@ -193,6 +193,9 @@ class VARPipeline(DiffusionPipeline):
             raise ArgumentError(
                 f"tokens is {found}; it must be whole maps [B, n], n one of {', '.join(map(str, ends))}"
             )
+        count = self.transformer.config.vocab_size
+        if bool(((tokens < 0) | (tokens >= count)).any()):
+            raise ArgumentError(f"tokens are not codes of this model; they must be from 0 to {count - 1}")
         return images_from_pixels(self.vae.pixels(self.vae.latents(tokens.to(self.vae.device))), output_type)
 
     @classmethod

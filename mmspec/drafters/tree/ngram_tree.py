@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.decoding.adaptive_branching import Branching
+from mmspec.decoding.adaptive_branching import Branches, Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.ngram import Table
@@ -40,11 +40,12 @@ class NGramTreeDrafter:
     def __init__(self, table: Table, branching: Branching, vocab_size: int, device: torch.device) -> None:
         self._table = table
         self._branching = branching
+        self._branch: Branches = ()  # of the latest tree
         self._tree = cache(lambda branch: Tree.branching(branch, device))
         self._siblings = Chosen(vocab_size)
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        self._branching.observe(verdict, state)
+        self._branching.observe(verdict, state, self._branch)
 
     def select_rows(self, row_ids: list[int]) -> None:
         pass
@@ -54,7 +55,7 @@ class NGramTreeDrafter:
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         width, constraint = state.layout.width, state.layout.constraint
-        branch = self._branching.choose()
+        branch = self._branch = self._branching.choose()
         positions = state.positions(len(branch))
         before, last = state.last(2).split(1, dim=1)
         above = state.at(positions - width) if width else before

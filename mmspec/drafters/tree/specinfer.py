@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branching, FixedBranching
+from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branches, Branching, FixedBranching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.tree_loop import TreeVerification
@@ -65,6 +65,7 @@ class StaticTreeDrafter:
         self._runner = runner
         self._sampler = sibling_sampler
         self._branching = branching
+        self._branch: Branches = ()  # of the latest tree
         self._tree = cache(lambda branch: Tree.branching(branch, device))
         self.verify = sibling_sampler.verify
 
@@ -74,7 +75,7 @@ class StaticTreeDrafter:
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._runner.observe(verdict, state)
-        self._branching.observe(verdict, state)
+        self._branching.observe(verdict, state, self._branch)
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._runner.select_rows(row_ids)
@@ -84,7 +85,7 @@ class StaticTreeDrafter:
         self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
-        branch = self._branching.choose()
+        branch = self._branch = self._branching.choose()
         tree = self._tree(branch)
         u = tree.uniforms(state.rng, state.length, iteration)[DRAFT]
         probs = [self._runner.root(state)]
