@@ -17,7 +17,7 @@ from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import measure_acceptance
 from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import TrainablePipeline
-from mmspec.training.sequences import read_sequences, write_sequences
+from mmspec.training.sequences import claim_folder, read_sequences, write_sequences
 from mmspec.training.settings import TrainingSettings
 from mmspec.training.trainer import SCHEMA_VERSION, CurvePoint
 
@@ -42,7 +42,7 @@ def write_datastore(
         The content of `training.json`.
     """
     work = folder / "work" / "sequences"
-    work.mkdir(parents=True, exist_ok=True)
+    claim_folder(work, settings)
     prepare = partial(settings.prepare, pipe)
     write_sequences(
         prepare, settings.prompts, settings.sequences, settings.seed, work, features=False, on_chunk=on_chunk

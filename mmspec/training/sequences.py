@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.engine import run
+from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
 from mmspec.training.prepared import PreparedPrompts
+from mmspec.training.settings import TrainingSettings
 
 # (prompts, slack) -> prompts ready to be decoded; see `mmspec.training.prepared.TrainablePipeline.prepare`.
 Prepare = Callable[[Sequence[str], int], PreparedPrompts]
 
 RECIPE = "scd"  # exact, and faster than plain decoding
+OUTPUT = "-o/--output"  # the argument that names the folder, in errors
 CHUNK_SIZE = 16  # sequences per file
 
 
@@ -42,6 +46,29 @@ class TrainingSequences:
     def features_of(self, indices: list[int]) -> Tensor | None:
         """The features of some sequences as a target returns them, float32 [R, N, D]."""
         return None if self.features is None else self.features[indices].transpose(0, 1).flatten(0, 1).float()
+
+
+def claim_folder(folder: Path, settings: TrainingSettings) -> None:
+    """Makes a folder for sequences of these settings, which it then holds in `settings.json`.
+
+    Raises:
+        ArgumentError: If the folder holds sequences of other prompts, another seed, temperature or guidance.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {name: getattr(settings, name) for name in ("seed", "temperature", "guidance_scale")}
+    text = json.dumps({**known, "prompts": list(settings.prompts)})
+    file = folder / "settings.json"
+    try:
+        same = file.read_text(encoding="utf-8") == text
+    except FileNotFoundError:
+        same = True
+    if not same:
+        raise ArgumentError(
+            f"{OUTPUT}: '{folder}' holds sequences of other prompts, another seed, temperature or guidance; delete "
+            "them, or name another folder"
+        )
+    with replacing(file) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_sequences(

@@ -21,7 +21,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.training.acceptance_probe import measure_acceptance
 from mmspec.training.objectives import LOSSES, TeacherOutput, feature_target, masked_mean, run_teacher, spread
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
-from mmspec.training.sequences import read_sequences, write_sequences
+from mmspec.training.sequences import claim_folder, read_sequences, write_sequences
 from mmspec.training.settings import TrainingSettings
 from mmspec.training.trainer import SCHEMA_VERSION, CurvePoint
 
@@ -49,7 +49,7 @@ def write_skipped_layers(
         ArgumentError: If the target cannot skip layers.
     """
     work = folder / "work" / "sequences"
-    work.mkdir(parents=True, exist_ok=True)
+    claim_folder(work, settings)
     count = min(settings.sequences, settings.batch)
     prompts = [settings.prompts[i % len(settings.prompts)] for i in range(count)]
     prepared = settings.prepare(pipe, prompts, 1)

@@ -21,11 +21,10 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.files import replacing, replacing_folder
 from mmspec.training.kinds import KINDS, Batch, evaluate_drafter, layer_ids, new_drafter
 from mmspec.training.prepared import TrainablePipeline
-from mmspec.training.sequences import TrainingSequences, read_sequences, write_sequences
+from mmspec.training.sequences import OUTPUT, TrainingSequences, claim_folder, read_sequences, write_sequences
 from mmspec.training.settings import TrainingSettings
 
 SCHEMA_VERSION = 1
-OUTPUT = "-o/--output"  # the argument that names the folder, in errors
 _WARMUP = 0.03  # share of the steps
 # Content of a checkpoint, by type.
 _STATE: dict[str, type | tuple[type, ...]] = {
@@ -104,7 +103,7 @@ class Trainer:
         """
         s, folder = self.settings, self.folder / "work" / "sequences"
         keep = s.keep_features and KINDS[s.kind].keeps_features
-        folder.mkdir(parents=True, exist_ok=True)
+        claim_folder(folder, s)
         write_sequences(
             partial(s.prepare, self.pipe),
             s.prompts,

@@ -350,6 +350,27 @@ def test_a_datastore_is_built_from_the_models_own_sequences(tmp_path: Path) -> N
     assert write_datastore(pipe, chosen, tmp_path) == record  # the sequences are kept
 
 
+@pytest.mark.parametrize(("kind", "write"), [("retrieval", write_datastore), ("swift", write_skipped_layers)])
+def test_sequences_of_other_settings_are_not_taken(kind: str, write: Any, tmp_path: Path) -> None:
+    pipe = tiny_pipe()
+    other: list[dict[str, Any]] = [
+        {"temperature": 0.5},
+        {"guidance_scale": 3.0},
+        {"seed": 9},
+        {"prompts": PROMPTS[1:3]},
+    ]
+    write(pipe, settings(kind, sequences=5), tmp_path)
+    for changes in other:
+        with pytest.raises(ArgumentError, match="holds sequences of other prompts, another seed, temperature"):
+            write(pipe, settings(kind, sequences=5, **changes), tmp_path)
+
+
+def test_a_killed_training_does_not_go_on_with_sequences_of_other_settings(tmp_path: Path) -> None:
+    Trainer(tiny_pipe(), settings("medusa"), tmp_path).collect()  # killed before its first checkpoint
+    with pytest.raises(ArgumentError, match="holds sequences of other prompts, another seed, temperature"):
+        Trainer(tiny_pipe(), settings("medusa", temperature=0.5), tmp_path).collect()
+
+
 def test_layers_to_skip_are_chosen_on_the_models_own_sequences(tmp_path: Path) -> None:
     pipe, chosen = tiny_pipe(), settings("swift", sequences=5)
     layer: Any = pipe.transformer.layers[0]
