@@ -124,7 +124,7 @@ class LazyProbs(Tensor):
             return super().__torch_function__(func, types, args, kwargs or {})
         name = getattr(func, "__name__", "")
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        if in_place and isinstance(args[0], LazyProbs):
+        if (in_place and isinstance(args[0], LazyProbs)) or isinstance((kwargs or {}).get("out"), LazyProbs):
             raise TypeError(f"{name}: the kernels would not see the change of these distributions; change a clone")
         return cls.__torch_dispatch__(func, types, args, kwargs)
 

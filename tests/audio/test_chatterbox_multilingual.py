@@ -44,8 +44,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy_pkuseg", SimpleNamespace(pkuseg=lambda: cut))
     kakasi = SimpleNamespace(convert=GOLDEN["kakasi"].__getitem__)
     monkeypatch.setitem(sys.modules, "pykakasi", SimpleNamespace(kakasi=lambda: kakasi))
-    for name in ("dicta_onnx", "russian_text_stresser"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "russian_text_stresser", None)
 
 
 @pytest.mark.parametrize("language", GOLDEN["prepared"])
@@ -62,6 +61,19 @@ def test_texts_are_prepared_as_in_the_package(folder: Path, language: str, monke
     for text, prepared in GOLDEN["prepared"][language].items():
         encode(text)
         assert seen[-1] == prepared
+
+
+def test_hebrew_stays_as_it_is_where_dicta_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Dicta` requires the file of a model, which the package does not pass."""
+
+    class Dicta:
+        def __init__(self, model_path: str) -> None:
+            raise AssertionError
+
+    monkeypatch.setitem(sys.modules, "dicta_onnx", SimpleNamespace(Dicta=Dicta))
+    tokenizer = multilingual_tokenizer()
+    text = "[he]\u05e9\u05dc\u05d5\u05dd."
+    assert encoder(tokenizer, "he", folder)("\u05e9\u05dc\u05d5\u05dd") == tokenizer.encode(text).ids
 
 
 def target_of(pipe: Any, text: str, rows: int, slack: int = 0, settings: Any = None) -> Target:

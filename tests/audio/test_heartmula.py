@@ -192,6 +192,13 @@ def test_what_is_not_possible_is_refused(tmp_path: Path) -> None:
         guided_only("la", recipe="frame")
     with pytest.raises(ArgumentError, match="which has no draft model"):
         pipe("la", recipe="draft")
+    with pytest.raises(ArgumentError, match="processor=.* is not allowed; pass a tokenizers.Tokenizer, or its file"):
+        mmspec.load(str(path), processor=object(), config={"codec": Codes(40)})
+    for name in ("text_bos_id", "text_eos_id", "audio_eos_id"):
+        (path / "gen_config.json").write_text(json.dumps({name: 40}), encoding="utf-8")
+        with pytest.raises(ModelError, match="the model has ids below"):
+            mmspec.load(str(path), config={"codec": Codes(40)})
+    (path / "gen_config.json").unlink()
     (tmp_path / "a" / "gen_config.json").unlink()
     with pytest.raises(ModelError, match="has no gen_config.json, neither in the folder nor in the one around it"):
         mmspec.load(str(path), config={"codec": Codes(40)})

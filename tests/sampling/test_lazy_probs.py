@@ -203,6 +203,8 @@ def test_lazy_probs_are_tensors_to_all_other_code(device: torch.device, monkeypa
     assert torch.allclose(p[:, 1:] + 0, wanted[:, 1:], atol=1e-6) and torch.allclose(p[1, 0], wanted[1, 0], atol=1e-6)
     with pytest.raises(TypeError, match="__setitem__: the kernels would not see the change"):
         p[:, 0] = 0.0
+    with pytest.raises(TypeError, match="change a clone"):
+        torch.mul(p, 0, out=p)
     with pytest.raises(TypeError, match="mul_: the kernels would not see"):
         p.mul_(2.0)
     changed = p.clone()

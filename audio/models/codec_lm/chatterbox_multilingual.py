@@ -1,7 +1,7 @@
 """Chatterbox Multilingual as published: other weights and another vocabulary in Chatterbox's repository.
 
 A text is normalized as Chatterbox's, in lower case and decomposed (NFKD), and begins with the token of its language.
-Chinese characters are written as Cangjie codes; Japanese, Hebrew and Russian are prepared by other packages.
+Chinese characters are written as Cangjie codes; Japanese and Russian are prepared by other packages.
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ def preparation(language: str, folder: Path) -> Callable[[str], str]:
         return kana(package("pykakasi", language).kakasi().convert)
     if language == "ko":
         return str.strip  # syllables are decomposed already
-    # The package's own installation has neither of these, and leaves texts as they are without them.
-    if language == "he" and (found := installed("dicta_onnx")) is not None:
-        return found.Dicta().add_diacritics
+    # The package's own installation lacks this one, and leaves texts as they are without it. It leaves Hebrew texts so
+    # in any case: it calls `dicta_onnx.Dicta` without the file of a model that this class requires.
     if language == "ru" and (found := installed("russian_text_stresser.text_stresser")) is not None:
         return found.RussianTextStresser().stress_text
     return str

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
@@ -221,10 +222,28 @@ def from_folder(
         if isinstance(ids[name], bool) or not isinstance(ids[name], int) or ids[name] < 0:
             raise ModelError(f"gen_config.json has {name}={ids[name]!r}; it must be an integer, 0 or more")
     tokenizer = processor
+    if not isinstance(processor, (Tokenizer, str, Path, type(None))):
+        raise ArgumentError(f"processor={shown(processor)} is not allowed; pass a tokenizers.Tokenizer, or its file")
     if not isinstance(processor, Tokenizer):
         file = beside(folder, "tokenizer.json") if processor is None else Path(processor)
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises Exception itself
             raise ModelError(f"tokenizer {str(file)!r} cannot be read: {describe(error)}") from None
-    return HeartMuLaAdapter(read_model(folder, device, dtype), tokenizer, codec, ids, options)
+    model = read_model(folder, device, dtype)
+    check_ids(model, tokenizer, ids)
+    return HeartMuLaAdapter(model, tokenizer, codec, ids, options)
+
+
+def check_ids(model: HeartMuLa, tokenizer: Tokenizer, ids: Mapping[str, int]) -> None:
+    """Checks that a model has the ids that it will read, and the one that ends a song.
+
+    Raises:
+        ModelError: If it lacks one.
+    """
+    texts, codes = model.config.text_vocab_size, model.config.audio_vocab_size
+    if (count := tokenizer.get_vocab_size()) > texts:
+        raise ModelError(f"the tokenizer has {count} ids, the model {texts}; they do not belong together")
+    for name, size in (("text_bos_id", texts), ("text_eos_id", texts), ("audio_eos_id", codes)):
+        if ids[name] >= size:
+            raise ModelError(f"gen_config.json has {name}={ids[name]}; the model has ids below {size}")
