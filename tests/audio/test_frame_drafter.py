@@ -90,7 +90,7 @@ def test_samples_follow_the_target_distribution(recipe: str) -> None:
 
 def test_drafts_that_are_not_sampled_from_their_distribution_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken variant that drafts the most likely code, and reports the distribution it did not sample from."""
-    monkeypatch.setattr(chain, "sample", lambda q, u: q.argmax(-1))
+    monkeypatch.setattr(chain, "sample_draft", lambda q, u: q.argmax(-1))
     made, joint = sample("frame", 6_000)
     floor, spread = noise_floor(joint, 6_000)
     assert float((made - joint).abs().sum() / 2) > 2 * (floor + 5 * spread)
@@ -104,7 +104,7 @@ def test_codes_are_drafted_with_the_sampling_parameters_of_their_place(monkeypat
         seen.append(q)
         return q.argmax(-1)
 
-    monkeypatch.setattr(chain, "sample", spy)
+    monkeypatch.setattr(chain, "sample_draft", spy)
     pipe = pipeline(frames=4)
     pipe.adapter.heads["frame"] = random_head()
     decoder = pipe.adapter.model.depth_decoder

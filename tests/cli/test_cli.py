@@ -236,7 +236,7 @@ def test_ls_marks_exact_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert recipes["scd"]["exact"] is True
     assert "window" in recipes["scd"]["knobs"]
     assert main(["ls", "recipes"]) == 0
-    assert "models" not in capsys.readouterr().out
+    assert "shapes-latent" not in capsys.readouterr().out
     assert main(["ls", "adapters"]) == 0
     assert "JanusForConditionalGeneration" in capsys.readouterr().out
     assert main(["ls", "metrics"]) == 0

@@ -155,7 +155,7 @@ def test_a_distribution_without_the_sequential_head_is_found(monkeypatch: pytest
         return logits
 
     monkeypatch.setattr(BlockRunner, "_corrected", alone)
-    monkeypatch.setattr(mmspec.drafters.chain, "sample", lambda q, u: sample(sampled[0], u))
+    monkeypatch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: sample(sampled[0], u))
     result = check("block:window=4", SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
     assert not result.ok, result
 

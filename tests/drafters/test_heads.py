@@ -40,7 +40,7 @@ RECIPES = ["eagle:window=4", "medusa:window=4", "tree-eagle:branch=2/2/1", "tree
 
 @pytest.mark.parametrize("recipe", ["eagle:window=3", "medusa:window=3", "block:window=3", "grid:window=3"])
 def test_argmax_drafts_with_a_softmax_q_are_found(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmspec.drafters.chain, "sample", lambda q, u: q.argmax(-1))
+    monkeypatch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: q.argmax(-1))
     result = check(recipe, SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)
     assert not result.ok, result
 

@@ -25,6 +25,7 @@ RIGHT: dict[str, list[str]] = {
     "report": ["results"],
     "measure": ["images", "--metrics", "attributes", "--prompts", "prompts.txt"],
     "train-drafter": ["-o", "drafter", "--sequences", "4"],
+    "train-judge": ["-o", "judge", "--metric", "clip"],
     "convert": ["garbage.safetensors", "-o", "converted"],
     "ls": [],
     "env": [],
@@ -33,6 +34,7 @@ RIGHT: dict[str, list[str]] = {
     "bench kernels": ["--batch", "1", "--window", "2", "--vocab", "8", "--repeats", "1"],
     "export-drafter": ["no-drafter", "--verifier", "garbage", "-o", "exported"],
 }
+REFUSED = ("music", "report", "train-judge", "convert", "export-drafter")
 # Servers do not end, and these benchmarks take minutes.
 LEFT_OUT = {"serve", "demo", "bench gpu", "bench predict"}
 
@@ -79,7 +81,7 @@ def test_every_command_is_fuzzed() -> None:
 @pytest.mark.usefixtures("workplace")
 def test_right_commands_are_accepted() -> None:
     for name, arguments in RIGHT.items():
-        expected = "refused" if name in ("music", "report", "convert", "export-drafter") else "accepted"
+        expected = "refused" if name in REFUSED else "accepted"
         found = run_command("commands that are right", [*name.split(), *arguments])
         assert found in (expected, "known fault"), (name, TALLY.faults[-1:])
 

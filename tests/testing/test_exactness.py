@@ -226,7 +226,7 @@ def share_draft_noise_with_resample(patch: pytest.MonkeyPatch) -> None:
 
 
 def init_by_argmax_but_claim_softmax(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mmspec.drafters.chain, "sample", lambda q, u: q.argmax(-1))
+    patch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: q.argmax(-1))
 
 
 def stale_q_in_coupling(patch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ def draft_without_other_layers(patch: pytest.MonkeyPatch) -> None:
         other = q.flip(-1) + q
         return mmspec.sampling.rejection.sample(other / other.sum(-1, keepdim=True), u)
 
-    patch.setattr(mmspec.drafters.chain, "sample", sample)
+    patch.setattr(mmspec.drafters.chain, "sample_draft", sample)
 
 
 def commit_the_guess(patch: pytest.MonkeyPatch) -> None:
