@@ -22,10 +22,11 @@ from mmspec.errors import ArgumentError, PluginError
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
-from mmspec.recipes import Recipe, ways_to_draft
+from mmspec.recipes import Recipe
 from mmspec.sampling.acceptance import Accept, PerCodebook
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import Sampler
+from mmspec.ways_to_draft import ways_to_draft
 
 NO_RESOURCES = DraftResources()
 

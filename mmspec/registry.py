@@ -5,7 +5,7 @@
 | `mmspec.models`   | a model's name          | a function (device, dtype) that returns a pipeline           |
 | `mmspec.adapters` | a transformers class    | a `mmspec.hf.adapters.GenerateAdapter`, a module or object   |
 | `mmspec.drafters` | a recipe                | a builder, see `mmspec.decoding.resources.DraftingContext`   |
-| `mmspec.recipes`  | a recipe                | a `mmspec.recipes.RecipeInfo`                                |
+| `mmspec.recipes`  | a recipe                | a `mmspec.ways_to_draft.RecipeInfo`                          |
 | `mmspec.rules`    | an acceptance rule      | a `mmspec.rules.Rule`                                        |
 | `mmspec.metrics`  | a metric                | a metric object, see docs/adding-a-metric.md                 |
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmspec.errors import MMSpecError
-from mmspec.recipes import RECIPES, parse
+from mmspec.recipes import parse
 from mmspec.rules import RULES
+from mmspec.ways_to_draft import RECIPES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
 # Baselines and combinations without a paper of their own.

@@ -47,7 +47,7 @@ LAYERS = (
     ("mmspec.heads",),
     ("mmspec.drafters", "mmspec.masked"),
     ("mmspec.continuous",),
-    ("mmspec.recipes", "mmspec.registry"),
+    ("mmspec.registry", "mmspec.ways_to_draft", "mmspec.recipes"),
     ("mmspec.engine",),
     ("mmspec.warm_up",),
     ("mmspec.batching",),
@@ -64,8 +64,10 @@ LAYERS = (
 )
 # Arrows between rooms of one layer, or up, and why they may be.
 ALLOWED = (
-    # A recipe names its rule, which the registry finds, plug-ins included.
+    # A recipe names its way of drafting and its rule, which the registry finds, plug-ins included.
     ("mmspec.recipes", "mmspec.registry"),
+    ("mmspec.recipes", "mmspec.ways_to_draft"),
+    ("mmspec.ways_to_draft", "mmspec.registry"),
     # Metrics and benchmarks use the models that ship with mmspec, and one benchmark a LlamaGen transformer.
     ("mmspec.metrics", "mmspec.vision.shapes"),
     ("mmspec.metrics", "mmspec.vision.scenes"),

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 import mmspec
-from mmspec import recipes, registry
+from mmspec import registry
 from mmspec.cli.app import main
 from mmspec.errors import PluginError
 from mmspec.metrics.registry import METRICS, find_metric, metrics
-from mmspec.recipes import RECIPES, parse
+from mmspec.recipes import parse
 from mmspec.rules import RULES
 from mmspec.testing.exactness import check
+from mmspec.ways_to_draft import RECIPES, ways_to_draft
 
 MODULE = """
 from mmspec.knobs import Knob
-from mmspec.recipes import RECIPES, RecipeInfo
+from mmspec.ways_to_draft import RECIPES, RecipeInfo
 from mmspec.rules import Rule
 
 TEXT = "text"
@@ -42,7 +43,7 @@ def build(context):
     return None
 """
 UNFINISHED = """
-from mmspec.recipes import RecipeInfo
+from mmspec.ways_to_draft import RecipeInfo
 
 INFO = RecipeInfo("a recipe without a window", {"tokens": "outside:build"})
 """
@@ -83,7 +84,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text(ENTRY_POINTS)
-    caches = (registry.plugins, recipes.ways_to_draft, metrics)
+    caches = (registry.plugins, ways_to_draft, metrics)
     for cached in caches:
         cached.cache_clear()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -97,7 +98,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("absent", "plug-in 'nowhere:INFO' cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
         ("broken", "plug-in 'broken:INFO' cannot be loaded: ZeroDivisionError"),
-        ("text", "plug-in 'outside:TEXT' (mmspec.recipes) must be a mmspec.recipes.RecipeInfo, not 'text'"),
+        ("text", "plug-in 'outside:TEXT' (mmspec.recipes) must be a mmspec.ways_to_draft.RecipeInfo, not 'text'"),
         ("unfinished", "RecipeInfo has builders, but no knob for the number of tokens in a target call"),
         ("lost", "plug-in 'outside:missing' cannot be loaded: AttributeError"),
         ("nonsense", "recipe 'nonsense' must return a Drafter, not None, which has no propose, observe"),

@@ -15,9 +15,10 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, MMSpecError, UnknownNameError
 from mmspec.knobs import Knob
-from mmspec.recipes import RECIPES, Recipe, RecipeInfo, default_recipe, parse
+from mmspec.recipes import Recipe, default_recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.toys import ToyTarget
+from mmspec.ways_to_draft import RECIPES, RecipeInfo
 
 
 def test_parsing_and_printing_are_inverse() -> None:

@@ -14,14 +14,14 @@ from mmspec import importing, loading, registry
 from mmspec.codebook import Codebook
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, UnknownNameError
 from mmspec.hf.adapters import GENERATE_ADAPTERS
-from mmspec.recipes import RECIPES
 from mmspec.testing.toys import toy_heads
+from mmspec.ways_to_draft import RECIPES
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"model": "shape"}, UnknownNameError, "unknown model 'shape' (did you mean 'shapes'?); known: shapes"),
+        ({"model": "shape"}, UnknownNameError, "unknown model 'shape' (did you mean 'shapes'?); known: scenes"),
         ({"model": "./no/such/folder"}, UnknownNameError, "unknown model './no/such/folder'"),
         ({"model": "no/such"}, ModelError, "model 'no/such' is not a local path, and its download failed"),
         ({"device": "meta"}, ArgumentError, "device='meta' cannot be used"),

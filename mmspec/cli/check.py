@@ -13,7 +13,8 @@ import typer
 
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe, parse, ways_to_draft
+from mmspec.recipes import Recipe, parse
+from mmspec.ways_to_draft import ways_to_draft
 
 FAILED = 1
 # The recipes that are checked on a model, those that it can run.

@@ -48,8 +48,8 @@ def _entries(kind: str) -> list[dict[str, Any]]:
     from mmspec.hf.adapters import GENERATE_ADAPTERS
     from mmspec.loading import models
     from mmspec.metrics.registry import METRICS
-    from mmspec.recipes import ways_to_draft
     from mmspec.registry import plugins, rules
+    from mmspec.ways_to_draft import ways_to_draft
 
     if kind == "recipes":
         return _described(

@@ -9,8 +9,8 @@ import pytest
 
 from mmspec.cli.app import main
 from mmspec.cli.check import all_recipes
-from mmspec.recipes import RECIPES
 from mmspec.rules import RULES
+from mmspec.ways_to_draft import RECIPES
 
 
 def results(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -20,11 +20,12 @@ import torch
 
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
-from mmspec.recipes import RECIPES, parse
+from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.exactness import check
 from mmspec.testing.toys import ToyTarget, toy_resources
+from mmspec.ways_to_draft import RECIPES
 
 CHAINS = [
     "draft:window=3",
