@@ -55,7 +55,7 @@ def typical(
     entropy = p_x * 0
     for start in range(0, vocab, BLOCK):
         p = probabilities(source, slot, start + tl.arange(0, BLOCK), GUIDED, MASKED, UNIT)
-        entropy -= tl.sum(tl.where(p > 0, p * tl.log(p), 0.0), 0)
+        entropy -= tl.sum(tl.where(p > 0, p * tl.log(tl.where(p > 0, p, 1.0)), 0.0), 0)
     threshold = tl.minimum(epsilon, alpha * tl.exp(-entropy))
     return tl.where((p_x >= threshold) & (threshold > 0), 1.0, exact)
 

@@ -76,7 +76,7 @@ def test_a_decode_after_it_meets_no_new_kernel(recipe: str, monkeypatch: pytest.
     met.clear()
     target = ToyTarget(rows, VOCAB, LENGTH, 0, guided=True)
     run(target, parse(recipe), layout(LENGTH), [SAMPLING] * rows, [4, 5], resources(rows))
-    assert len(set(met)) >= 4
+    assert len(set(met)) >= 3
     assert not set(met) - known, sorted(map(str, set(met) - known))
 
 
