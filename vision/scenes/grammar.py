@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
-from mmspec.errors import PromptError, did_you_mean
+from mmspec.errors import PromptError
 from mmspec.vision.scenes.domain import (
     ANY,
     BACKGROUNDS,
@@ -17,34 +14,16 @@ from mmspec.vision.scenes.domain import (
     Caption,
     Object,
 )
+from mmspec.vision.shapes.prompt_words import PromptWords
 
 GRAMMAR = (
     "[solid|dotted|striped] COLOR SHAPE-OR-DIGIT at the top|bottom left|right, ... "
     "[on [a] [sandy|cloudy|starry|brick] [white|black|gray|pink|teal] background]"
 )
 _IGNORED = ("a", "an", "the", "and")
+_EXAMPLE = "a red star at the top left and a blue 7 at the bottom right"
 _SIDES = (("top", "bottom"), ("left", "right"))
 WORDS = (*FILLS, *COLORS, *KINDS, "at", *_SIDES[0], *_SIDES[1], "on", *TEXTURES, *BACKGROUNDS, "background")
-
-
-class _Words:
-    """The words of a prompt, which are consumed from the front."""
-
-    def __init__(self, prompt: str, words: list[str]) -> None:
-        self.prompt = prompt
-        self.words = words
-
-    def take(self, known: Sequence[str]) -> str | None:
-        if self.words and self.words[0] in known:
-            return self.words.pop(0)
-        return None
-
-    def need(self, known: Sequence[str], what: str) -> str:
-        word = self.take(known)
-        if word is None:
-            found = f"found '{self.words[0]}'" if self.words else "the prompt ends"
-            raise PromptError(f"cannot read {self.prompt!r}: expected {what}, {found}; prompts are: {GRAMMAR}")
-        return word
 
 
 def parse(prompt: str) -> Caption:
@@ -55,14 +34,7 @@ def parse(prompt: str) -> Caption:
     Raises:
         PromptError: If the prompt is empty or does not follow the grammar, such as a word that it does not have.
     """
-    words = [word for word in re.findall(r"[^\s,.;!?]+", prompt.lower()) if word not in _IGNORED]
-    if not words:
-        raise PromptError("the prompt is empty; try 'a red star at the top left and a blue 7 at the bottom right'")
-    unknown = [word for word in dict.fromkeys(words) if word not in WORDS]
-    if unknown:
-        named = ", ".join(f"{word!r}{did_you_mean(word, WORDS)}" for word in unknown)
-        raise PromptError(f"unknown words in {prompt!r}: {named}; prompts are: {GRAMMAR}")
-    reader = _Words(" ".join(prompt.split()), words)
+    reader = PromptWords(prompt, WORDS, _IGNORED, GRAMMAR, _EXAMPLE)
     objects: dict[str, Object] = {}
     while not objects or (reader.words and reader.words[0] != "on"):
         fill = reader.take(FILLS) or ANY

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
-from mmspec.errors import PromptError, did_you_mean
 from mmspec.vision.shapes.domain import ANY, BACKGROUNDS, COLOURS, NONE, RELATIONS, SHAPES, SIZES, STYLES, Caption
+from mmspec.vision.shapes.prompt_words import PromptWords
 
 GRAMMAR = (
     "[small|large] COLOUR SHAPE [above|below|left of|right of [small|large] COLOUR SHAPE] "
@@ -17,26 +14,6 @@ RELATION_WORDS = tuple(word for relation in RELATIONS for word in relation.split
 WORDS = (*SIZES, *COLOURS, *SHAPES, *RELATION_WORDS, "of", "on", *STYLES, *BACKGROUNDS, "background")
 
 
-class _Words:
-    """The words of a prompt, which are consumed from the front."""
-
-    def __init__(self, prompt: str, words: list[str]) -> None:
-        self.prompt = prompt
-        self.words = words
-
-    def take(self, known: Sequence[str]) -> str | None:
-        if self.words and self.words[0] in known:
-            return self.words.pop(0)
-        return None
-
-    def need(self, known: Sequence[str], what: str) -> str:
-        word = self.take(known)
-        if word is None:
-            found = f"found '{self.words[0]}'" if self.words else "the prompt ends"
-            raise PromptError(f"cannot read {self.prompt!r}: expected {what}, {found}; prompts are: {GRAMMAR}")
-        return word
-
-
 def parse(prompt: str) -> Caption:
     """The caption of a prompt; slots that the prompt does not state are "any".
 
@@ -45,14 +22,7 @@ def parse(prompt: str) -> Caption:
     Raises:
         PromptError: If the prompt is empty, has an unknown word, or does not follow the grammar.
     """
-    words = [word for word in re.findall(r"[^\s,.;!?]+", prompt.lower()) if word not in _ARTICLES]
-    if not words:
-        raise PromptError("the prompt is empty; try 'a red circle above a blue square'")
-    unknown = [word for word in dict.fromkeys(words) if word not in WORDS]
-    if unknown:
-        named = ", ".join(f"{word!r}{did_you_mean(word, WORDS)}" for word in unknown)
-        raise PromptError(f"unknown words in {prompt!r}: {named}; prompts are: {GRAMMAR}")
-    reader = _Words(" ".join(prompt.split()), words)
+    reader = PromptWords(prompt, WORDS, _ARTICLES, GRAMMAR, "a red circle above a blue square")
     size1, colour1, shape1 = _object(reader)
     relation, size2, colour2, shape2 = NONE, NONE, NONE, NONE
     relation_word = reader.take(RELATION_WORDS)
@@ -73,7 +43,7 @@ def parse(prompt: str) -> Caption:
     return Caption(size1, colour1, shape1, relation, size2, colour2, shape2, style, background)
 
 
-def _object(reader: _Words) -> tuple[str, str, str]:
+def _object(reader: PromptWords) -> tuple[str, str, str]:
     return reader.take(SIZES) or ANY, reader.need(COLOURS, "a colour"), reader.need(SHAPES, "a shape")
 
 
