@@ -1,7 +1,7 @@
 """Records codes of the original HeartMuLa with tiny random weights.
 
 Needs github.com/HeartMuLa/heartlib (Apache License 2.0) and torchtune 0.4.0 on the path:
-PYTHONPATH=heartlib/src:tests/helpers python tests/helpers/record_heartmula.py
+PYTHONPATH=heartlib/src:tests/helpers python tests/helpers/record_heartmula.py FOLDER
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
             vocab_size=4, num_layers=a, num_heads=b, num_kv_heads=c, embed_dim=d, max_seq_len=f, intermediate_dim=e,
             attn_dropout=0.0, norm_eps=1e-5, rope_base=500_000, scale_factor=32,
         )  # fmt: skip
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/heartmula")
+    folder = Path(sys.argv[1])
     tiny.write(folder)
     config = HeartMuLaConfig(**{k: v for k, v in tiny.CONFIG.items() if k != "model_type"})
     pipe = HeartMuLaGenPipeline(
