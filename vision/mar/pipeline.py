@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.arguments import check_callback, check_integer, check_number, text_list
+from mmspec.arguments import check_callback, check_integer, check_number
 from mmspec.continuous.run import build_latent_rule, run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -20,13 +20,13 @@ from mmspec.decoding.batch import Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.class_prompts import read_classes
 from mmspec.vision.component_dtypes import component_dtypes
-from mmspec.vision.llamagen.conditioning import read_labels
 from mmspec.vision.mar.denoising import MARHead
 from mmspec.vision.mar.kl16 import pixels
 from mmspec.vision.mar.masked import Shortcuts, decode_masked
@@ -164,7 +164,8 @@ class MARPipeline(DiffusionPipeline):
         if self.vae is None and output_type != "latent":
             raise ArgumentError(f"output_type={output_type!r} requires a vae, and this pipeline has none; use 'latent'")
         recipe, default, places = parse(recipe), self.config, self.transformer.places
-        labels = self._labels(prompt, class_labels).repeat_interleave(num_images_per_prompt)
+        labels = read_classes(prompt, class_labels, self.transformer.config.class_num)
+        labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
         scale = default.guidance_scale if guidance_scale is None else guidance_scale
         schedule = default.cfg_schedule if cfg_schedule is None else cfg_schedule
@@ -317,20 +318,6 @@ class MARPipeline(DiffusionPipeline):
         )  # fmt: skip
         index = order.to(tokens.device)[..., None].expand_as(tokens)
         return torch.zeros_like(tokens).scatter_(1, index, tokens), stats
-
-    def _labels(self, prompt: str | Sequence[str] | None, class_labels: int | Sequence[int] | Tensor | None) -> Tensor:
-        if (prompt is None) == (class_labels is None):
-            raise ArgumentError("exactly one of prompt and class_labels is needed")
-        count = self.transformer.config.class_num
-        if prompt is not None:
-            texts = text_list("prompt", prompt)
-            if not all(text.strip().isdecimal() for text in texts):
-                raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
-            class_labels = [int(text) for text in texts]
-        labels = read_labels(class_labels)
-        if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
-            raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
-        return labels
 
 
 def latents_so_far(order: Tensor, dim: int, step: Step) -> Tensor:

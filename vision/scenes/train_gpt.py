@@ -27,21 +27,7 @@ from mmspec.vision.scenes.data import Codes, caption_features, training_set, val
 from mmspec.vision.scenes.domain import CONDITION_SLOTS, FEATURE_DIM
 from mmspec.vision.shapes.export import export
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
-from mmspec.vision.shapes.train_gpt import FOLDERS, muon_blocks
-
-
-def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
-    """A transformer for the tokens and captions of scenes, with initial weights."""
-    gpt = LlamaGenGPT(
-        vocab_size=tokenizer.vocab_size, dim=config.dim, n_layer=config.n_layer, n_head=config.n_head,
-        ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=CONDITION_SLOTS, caption_dim=FEATURE_DIM,
-        grid_size=tokenizer.grid_size, rope_base=100.0, qk_norm=True, condition_rope="identity",
-        position_embedding=True,
-    )  # fmt: skip
-    gpt.init_weights()
-    # One-hot captions pass through two matrices; with the usual 0.02 in both, condition slots would start near zero.
-    torch.nn.init.normal_(gpt.cls_embedding.cap_proj.fc1.weight, std=0.5)
-    return gpt
+from mmspec.vision.shapes.train_gpt import FOLDERS, build, muon_blocks
 
 
 @torch.no_grad()
@@ -60,7 +46,7 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, compiled: bo
     tokenizer = ShapesTokenizer.from_pretrained(weights / "vqvae").float().eval()
     codes, held_out = training_set(tokenizer, out), validation(tokenizer, 128)
     torch.manual_seed(0)
-    gpt = build(config, tokenizer)
+    gpt = build(config, tokenizer, CONDITION_SLOTS, FEATURE_DIM)
     average = copy.deepcopy(gpt)
     optimizer = MuonAdamW(gpt, muon_blocks, config)
     step, seconds = 0, 0.0

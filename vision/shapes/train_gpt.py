@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -48,11 +49,27 @@ class Progress:
     seconds: float = 0.0
 
 
-def build(config: GPTTraining, tokenizer: ShapesTokenizer) -> LlamaGenGPT:
-    """A transformer for the tokens and captions of shapes, with initial weights."""
+class GPTSizes(Protocol):
+    """The sizes of a transformer; see `GPTTraining`."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def n_layer(self) -> int: ...
+
+    @property
+    def n_head(self) -> int: ...
+
+    @property
+    def ffn_dim(self) -> int: ...
+
+
+def build(config: GPTSizes, tokenizer: ShapesTokenizer, slots: int, feature_dim: int) -> LlamaGenGPT:
+    """A transformer for the tokens of images and captions of features [slots, feature_dim], with initial weights."""
     gpt = LlamaGenGPT(
         vocab_size=tokenizer.vocab_size, dim=config.dim, n_layer=config.n_layer, n_head=config.n_head,
-        ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=CONDITION_SLOTS, caption_dim=FEATURE_DIM,
+        ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=slots, caption_dim=feature_dim,
         grid_size=tokenizer.grid_size, rope_base=100.0, qk_norm=True, condition_rope="identity",
         position_embedding=True,
     )  # fmt: skip
@@ -112,7 +129,7 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
     codes, held_out = load_codes(out), validation(tokenizer, 256, look)
 
     torch.manual_seed(0)
-    gpt = build(config, tokenizer)
+    gpt = build(config, tokenizer, CONDITION_SLOTS, FEATURE_DIM)
     average = copy.deepcopy(gpt)
     optimizer = MuonAdamW(gpt, muon_blocks, config)
     generator = torch.Generator().manual_seed(1000 + rank)

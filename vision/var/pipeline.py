@@ -10,18 +10,18 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from mmspec.arguments import check_callback, check_flag, check_integer, check_number, text_list
+from mmspec.arguments import check_callback, check_flag, check_integer, check_number
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
+from mmspec.vision.class_prompts import read_classes
 from mmspec.vision.component_dtypes import component_dtypes
-from mmspec.vision.llamagen.conditioning import read_labels
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
 from mmspec.vision.var.decoding import decode_maps, map_distances
 from mmspec.vision.var.tokenizer import VARTokenizer
@@ -144,7 +144,8 @@ class VARPipeline(DiffusionPipeline):
                 f"recipe={str(recipe)!r} is not possible here: a call generates a whole map already; use 'plain', and "
                 "large_scales=6 for a smaller model of the last maps"
             )
-        labels = self._labels(prompt, class_labels).repeat_interleave(num_images_per_prompt)
+        labels = read_classes(prompt, class_labels, self.transformer.config.num_classes)
+        labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
         sampling = SamplingParams(
             temperature, default.top_k if top_k is None else top_k, default.top_p if top_p is None else top_p
@@ -204,20 +205,6 @@ class VARPipeline(DiffusionPipeline):
         kwargs["dtype"] = component_dtypes(folder, kwargs.get("dtype"), "transformer", "vae")
         pipe: VARPipeline = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
         return pipe
-
-    def _labels(self, prompt: str | Sequence[str] | None, class_labels: int | Sequence[int] | Tensor | None) -> Tensor:
-        if (prompt is None) == (class_labels is None):
-            raise ArgumentError("exactly one of prompt and class_labels is needed")
-        count = self.transformer.config.num_classes
-        if prompt is not None:
-            texts = text_list("prompt", prompt)
-            if not all(text.strip().isdecimal() for text in texts):
-                raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
-            class_labels = [int(text) for text in texts]
-        labels = read_labels(class_labels)
-        if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
-            raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
-        return labels
 
 
 def maps_so_far(step: Step) -> Tensor:

@@ -1,0 +1,38 @@
+"""Class ids of a call, given as labels or as prompts that are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mmspec.arguments import text_list
+from mmspec.errors import ArgumentError, PromptError
+from mmspec.vision.llamagen.conditioning import read_labels
+
+
+def read_classes(
+    prompt: str | Sequence[str] | None, class_labels: int | Sequence[int] | Tensor | None, count: int
+) -> Tensor:
+    """Class ids, int64 [n] in 0..count - 1.
+
+    Args:
+        prompt: Class ids as text, such as "207"; instead of `class_labels`.
+        class_labels: One or more class ids.
+        count: The number of classes.
+
+    Raises:
+        ArgumentError: If not exactly one of both is given, or an id is not a class.
+        PromptError: If a prompt is not a number.
+    """
+    if (prompt is None) == (class_labels is None):
+        raise ArgumentError("exactly one of prompt and class_labels is needed")
+    if prompt is not None:
+        texts = text_list("prompt", prompt)
+        if not all(text.strip().isdecimal() for text in texts):
+            raise PromptError(f"prompt={texts} is not allowed; give numbers of classes, 0 to {count - 1}")
+        class_labels = [int(text) for text in texts]
+    labels = read_labels(class_labels)
+    if not len(labels) or labels.is_floating_point() or bool(((labels < 0) | (labels >= count)).any()):
+        raise ArgumentError(f"class_labels={labels.tolist()} is not allowed; give class ids, 0 to {count - 1}")
+    return labels
