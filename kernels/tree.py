@@ -70,7 +70,8 @@ def walk_tree_reference(
     p: SoftmaxStats, branches: Branches, accept_u: Tensor, resample_u: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`walk_tree` in torch and float64, one sequence and one sibling at a time."""
-    all_probs, tree = p.dense(torch.float64), branches
+    all_probs, tree = p.dense(torch.float64).cpu(), branches
+    accept_u, resample_u = accept_u.cpu(), resample_u.cpu()
     batch, vocab = len(tree.tokens), all_probs.shape[-1]
     tokens = torch.zeros(batch, tree.height + 1, dtype=torch.int64)
     path = torch.arange(1, tree.height + 1).repeat(batch, 1)
@@ -88,7 +89,7 @@ def walk_tree_reference(
                     q = torch.zeros(vocab, dtype=torch.float64)
                     q[x] = float(x not in before)
                 else:
-                    q = tree.draft_probs[row, min(entry, tree.draft_probs.shape[1] - 1)].double()
+                    q = tree.draft_probs[row, min(entry, tree.draft_probs.shape[1] - 1)].double().cpu()
                     if tree.siblings == WITHOUT_REPLACEMENT and before:
                         q = q.clone()
                         q[before] = 0.0

@@ -47,8 +47,9 @@ class Codebook:
             raise ArgumentError(f"vectors has shape {list(vectors.shape)}; it must be [K, D], of finite numbers")
         vectors = vectors.detach().float()
         tokens = torch.arange(len(vectors)) if tokens is None else tokens
+        tokens = tokens.to(vectors.device)
         size = len(vectors) if vocab_size is None else vocab_size
-        self.vectors = vectors.new_zeros(size, vectors.shape[1]).index_copy_(0, tokens.to(vectors.device), vectors)
+        self.vectors = vectors.new_zeros(size, vectors.shape[1]).index_copy_(0, tokens, vectors)
         self.known = torch.zeros(size, dtype=torch.bool, device=vectors.device).index_fill_(0, tokens, True)
 
     def digest(self) -> str:

@@ -36,7 +36,7 @@ def decoder(kind: str = "llama", layers: int = 2, **more: Any) -> Any:
 
 def target_of(model: Any) -> CausalTarget:
     """Two rows, of which one has a padded prompt."""
-    backbone = Backbone(model, model.embed_tokens, nn.Linear(32, 20, bias=False), 20, model.device)
+    backbone = Backbone(model, model.embed_tokens, nn.Linear(32, 20, bias=False).to(model.device), 20, model.device)
     mask = torch.tensor([[True, True, True], [False, True, True]], device=model.device)
     positions = torch.tensor([[[0, 1, 2], [0, 0, 1]]], device=model.device)
     return CausalTarget(backbone, Prompt(torch.randn(2, 3, 32).to(model.device), mask, positions), None, 8, 4)

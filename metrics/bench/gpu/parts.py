@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -82,7 +84,9 @@ def tests(plan: Plan, device: torch.device) -> Iterator[Record]:
         found = Path(folder, "junit.xml")
         # Without the options of pyproject.toml, which need plugins.
         words = ["-o", "addopts=", "--import-mode=importlib", "-m", "gpu", "-q", "--maxfail=20"]
-        words += ["-p", "no:cacheprovider", f"--junitxml={found}", *plan.tests]
+        words += ["-p", "no:cacheprovider", "-p", "no:benchmark", f"--junitxml={found}", *plan.tests]
+        if find_spec("xdist") is not None:  # most of the time goes into compiling kernels, on one core each
+            words += ["-n", str(max(1, min(16, (os.cpu_count() or 1) - 2)))]
         done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=root, capture_output=True, text=True)
         if not found.exists():
             yield {"case": "pytest", "error": (done.stdout + done.stderr)[-2000:]}
@@ -175,7 +179,7 @@ def _kernels(plan: Plan, device: torch.device, case: KernelCase, name: str, cut:
 
     def timed(kernel: str, calls: list[Callable[[], object]], bytes_moved: int) -> Record:
         def measure() -> Record:
-            taken = time_calls(calls, device, plan.repeats)
+            taken = time_calls(calls, device, plan.repeats, captured=kernel != "window")
             return {**asdict(taken), "bytes": bytes_moved, "bandwidth": bytes_moved / taken.seconds}
 
         return record_of(facts | {"kernel": kernel}, measure)

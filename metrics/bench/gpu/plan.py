@@ -53,7 +53,13 @@ class Plan:
     seconds: dict[str, float]
 
 
-TESTS = ("tests/kernels", "tests/sampling/test_lazy_probs.py", "tests/decoding/test_cuda_graphs.py")
+TESTS = (
+    "tests/kernels",
+    "tests/sampling/test_lazy_probs.py",
+    "tests/decoding/test_cuda_graphs.py",
+    "tests/vision/test_fused_layers.py",
+    "tests/hf/test_fused_decoder_layers.py",
+)
 SECONDS = {
     "speed": 20.0,
     "tests": 140.0,

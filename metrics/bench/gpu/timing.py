@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 _WARMUP = 2
 
@@ -17,8 +19,7 @@ class CallTime:
     """The time of a call.
 
     Attributes:
-        device: Median seconds on the device, without the time that the host takes to launch; None on a CPU, or if the
-            call cannot be captured in a CUDA graph.
+        device: Median seconds on the device, without the time that the host takes to launch; None on a CPU.
         device_p10: The 10th percentile of the same.
         device_p90: The 90th percentile of the same.
         wall: Median seconds from the launch until the result is there.
@@ -37,13 +38,17 @@ class CallTime:
         return self.wall if self.device is None else self.device
 
 
-def time_calls(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> CallTime:
+def time_calls(
+    calls: Sequence[Callable[[], object]], device: torch.device, repeats: int, captured: bool = True
+) -> CallTime:
     """The time of one of several equal calls, which are made in turn.
 
     Args:
         calls: The calls. With several, on inputs that exceed the device's cache together, none finds its input there.
         device: Where they run.
         repeats: Measured rounds, at least 1.
+        captured: Whether the time on the device is that of a captured call. A call that waits for the device cannot be
+            captured; its time is then the sum of its kernels and copies.
     """
     for _ in range(_WARMUP):
         for call in calls:
@@ -55,7 +60,9 @@ def time_calls(calls: Sequence[Callable[[], object]], device: torch.device, repe
         calls[n % len(calls)]()
         synchronize(device)
         walls.append(time.perf_counter() - start)
-    spans = _device_seconds(calls, device, repeats) if device.type == "cuda" else None
+    spans = None
+    if device.type == "cuda":
+        spans = _device_seconds(calls, device, repeats) if captured else _busy_seconds(calls, device, repeats)
     wall, wall_p90 = np.percentile(walls, (50, 90)).tolist()
     if spans is None:
         return CallTime(None, None, None, wall, wall_p90)
@@ -63,17 +70,26 @@ def time_calls(calls: Sequence[Callable[[], object]], device: torch.device, repe
     return CallTime(middle, low, high, wall, wall_p90)
 
 
-def _device_seconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float] | None:
-    """Seconds per call of replays of a CUDA graph that makes each call; None if they cannot be captured."""
+def _busy_seconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
+    """Seconds per call in which the device computes or copies, as its profiler tells."""
+    spans = []
+    for n in range(min(repeats, 10)):
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            calls[n % len(calls)]()
+            synchronize(device)
+        events = profiled.events() or []
+        spans.append(sum(event.device_time for event in events if event.device_type == DeviceType.CUDA) / 1e6)
+    return spans
+
+
+def _device_seconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
+    """Seconds per call of replays of a CUDA graph that makes each call."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     calls = list(calls) * max(1, 10 // len(calls))  # so that the time of a replay itself does not count
     stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for call in calls:
-                call()
-    except RuntimeError:
-        return None
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for call in calls:
+            call()
     graph.replay()
     spans = []
     for _ in range(repeats):
@@ -103,7 +119,7 @@ def synchronize(device: torch.device) -> None:
 
 def copy_bandwidth(device: torch.device, bytes_moved: int = 2**31) -> float:
     """Bytes per second, read and written, of a copy much larger than any cache."""
-    source = torch.zeros(bytes_moved // 8, dtype=torch.float32, device=device)
+    source = torch.randn(bytes_moved // 8, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / time_calls([lambda: target.copy_(source)], device, 10).seconds
 
