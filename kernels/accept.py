@@ -37,7 +37,7 @@ from mmspec.kernels.acceptance import (
     typical,
     typical_reference,
 )
-from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP
 from mmspec.kernels.residual import resample_reference, residual_sample
 from mmspec.kernels.rule import KernelRule
@@ -333,7 +333,7 @@ def _verify_window(
     tl.store(report + 1, (token < 0).to(tl.int32) + 2 * (broken > 0).to(tl.int32) + 4 * (q_broken > 0).to(tl.int32))
 
 
-@torch.library.custom_op("mmspec::verify_window", mutates_args=())
+@operator("mmspec::verify_window", mutates_args=())
 def verify_window_op(
     cond: Tensor,
     uncond: Tensor | None,

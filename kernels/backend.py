@@ -10,10 +10,11 @@ Importing this module does not import Triton.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,10 +55,42 @@ def choose(device: str) -> str:
     return wanted
 
 
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+class Operator(Generic[P, R]):
+    """A torch custom op whose function is called at once where nothing observes the operators that run.
+
+    The dispatch of a custom op takes the host longer than the launch of its kernel, and a window has five. Compilers,
+    fake tensors and other dispatch modes get the op.
+
+    Attributes:
+        op: The op, `torch.ops.mmspec.*`.
+    """
+
+    def __init__(self, name: str, function: Callable[P, R], mutates_args: Iterable[str]) -> None:
+        self.op = torch.library.custom_op(name, function, mutates_args=mutates_args)
+        self.register_fake = self.op.register_fake
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            found: R = self.op(*args, **kwargs)
+            return found
+        return self._function(*args, **kwargs)
+
+
+def operator(name: str, *, mutates_args: Iterable[str]) -> Callable[[Callable[P, R]], Operator[P, R]]:
+    """Decorates the function of an `Operator`; arguments as those of `torch.library.custom_op`."""
+    return lambda function: Operator(name, function, mutates_args)
+
+
 def launchable(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which Triton launches on the tensor's device."""
     _note_compilations()
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    if not tensor.is_cuda or torch.cuda.current_device() == tensor.device.index:
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def warps(block: int) -> int:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.philox import UNIFORMS, block, words
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
@@ -165,7 +165,7 @@ def _verify_columns(
     tl.store(resampled + row * cells + ids, tl.where(is_free, column, 0).to(tl.int64), mask=ids < cells)
 
 
-@torch.library.custom_op("mmspec::verify_columns", mutates_args=())
+@operator("mmspec::verify_columns", mutates_args=())
 def verify_columns_op(
     cond: Tensor,
     uncond: Tensor | None,

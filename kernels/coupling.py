@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP
 from mmspec.kernels.philox import gumbel_reference, gumbels
 from mmspec.kernels.residual import resample_reference, residual_sample
@@ -103,7 +103,7 @@ def _couple_maximally(
     tl.store(out + slot, token)
 
 
-@torch.library.custom_op("mmspec::couple_maximally", mutates_args=())
+@operator("mmspec::couple_maximally", mutates_args=())
 def couple_maximally_op(
     cond: Tensor,
     uncond: Tensor | None,
@@ -179,7 +179,7 @@ def _couple_by_noise(
     tl.store(out + slot, token.to(tl.int64))
 
 
-@torch.library.custom_op("mmspec::couple_by_noise", mutates_args=())
+@operator("mmspec::couple_by_noise", mutates_args=())
 def couple_by_noise_op(
     cond: Tensor,
     uncond: Tensor | None,

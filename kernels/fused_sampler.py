@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.philox import gumbel_reference, gumbels
 from mmspec.kernels.softmax_stats import SoftmaxStats, logits, mix, weights
@@ -328,7 +328,7 @@ def _fused_sample(
     tl.store(chances + slot, tl.where(bad, float("nan"), chance))
 
 
-@torch.library.custom_op("mmspec::fused_sample", mutates_args=())
+@operator("mmspec::fused_sample", mutates_args=())
 def fused_sample_op(
     cond: Tensor,
     uncond: Tensor | None,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable
+from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.specialization import kernel
 
 BLOCK = 1024
@@ -57,7 +57,7 @@ def _rotate_and_store(qkv, cos, sin, places, keys, values, out, width, heads, he
     tl.store(values + place * head_dim + at, v, mask=inside)
 
 
-@torch.library.custom_op("mmspec::rotate_and_store", mutates_args=("keys", "values"))
+@operator("mmspec::rotate_and_store", mutates_args=("keys", "values"))
 def rotate_and_store(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Rotates queries and keys in float32, and writes keys and values to the cache.
 
@@ -141,7 +141,7 @@ def _rotate_halves_and_store(
     tl.store(values + place * head_dim + at, new, mask=stored)
 
 
-@torch.library.custom_op("mmspec::rotate_halves_and_store", mutates_args=("keys", "values"))
+@operator("mmspec::rotate_halves_and_store", mutates_args=("keys", "values"))
 def rotate_halves_and_store(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
@@ -195,7 +195,7 @@ def _rms_norm(x, weight, out, size, eps, BLOCK: tl.constexpr):
     tl.store(out + row + lane, (factor.to(tl.float32) * scaled.to(tl.float32)).to(own.dtype), mask=lane < size)
 
 
-@torch.library.custom_op("mmspec::rms_norm", mutates_args=())
+@operator("mmspec::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The root mean square norm of contiguous rows x [..., D], in float32, times `weight` [D] of the same dtype."""
     if chosen(x) == "torch":
@@ -223,7 +223,7 @@ def _swiglu(gate, up, out, count, BLOCK: tl.constexpr):
     tl.store(out + at, (activated.to(tl.float32) * u.to(tl.float32)).to(g.dtype), mask=at < count)
 
 
-@torch.library.custom_op("mmspec::swiglu", mutates_args=())
+@operator("mmspec::swiglu", mutates_args=())
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, for contiguous tensors of the same shape and dtype."""
     if chosen(gate) == "torch":

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable
+from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.specialization import kernel
 
 UNIFORMS, GUMBELS = 0, 1
@@ -98,7 +98,7 @@ def _uniforms(out, seeds, positions, iterations, first, count, width, slots, BLO
     tl.store(out + 3 * total + at, (three >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
 
 
-@torch.library.custom_op("mmspec::uniforms", mutates_args=())
+@operator("mmspec::uniforms", mutates_args=())
 def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
     """Uniform random numbers in [0, 1), multiples of 2**-24, one slice per stream of `mmspec.sampling.rng`.
 

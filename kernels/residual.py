@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.fused_sampler import CHUNK
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
@@ -107,7 +107,7 @@ def _resample(
     tl.store(tokens + slot, token.to(tl.int64))
 
 
-@torch.library.custom_op("mmspec::resample", mutates_args=())
+@operator("mmspec::resample", mutates_args=())
 def resample_op(
     cond: Tensor,
     uncond: Tensor | None,

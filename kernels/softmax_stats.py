@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable
+from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.specialization import kernel
 
 SCALE, TEMPERATURE, FLOOR, PEAK, TOTAL = range(5)
@@ -180,7 +180,7 @@ def _at(
     tl.store(out + slot, tl.sum(probabilities(source, slot, token, GUIDED, MASKED, UNIT), 0))
 
 
-@torch.library.custom_op("mmspec::at", mutates_args=())
+@operator("mmspec::at", mutates_args=())
 def at(
     cond: Tensor, uncond: Tensor | None, allowed: Tensor | None, floats: Tensor, ints: Tensor, tokens: Tensor
 ) -> Tensor:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable
+from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.softmax_stats import POINT
 from mmspec.kernels.specialization import kernel
 
@@ -193,7 +193,7 @@ def _draft_window(
     tl.store(window + row * (m + 1) + 1 + lanes, held, mask=lanes < m)
 
 
-@torch.library.custom_op("mmspec::draft_window", mutates_args=())
+@operator("mmspec::draft_window", mutates_args=())
 def draft_window_op(
     tokens: Tensor,
     rows: Tensor,

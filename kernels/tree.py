@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable, warps
+from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
 from mmspec.kernels.specialization import kernel
@@ -241,7 +241,7 @@ def _walk_tree(
     tl.store(tested + row, depths)
 
 
-@torch.library.custom_op("mmspec::walk_tree", mutates_args=())
+@operator("mmspec::walk_tree", mutates_args=())
 def walk_tree_op(
     cond: Tensor,
     uncond: Tensor | None,

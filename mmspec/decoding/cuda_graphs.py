@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mmspec.decoding.attention_backends import with_plans
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import (
     EarlyExit,
@@ -173,7 +174,7 @@ class _CapturedCall:
         device = self.tokens.device
         current, (warmup_stream, capture_stream) = torch.cuda.current_stream(device), _streams(device)
         # The current stream is set explicitly, because a capture that fails would leave its own stream set.
-        with torch.cuda.device(device), torch.cuda.stream(current):
+        with torch.cuda.device(device), torch.cuda.stream(current), with_plans():
             warmup_stream.wait_stream(current)
             try:
                 # Initialization on the first call must not be captured.
