@@ -17,8 +17,9 @@ from mmspec.hf.grouped_queries import fold
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.kernels.backend import choose
 
-# Decoders whose layers are what `fused_features` computes; Qwen2 has biases in three products.
-_DECODERS = {"LlamaModel", "MistralModel", "Qwen2Model"}
+# Decoders whose layers are what `fused_features` computes; Qwen2 has biases in three products, Qwen3 norms of queries
+# and keys.
+_DECODERS = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "Emu3TextModel", "CsmBackboneModel"}
 
 
 def can_fuse(decoder: Any) -> bool:
@@ -54,25 +55,35 @@ def fused_features(
     Returns:
         The hidden states after the final norm, [R, W, D].
     """
-    from mmspec.kernels.layers import rms_norm, rotate_halves_and_store, swiglu  # Triton may be missing
+    from mmspec.kernels.attention import attend, pays  # Triton may be missing
+    from mmspec.kernels.layers import rms_norm, rotate_halves_and_store, swiglu
 
     def norm(x: Tensor, module: Any) -> Tensor:
         return rms_norm(x, module.weight, module.variance_epsilon)
 
+    def by_head(x: Tensor, module: Any) -> Tensor:
+        return norm(x.unflatten(-1, (-1, len(module.weight))), module).flatten(2)
+
+    of_heads = hasattr(decoder.layers[0].self_attn, "q_norm")
     h, rows, end = embeds.clone(), len(embeds), cache.window.end
     cos, sin = decoder.rotary_emb(embeds, position_ids=positions)
     for layer, stored in zip(decoder.layers, cache.layers, strict=True):
         attention, mlp = layer.self_attn, layer.mlp
         keys, values = stored.keys[:rows], stored.values[:rows]
         normed = norm(h, layer.input_layernorm)
-        qkv = (_product(normed, one) for one in (attention.q_proj, attention.k_proj, attention.v_proj))
-        q = rotate_halves_and_store(*qkv, cos, sin, slots, keys, values).transpose(1, 2)
+        q, k, v = (_product(normed, one) for one in (attention.q_proj, attention.k_proj, attention.v_proj))
+        if of_heads:
+            q, k = by_head(q, attention.q_norm), by_head(k, attention.k_norm)
+        q = rotate_halves_and_store(q, k, v, cos, sin, slots, keys, values).transpose(1, 2)
         seen = keys[:, :, :end], values[:, :, :end]
-        if keys.shape[1] < q.shape[1]:
-            out = fold(q, *seen, mask, attention.scaling)
+        if pays(q, seen[0], mask):
+            out = attend(q, *seen, mask, attention.scaling)
+        elif keys.shape[1] < q.shape[1]:
+            out = fold(q, *seen, mask, attention.scaling).transpose(1, 2).flatten(2)
         else:
-            out = F.scaled_dot_product_attention(q, *seen, attn_mask=mask, scale=attention.scaling)
-        add_linear(h, out.transpose(1, 2).flatten(2), attention.o_proj)
+            attended = F.scaled_dot_product_attention(q, *seen, attn_mask=mask, scale=attention.scaling)
+            out = attended.transpose(1, 2).flatten(2)
+        add_linear(h, out, attention.o_proj)
         normed = norm(h, layer.post_attention_layernorm)
         add_linear(h, swiglu(_product(normed, mlp.gate_proj), _product(normed, mlp.up_proj)), mlp.down_proj)
     return norm(h, decoder.norm)

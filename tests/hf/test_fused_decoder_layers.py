@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from fake_targets import traced_reads
 from torch import nn
-from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
+from transformers import (
+    CsmBackboneModel,
+    CsmConfig,
+    Emu3TextConfig,
+    Emu3TextModel,
+    LlamaConfig,
+    LlamaModel,
+    Qwen2Config,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 pytest.importorskip("triton")
 
@@ -25,10 +37,20 @@ SIZE: dict[str, Any] = {
 }  # fmt: skip
 
 
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
 def decoder(kind: str = "llama", layers: int = 2, **more: Any) -> Any:
     torch.manual_seed(0)
     settings = SIZE | {"num_hidden_layers": layers} | more
-    model = Qwen2Model(Qwen2Config(**settings)) if kind == "qwen2" else LlamaModel(LlamaConfig(**settings))
+    models: dict[str, Callable[..., Any]] = {
+        "llama": lambda **size: LlamaModel(LlamaConfig(**size)),
+        "qwen2": lambda **size: Qwen2Model(Qwen2Config(**size)),
+        "qwen3": lambda **size: Qwen3Model(Qwen3Config(**size, head_dim=16)),
+        "emu3": lambda **size: Emu3TextModel(Emu3TextConfig(**size, **SPECIAL)),
+        "csm": lambda **size: CsmBackboneModel(CsmConfig(**size, head_dim=8, codebook_size=20, **SPECIAL)),
+    }
+    model = models[kind](**settings)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -36,14 +58,15 @@ def decoder(kind: str = "llama", layers: int = 2, **more: Any) -> Any:
 
 def target_of(model: Any) -> CausalTarget:
     """Two rows, of which one has a padded prompt."""
-    backbone = Backbone(model, model.embed_tokens, nn.Linear(32, 20, bias=False).to(model.device), 20, model.device)
+    embed = nn.Embedding(20, 32).to(model.device)  # CSM's own is of columns
+    backbone = Backbone(model, embed, nn.Linear(32, 20, bias=False).to(model.device), 20, model.device)
     mask = torch.tensor([[True, True, True], [False, True, True]], device=model.device)
     positions = torch.tensor([[[0, 1, 2], [0, 0, 1]]], device=model.device)
     return CausalTarget(backbone, Prompt(torch.randn(2, 3, 32).to(model.device), mask, positions), None, 8, 4)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "emu3", "csm"])
 def test_the_features_are_those_of_the_model(kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows at places of their own, in a window and a single token, with and without the kernels."""
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

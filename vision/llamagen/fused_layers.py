@@ -45,7 +45,8 @@ def fused_features(
     Returns:
         The input of the head, [R, W, dim].
     """
-    from mmspec.kernels.layers import rotate_and_store, swiglu  # Triton may be missing
+    from mmspec.kernels.attention import attend, pays  # Triton may be missing
+    from mmspec.kernels.layers import rotate_and_store, swiglu
 
     for i, block in enumerate(gpt.layers):
         assert isinstance(block, Block)
@@ -54,8 +55,12 @@ def fused_features(
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches are not fused"
         qkv = attention.wqkv(block.attention_norm(h))
         q = rotate_and_store(qkv, cos, sin, slots, keys, values).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], attn_mask=bias)
-        add_linear(h, out.transpose(1, 2).flatten(2), attention.wo)
+        seen = keys[:, :, :end], values[:, :, :end]
+        if pays(q, seen[0], bias):
+            out = attend(q, *seen, bias, q.shape[-1] ** -0.5)
+        else:
+            out = F.scaled_dot_product_attention(q, *seen, attn_mask=bias).transpose(1, 2).flatten(2)
+        add_linear(h, out, attention.wo)
         normed = block.ffn_norm(h)
         add_linear(h, swiglu(feed_forward.w1(normed), feed_forward.w3(normed)), feed_forward.w2)
     return gpt.norm(h)

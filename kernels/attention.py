@@ -1,0 +1,174 @@
+"""Attention of a few tokens per row to a long KV cache, split over its length (flash decoding, Dao et al. 2023).
+
+At batch 1 a program per key head leaves most of a device idle, and each reads thousands of slots alone. Here several
+programs read a part of the slots each, for all queries of a key head at once, and a second kernel joins their results.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmspec.kernels.backend import chosen, launchable, operator
+
+MOST_QUERIES = 64  # of a key head: tokens of a window, times the query heads that share it
+_SLOTS = 64  # that a program reads at a time
+_SHORTEST = 128  # slots of a part
+
+
+def splits_of(programs: int, end: int, processors: int) -> int:
+    """Into how many parts the slots are split, so that each multiprocessor has about two programs.
+
+    Args:
+        programs: Rows times key heads.
+        end: Slots that are read.
+        processors: Multiprocessors of the device.
+    """
+    return max(1, min(-(-end // _SHORTEST), -(-2 * processors // programs)))
+
+
+def can_attend(q: Tensor, keys: Tensor, mask: Tensor) -> bool:
+    """Whether `attend` takes these shapes: few queries per key head, a mask that is added, and heads of up to 256."""
+    few = q.shape[1] // keys.shape[1] * q.shape[2] <= MOST_QUERIES
+    added = mask.dtype == q.dtype == keys.dtype and mask.shape[1] == 1 and mask.stride(-1) == 1
+    return few and added and q.shape[-1] <= 256
+
+
+def pays(q: Tensor, keys: Tensor, mask: Tensor) -> bool:
+    """Whether `attend` is faster than torch's attention: where rows and key heads leave most of a device idle."""
+    return can_attend(q, keys, mask) and q.is_cuda and keys.shape[0] * keys.shape[1] <= _processors(q.device)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, splits: int | None = None) -> Tensor:
+    """Scaled dot-product attention, float32 inside.
+
+    Args:
+        q: [R, heads, W, D], of any strides but the last.
+        keys: [R, key heads, end, D]; the key heads divide the heads. A slice of a longer cache.
+        values: As `keys`.
+        mask: [R or 1, 1, W, end], added to the scores; no query may have only -inf.
+        scale: Of the scores.
+        splits: Parts of the slots; None for `splits_of`.
+
+    Returns:
+        [R, W, heads * D], of the dtype of `q`.
+    """
+    if splits is None:
+        processors = _processors(q.device) if q.is_cuda else 1
+        splits = splits_of(keys.shape[0] * keys.shape[1], keys.shape[2], processors)
+    return attend_op(q, keys, values, mask, scale, splits)
+
+
+def attend_reference(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """`attend` by torch's own attention."""
+    out = F.scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] > keys.shape[1]
+    )
+    return out.transpose(1, 2).flatten(2)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if not torch.cuda.is_available():  # a fake device, on which calls are traced
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@triton.jit(do_not_specialize=["end", "part", "width", "queries", "key_heads", "mask_row", "mask_width"])
+def _attend_part(
+    q, keys, values, mask, sums, tops, shares, scale, end, part, width, queries, key_heads,
+    q_row, q_head, q_slot, k_row, k_head, k_slot, v_row, v_head, v_slot, mask_row, mask_width,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    line = tl.arange(0, QUERIES)  # query head of the group * width + token
+    of_group, token = line // width, line % width
+    d = tl.arange(0, BLOCK_D)
+    inside, group = line < queries, queries // width
+    at = row.to(tl.int64) * q_row + (head * group + of_group).to(tl.int64) * q_head + token * q_slot
+    asked = tl.load(q + at[:, None] + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+    k_base, v_base = keys + row.to(tl.int64) * k_row + head * k_head, values + row.to(tl.int64) * v_row + head * v_head
+    top = tl.full((QUERIES,), float("-inf"), tl.float32)
+    share = tl.zeros((QUERIES,), tl.float32)
+    out = tl.zeros((QUERIES, BLOCK_D), tl.float32)
+    first = split * part
+    last = tl.minimum(first + part, end)
+    for start in range(first, last, SLOTS):
+        slot = start + tl.arange(0, SLOTS)
+        there = (slot < last)[:, None] & (d < D)[None, :]
+        key = tl.load(k_base + slot[:, None].to(tl.int64) * k_slot + d[None, :], mask=there, other=0.0)
+        added = tl.load(
+            mask + row * mask_row + token[:, None] * mask_width + slot[None, :],
+            mask=inside[:, None] & (slot < last)[None, :], other=float("-inf"),
+        )  # fmt: skip
+        score = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale + added.to(tl.float32)
+        peak = tl.maximum(top, tl.max(score, 1))
+        base = tl.where(peak == float("-inf"), 0.0, peak)  # where every slot so far is masked
+        weight, kept = tl.exp(score - base[:, None]), tl.exp(top - base)
+        share = share * kept + tl.sum(weight, 1)
+        value = tl.load(v_base + slot[:, None].to(tl.int64) * v_slot + d[None, :], mask=there, other=0.0)
+        out = out * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        top = peak
+    place = (tl.program_id(0).to(tl.int64) * splits + split) * QUERIES + line
+    tl.store(tops + place, top)
+    tl.store(shares + place, share)
+    tl.store(sums + place[:, None] * BLOCK_D + d[None, :], out)
+
+
+@triton.jit(do_not_specialize=["splits", "width", "key_heads"])
+def _join_parts(
+    sums, tops, shares, out, splits, width, group, key_heads,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    program, line = tl.program_id(0), tl.program_id(1)
+    d, split = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
+    place = (program.to(tl.int64) * splits + split) * QUERIES + line
+    top = tl.load(tops + place, mask=split < splits, other=float("-inf"))
+    factor = tl.exp(top - tl.max(top, 0))
+    share = tl.sum(factor * tl.load(shares + place, mask=split < splits, other=0.0), 0)
+    parts = tl.load(sums + place[:, None] * BLOCK_D + d[None, :], mask=(split < splits)[:, None], other=0.0)
+    joined = tl.sum(parts * factor[:, None], 0) / share
+    row, head = program // key_heads, program % key_heads
+    token, query_head = line % width, head * group + line // width
+    there = out + ((row * width + token).to(tl.int64) * (key_heads * group) + query_head) * D + d
+    tl.store(there, joined.to(out.dtype.element_ty), mask=d < D)
+
+
+@operator("mmspec::attend", mutates_args=())
+def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, splits: int) -> Tensor:
+    """`attend`, with the number of parts."""
+    if chosen(q) == "torch":
+        return attend_reference(q, keys, values, mask, scale)
+    rows, heads, width, d = q.shape
+    key_heads, end = keys.shape[1:3]
+    group = heads // key_heads
+    block_d, queries = max(16, triton.next_power_of_2(d)), max(16, triton.next_power_of_2(group * width))
+    part = -(-end // (splits * _SLOTS)) * _SLOTS
+    splits = -(-end // part)
+    places = rows * key_heads * splits * queries
+    sums = torch.empty(places * block_d, dtype=torch.float32, device=q.device)
+    tops, shares = torch.empty(2, places, dtype=torch.float32, device=q.device)
+    out = q.new_empty(rows, width, heads * d)
+    with launchable(q):
+        _attend_part[(rows * key_heads, splits)](
+            q, keys, values, mask, sums, tops, shares, scale, end, part, width, group * width, key_heads,
+            *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3],
+            mask.stride(0) if len(mask) > 1 else 0, mask.stride(2),
+            D=d, BLOCK_D=block_d, QUERIES=queries, SLOTS=_SLOTS, num_warps=4,
+        )  # fmt: skip
+        _join_parts[(rows * key_heads, group * width)](
+            sums, tops, shares, out, splits, width, group, key_heads,
+            D=d, BLOCK_D=block_d, QUERIES=queries, SPLITS=triton.next_power_of_2(splits), num_warps=2,
+        )  # fmt: skip
+    return out
+
+
+@attend_op.register_fake
+def _(q: Tensor, *rest: Tensor | float) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1] * q.shape[3])

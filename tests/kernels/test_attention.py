@@ -1,0 +1,60 @@
+"""Attention that is split over the cache: torch's own attention, for every number of parts."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from mmspec.kernels.attention import attend, attend_reference, can_attend, splits_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    return torch.device(request.param)
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "width", "size", "end", "splits"),
+    [(4, 4, 1, 16, 130, 1), (6, 2, 3, 24, 200, 3), (4, 1, 5, 64, 65, 2), (7, 1, 2, 128, 300, 9)],
+)
+def test_every_split_gives_the_attention_of_torch(
+    heads: int, key_heads: int, width: int, size: int, end: int, splits: int, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Rows at places of their own in a longer cache whose other slots hold NaN; a whole part of a row is masked."""
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *a, **k: t.fill_(torch.nan) if (t := empty(*a, **k)).is_floating_point() else t
+    )
+    torch.manual_seed(width)
+    rows = 2
+    q = torch.randn(rows, width, heads, size, device=device).transpose(1, 2)
+    cache = torch.full((2, rows, key_heads, end + 9, size), torch.nan, device=device)
+    cache[..., :end, :] = torch.randn(2, rows, key_heads, end, size, device=device)
+    keys, values = cache[..., :end, :]
+    slots = torch.tensor([end - width, width + 2], device=device)[:, None] + torch.arange(width, device=device)
+    seen = torch.arange(end, device=device) <= slots[..., None]
+    mask = torch.zeros(rows, 1, width, end, device=device).masked_fill(~seen[:, None], -torch.inf)
+    assert can_attend(q, keys, mask)
+    wanted = attend_reference(q, keys, values, mask, 0.3)
+    assert torch.allclose(attend(q, keys, values, mask, 0.3, splits), wanted, atol=1e-5)
+    one = mask[:1].expand(1, -1, -1, -1)
+    assert torch.allclose(
+        attend(q, keys, values, one, 0.3, splits), attend_reference(q, keys, values, one, 0.3), atol=1e-5
+    )
+
+
+def test_how_many_parts() -> None:
+    """About two programs per multiprocessor, of at least 128 slots each; a batch that fills the device is not split."""
+    assert splits_of(16, 4224, 132) == 17
+    assert splits_of(40, 416, 132) == 4
+    assert splits_of(512, 4224, 132) == 1
