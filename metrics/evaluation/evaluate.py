@@ -13,12 +13,13 @@ from mmspec import limits
 from mmspec.distributed import ProcessGroup
 from mmspec.errors import ArgumentError, unknown_name
 from mmspec.metrics.bench.pipe import Pipe, kind_of
+from mmspec.metrics.bootstrap import Estimate
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.features import Columns, FeaturePipeline
 from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord
 from mmspec.metrics.evaluation.media import check_readable, list_media
-from mmspec.metrics.evaluation.quality import Quality, check_kind, compare, find_metrics
+from mmspec.metrics.evaluation.quality import Quality, check_kind, find_metrics, measure, with_differences
 from mmspec.metrics.evaluation.scores import SampleScores
 from mmspec.metrics.evaluation.speed import Speed, speed_of
 from mmspec.metrics.metric import Metric
@@ -154,16 +155,16 @@ def evaluate(
     """Runs an evaluation, continuing what the folder already holds.
 
     Features are extracted after all samples are generated, so that a metric can be added to existing results. Each
-    process extracts its shard; the rows are gathered, and everything is computed from them on the first process, with
-    generators seeded there: the numbers do not depend on the number of processes. All processes must see the same
-    folder. A file that cannot be read is left out together with those of the same prompt and seed, so that recipes stay
-    comparable.
+    process extracts its shard; the rows are gathered, and the processes share the metrics of recipes and the exactness
+    checks, whose generators are seeded for each: the numbers do not depend on the number of processes. All processes
+    must see the same folder. A file that cannot be read is left out together with those of the same prompt and seed, so
+    that recipes stay comparable.
 
     Args:
         evaluation: The result of `prepare`.
         folder: The results folder, inside `mmspec.metrics.evaluation.config.open_folder`.
-        gate: The exactness check, called once for every recipe that claims to be exact; a recipe that fails it gets no
-            speed-up.
+        gate: The exactness check, called once for every recipe that claims to be exact, in one of the processes; a
+            recipe that fails it gets no speed-up.
         on_sample: Called for each finished sample; see `generate`.
 
     Returns:
@@ -188,17 +189,19 @@ def evaluate(
     whole = [[samples[i] for i in kept] for samples in sets]
     tables = [_extract(features, metrics, folder, samples, processes) for samples in whole[: len(generated)]]
     plain = _extract(features, with_reference, folder, whole[-1], processes) if own_reference else {}
-    if processes.rank:
-        return None
-    references = {**evaluation.references}
+    references = dict(processes.gather(evaluation.references)[0])
     if own_reference:
         for metric in with_reference:
             references[metric.name] = metric.make_reference(plain[metric.column], features.identity(metric))
+    estimates = _estimates(metrics, tables, references, processes)
+    passed = _verify(config.recipes, gate, processes)
+    if processes.rank:
+        return None
     quality = {
-        metric.name: compare(metric, tables, references.get(metric.name), features.identity(metric))
+        metric.name: with_differences(estimates[metric.name], [len(kept)] * len(tables), features.identity(metric))
         for metric in metrics
     }
-    rows = [_result(i, name, generated, quality, gate, config.batch) for i, name in enumerate(config.recipes)]
+    rows = [_result(i, name, generated, quality, passed[name], config.batch) for i, name in enumerate(config.recipes)]
     scores = {
         metric.name: dict(zip(config.recipes, found, strict=True))
         for metric in metrics
@@ -248,6 +251,27 @@ def _extract(
     return merged
 
 
+def _estimates(
+    metrics: Sequence[Metric], tables: Sequence[Columns], references: Mapping[str, Any], processes: ProcessGroup
+) -> dict[str, list[Estimate]]:
+    """For each metric its value and replicates for every table, each process measuring its shard."""
+    pairs = [(metric, table) for metric in metrics for table in tables]
+    mine = [measure(metric, table, references.get(metric.name)) for metric, table in processes.shard(pairs)]
+    found = iter(processes.merge(processes.gather(mine)))
+    return {metric.name: [next(found) for _ in tables] for metric in metrics}
+
+
+def _verify(
+    recipes: Sequence[str],
+    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
+    processes: ProcessGroup,
+) -> dict[str, bool | None]:
+    """Whether recipes passed the exactness check, each process checking its shard; None for relaxed ones."""
+    exact = [name for name in recipes if parse(name).exact]
+    passed = processes.merge(processes.gather([gate(parse(name)).ok for name in processes.shard(exact)]))
+    return {**dict.fromkeys(recipes), **dict(zip(exact, passed, strict=True))}
+
+
 def _texts(config: EvalConfig) -> Iterator[str]:
     for value in config.to_dict().values():
         yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
@@ -281,12 +305,10 @@ def _result(
     name: str,
     generated: Sequence[Sequence[SampleRecord]],
     quality: Mapping[str, Sequence[Quality]],
-    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
+    passed: bool | None,
     batch: int,
 ) -> RecipeResult:
-    recipe = parse(name)
-    passed = gate(recipe).ok if recipe.exact else None
     speed = speed_of(generated[index], generated[0], passed, batch)
     return RecipeResult(
-        name, recipe.exact, passed, speed, {metric: values[index] for metric, values in quality.items()}
+        name, parse(name).exact, passed, speed, {metric: values[index] for metric, values in quality.items()}
     )

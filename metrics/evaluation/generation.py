@@ -78,7 +78,8 @@ def generate(
     """Generates this process's share of the missing samples, `config.batch` samples per call.
 
     Recipes take turns on each group of prompts and seeds, in rotating order, so that a machine that speeds up or slows
-    down does so for all of them. The first call of each is made twice and timed the second time.
+    down does so for all of them. The first call is made twice and timed the second time; recipes that differ only in
+    the strength of their rule share that of the first of them, which has prepared the same kernels and graphs.
 
     Args:
         pipe: Generates images or audio.
@@ -100,15 +101,21 @@ def generate(
         for group in [*lists[turn:], *lists[:turn]]:
             missing = [key for key in group if key not in done]
             if missing:
-                if missing[0][0] not in warm:
+                if (like := _like(missing[0][0])) not in warm:
                     first = _call(pipe, config, missing)
                     check_kind(metrics, "audio" if isinstance(first.media[0], AudioClip) else "image")
                     check_statistics(metrics, first.stats)
-                    warm.add(missing[0][0])
+                    warm.add(like)
                 journal.append(_write(folder, missing, _call(pipe, config, missing)))
             if on_sample is not None:
                 for key in group:
                     on_sample(key)
+
+
+def _like(name: str) -> tuple[object, ...]:
+    """What recipes with the same work per call have in common: the names, and the knobs that are not the rule's."""
+    recipe = parse(name)
+    return recipe.name, *((knob, value) for knob, value in recipe.knobs.items() if knob not in recipe.rule.knobs)
 
 
 def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
-from mmspec.metrics.bootstrap import Interval
+from mmspec.metrics.bootstrap import Estimate, Interval
 from mmspec.metrics.extractors.registry import check_extractor
 from mmspec.metrics.metric import NOUNS, Kind, Metric, Rows
 from mmspec.metrics.registry import find_metric
@@ -105,14 +105,28 @@ def compare(
     Raises:
         ArgumentError: If samples are too few, or the reference lacks what the metric reads.
     """
+    estimates = [measure(metric, table, reference) for table in tables]
+    return with_differences(estimates, [len(table[metric.column]) for table in tables], extractor, paired)
+
+
+def measure(metric: Metric, table: Table, reference: Any) -> Estimate:
+    """The metric of one set of samples; the arguments are those of `compare`.
+
+    Raises:
+        ArgumentError: As `compare`.
+    """
+    rows = table[metric.column]
+    metric.check_count(len(rows))
+    return metric.measure(rows, reference)
+
+
+def with_differences(
+    estimates: Sequence[Estimate], counts: Sequence[int], extractor: str = "", paired: bool = True
+) -> list[Quality]:
+    """A metric of sets of so many samples, and the differences from the first set; see `compare`."""
     compared: list[Quality] = []
-    estimates = []
-    for table in tables:
-        rows = table[metric.column]
-        metric.check_count(len(rows))
-        estimates.append(metric.measure(rows, reference))
-    for i, (estimate, table) in enumerate(zip(estimates, tables, strict=True)):
+    for i, (estimate, count) in enumerate(zip(estimates, counts, strict=True)):
         own = estimate.interval()
         difference = estimate.minus(estimates[0]).interval() if i and paired else None
-        compared.append(Quality(own.value, own.low, own.high, len(table[metric.column]), extractor, difference))
+        compared.append(Quality(own.value, own.low, own.high, count, extractor, difference))
     return compared

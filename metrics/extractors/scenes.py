@@ -19,7 +19,7 @@ from mmspec.vision.shapes.render import to_tensor
 
 
 class ScenesExtractor:
-    """The last hidden layer of a `ScenesClassifier`, which runs on the CPU; images are 96x96."""
+    """The last hidden layer of a `ScenesClassifier`, images are 96x96."""
 
     name = "scenes"
 
@@ -38,7 +38,9 @@ class ScenesExtractor:
             raise ArgumentError(
                 f"extractor 'scenes' reads images of {IMAGE_SIZE}x{IMAGE_SIZE} pixels, not {list(images.shape[1:3])}"
             )
-        return np.asarray(self.classifier.quadrants(to_tensor(images)).mean(1).double().numpy())
+        return np.asarray(
+            self.classifier.quadrants(to_tensor(images).to(self.classifier.device)).mean(1).double().cpu().numpy()
+        )
 
 
 def load(where: str, device: str) -> ScenesExtractor:
@@ -47,4 +49,5 @@ def load(where: str, device: str) -> ScenesExtractor:
     Raises:
         ModelError: If the classifier cannot be loaded.
     """
-    return ScenesExtractor(load_saved(ScenesClassifier, Path(where) if where else WEIGHTS / "classifier", "scenes"))
+    classifier = load_saved(ScenesClassifier, Path(where) if where else WEIGHTS / "classifier", "scenes")
+    return ScenesExtractor(classifier.to(device))

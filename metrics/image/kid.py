@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 
 from mmspec.errors import ArgumentError
+from mmspec.metrics.bootstrap import Estimate, Index
 from mmspec.metrics.features import Features, as_features, check_same_width
-from mmspec.metrics.metric import DistanceMetric
+from mmspec.metrics.metric import DistanceMetric, Rows, resample_halves
+from mmspec.metrics.reference import Reference
 
 NAMES = ("generated", "reference")
+SUBSET_SIZE = 1000
+_DEGREE = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,12 @@ class KidResult:
 
 
 def kid(
-    generated: Any, reference: Any, subsets: int = 100, subset_size: int = 1000, seed: int = 0, degree: int = 3
+    generated: Any,
+    reference: Any,
+    subsets: int = 100,
+    subset_size: int = SUBSET_SIZE,
+    seed: int = 0,
+    degree: int = _DEGREE,
 ) -> KidResult:
     """KID of features [N, D] against [M, D].
 
@@ -63,13 +72,17 @@ def kid(
     return KidResult(float(np.mean(values)), float(np.std(values)), subsets, size)
 
 
-def polynomial_mmd(x: Features, y: Features, degree: int = 3) -> float:
+def polynomial_mmd(x: Features, y: Features, degree: int = _DEGREE) -> float:
     """The unbiased estimate of squared MMD from all pairs of x [N, D] and y [M, D]."""
     within = 0.0
     for z in (x, y):
-        kernel = _kernel(z, z, degree)
-        within += (kernel.sum() - np.trace(kernel)) / (len(z) * (len(z) - 1))
+        within += _mean_of_pairs(_kernel(z, z, degree))
     return float(within - 2 * _kernel(x, y, degree).mean())
+
+
+def _mean_of_pairs(kernel: Features) -> float:
+    """The mean of a kernel [N, N] over pairs of different samples."""
+    return float((kernel.sum() - np.trace(kernel)) / (len(kernel) * (len(kernel) - 1)))
 
 
 def _kernel(x: Features, y: Features, degree: int) -> Features:
@@ -89,6 +102,36 @@ class KernelDistance(DistanceMetric):
 
     def distance(self, generated: Features, reference: Features) -> float:
         return kid(generated, reference, subsets=10).value
+
+    def measure(self, rows: Rows, reference: Reference) -> Estimate:
+        features, others = np.stack(rows), self._features_of(reference)
+        if max(len(features), len(others)) > SUBSET_SIZE:
+            return super().measure(rows, reference)
+        check_same_width(features, others, NAMES)
+        pairs = PairKernels(features, others)
+        return resample_halves(pairs.mmd, len(features))
+
+
+class PairKernels:
+    """The kernels of all pairs, from which the squared MMD of any part of the samples takes sums only.
+
+    Args:
+        generated: float64 [N, D].
+        reference: float64 [M, D].
+    """
+
+    def __init__(self, generated: Features, reference: Features) -> None:
+        self._within = _kernel(generated, generated, _DEGREE)
+        np.fill_diagonal(self._within, 0.0)
+        self._across = _kernel(generated, reference, _DEGREE).mean(1)
+        self._reference = _mean_of_pairs(_kernel(reference, reference, _DEGREE))
+
+    def mmd(self, index: Index) -> float:
+        """`polynomial_mmd` of the samples int64 [n] from the whole reference."""
+        part = np.zeros(len(self._within))
+        part[index] = 1.0
+        within = part @ self._within @ part / (len(index) * (len(index) - 1))
+        return float(within + self._reference - 2 * self._across[index].mean())
 
 
 KID = KernelDistance("inception", "kid")

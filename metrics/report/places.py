@@ -2,31 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmspec.errors import MMSpecError
+from mmspec.errors import MMSpecError, PromptError
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord
 from mmspec.metrics.evaluation.media import is_audio, read_image
-from mmspec.metrics.image.shapes_regions import REGIONS, regions
+from mmspec.metrics.extractors.image import Images
+from mmspec.metrics.image import scenes_regions, shapes_regions
+from mmspec.metrics.image.regions import REGIONS, regions
 from mmspec.metrics.report.grid import grid, interval_cell, number_cell
 from mmspec.metrics.report.markup import Element
-from mmspec.vision.shapes.domain import IMAGE_SIZE
-from mmspec.vision.shapes.grammar import parse
+from mmspec.vision.scenes import domain as scenes
+from mmspec.vision.scenes import grammar as scenes_grammar
+from mmspec.vision.shapes import domain as shapes
+from mmspec.vision.shapes import grammar as shapes_grammar
 
 SAMPLES = 64  # images per recipe that are looked at
 
 Record = Mapping[str, Any]
 
 
-def accepted_by_region(samples: Sequence[SampleRecord], folder: Path) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class Domain:
+    """Images whose objects are known by their colors.
+
+    Attributes:
+        side: Height and width, pixels.
+        parse: Reads a prompt, and raises `mmspec.errors.PromptError` for one of another grammar.
+        object_pixels: The pixels [H, W] of objects of an image uint8 [H, W, 3].
+    """
+
+    side: int
+    parse: Callable[[str], object]
+    object_pixels: Callable[[Images], NDArray[np.bool_]]
+
+
+DOMAINS = (
+    Domain(shapes.IMAGE_SIZE, shapes_grammar.parse, shapes_regions.object_pixels),
+    Domain(scenes.IMAGE_SIZE, scenes_grammar.parse, scenes_regions.object_pixels),
+)
+
+
+def domain_of(prompts: Sequence[str]) -> Domain | None:
+    """The domain whose grammar all prompts follow, if there is one."""
+    for domain in DOMAINS:
+        try:
+            for prompt in prompts:
+                domain.parse(prompt)
+        except PromptError:
+            continue
+        return domain
+    return None
+
+
+def accepted_by_region(samples: Sequence[SampleRecord], folder: Path, domain: Domain) -> NDArray[np.float64]:
     """The share of accepted drafts in each region of each image, float64 [N, 3]; NaN where an image lacks a region.
 
-    Images that are not of `shapes`, or whose tokens per call are unknown, are left out.
+    Images that are not of the domain, or whose tokens per call are unknown, are left out.
     """
     found = []
     for sample in samples:
@@ -39,19 +77,20 @@ def accepted_by_region(samples: Sequence[SampleRecord], folder: Path) -> NDArray
         if is_audio(path):
             continue
         image = read_image(path)
-        if image.shape[:2] != (IMAGE_SIZE, IMAGE_SIZE) or IMAGE_SIZE % rows or IMAGE_SIZE % sample.grid:
+        if image.shape[:2] != (domain.side, domain.side) or domain.side % rows or domain.side % sample.grid:
             continue
-        where = regions(image, rows, sample.grid)
+        where = regions(domain.object_pixels(image), rows, sample.grid)
         found.append([accepted[where == i].mean() if (where == i).any() else np.nan for i in range(len(REGIONS))])
     return np.array(found, dtype=np.float64).reshape(-1, len(REGIONS))
 
 
 def places(record: Record, folder: Path) -> list[Element]:
-    """The table of one run; empty for models other than `shapes`, and without a journal."""
+    """The table of one run; empty for models other than `shapes` and `scenes`, and without a journal."""
     config = record["config"]
+    domain = domain_of(config["prompts"][:SAMPLES])
+    if domain is None:
+        return []
     try:
-        for prompt in config["prompts"][:SAMPLES]:
-            parse(prompt)
         done = Journal(folder).read()
     except MMSpecError:
         return []
@@ -60,7 +99,7 @@ def places(record: Record, folder: Path) -> list[Element]:
         keys = [(row["recipe"], prompt, seed) for prompt in config["prompts"] for seed in config["seeds"]]
         samples = [done[key] for key in keys if key in done][:SAMPLES]
         try:
-            shares = accepted_by_region(samples, folder)
+            shares = accepted_by_region(samples, folder, domain)
         except MMSpecError:
             continue
         if row["recipe"] == "plain" or not len(shares):

@@ -27,6 +27,7 @@ Prepare = Callable[[Sequence[str], int], PreparedPrompts]
 RECIPE = "scd"  # exact, and faster than plain decoding
 OUTPUT = "-o/--output"  # the argument that names the folder, in errors
 CHUNK_SIZE = 16  # sequences per file
+CUDA_CHUNKS = 32  # files whose sequences a CUDA device generates together
 
 
 @dataclass(frozen=True)
@@ -100,24 +101,36 @@ def write_sequences(
         world_size: Number of processes.
         on_chunk: Called after each chunk with its number of sequences.
     """
-    for first in range(rank * CHUNK_SIZE, count, world_size * CHUNK_SIZE):
-        rows = range(first, min(first + CHUNK_SIZE, count))
-        file, chunk_prompts = chunk_file(folder, first), [prompts[i % len(prompts)] for i in rows]
-        chunk = load_chunk(file, len(rows))
-        if "tokens" not in chunk:
-            chunk["tokens"] = generate(prepare, chunk_prompts, [seed + i for i in rows]).int().cpu()
-        elif not features or "features" in chunk:
-            chunk = {}
-        if features and chunk:
-            target = feature_target(prepare(chunk_prompts, 1))
-            by_row = teacher_features(target, chunk["tokens"].long(), layers)
-            by_row = by_row.unflatten(0, (-1, len(rows))).transpose(0, 1)
-            chunk["features"] = by_row.half().cpu().contiguous()
-        if chunk:
-            with replacing(file) as partial:
-                save_file(chunk, partial)
-        if on_chunk is not None:
-            on_chunk(len(rows))
+    chunks = [
+        range(first, min(first + CHUNK_SIZE, count))
+        for first in range(rank * CHUNK_SIZE, count, world_size * CHUNK_SIZE)
+    ]
+    size = chunks_per_call(prepare(prompts[:1], 1).make().device) if chunks else 1
+    for i in range(0, len(chunks), size):
+        stored = {rows: load_chunk(chunk_file(folder, rows.start), len(rows)) for rows in chunks[i : i + size]}
+        if missing := [n for rows, chunk in stored.items() if "tokens" not in chunk for n in rows]:
+            made = generate(prepare, [prompts[n % len(prompts)] for n in missing], [seed + n for n in missing])
+            tokens = dict(zip(missing, made.int().cpu(), strict=True))
+        for rows, chunk in stored.items():
+            if "tokens" not in chunk:
+                chunk["tokens"] = torch.stack([tokens[n] for n in rows])
+            elif not features or "features" in chunk:
+                chunk = {}
+            if features and chunk:
+                target = feature_target(prepare([prompts[n % len(prompts)] for n in rows], 1))
+                by_row = teacher_features(target, chunk["tokens"].long().to(target.device), layers)
+                by_row = by_row.unflatten(0, (-1, len(rows))).transpose(0, 1)
+                chunk["features"] = by_row.half().cpu().contiguous()
+            if chunk:
+                with replacing(chunk_file(folder, rows.start)) as partial:
+                    save_file(chunk, partial)
+            if on_chunk is not None:
+                on_chunk(len(rows))
+
+
+def chunks_per_call(device: torch.device) -> int:
+    """Chunks that are generated together: a call of few rows leaves a CUDA device idle."""
+    return CUDA_CHUNKS if device.type == "cuda" else 1
 
 
 def generate(prepare: Prepare, prompts: Sequence[str], seeds: Sequence[int]) -> Tensor:

@@ -127,7 +127,7 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe, tmp_path: Path) -> Non
     evaluate(tmp_path, "--metrics", "attributes", "--limit", "2")
     recipes = ["plain", "scd", "lantern:delta=0.2", "lantern:delta=0.9"]
     timed = list(pipe.calls)
-    for name in recipes:  # the first call of each is made twice
+    for name in recipes[:3]:  # the first call is made twice; the last recipe differs in its rule's strength only
         first = next(i for i, call in enumerate(timed) if call[0] == name)
         assert timed[first] == timed[first + 1]
         del timed[first]
@@ -157,9 +157,10 @@ def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path) -> None:
     pipe.calls.clear()
     pipe.fail_at = None
     again = evaluate(tmp_path / "out")
-    assert len(pipe.calls) == 5 * 15 - len(finished) + 1 + 4  # the missing ones, the lost one, a warm-up of each recipe
+    # The missing ones, the lost one, and a warm-up of each recipe but the last, which is like the one before it.
+    assert len(pipe.calls) == 5 * 15 - len(finished) + 1 + 3
     kept = {(s.recipe, s.prompt, s.drawn) for s in finished.values() if s.key != lost.key}
-    assert len(kept) == len(finished) - 1 and not kept & set(pipe.calls[4:])
+    assert len(kept) == len(finished) - 1 and not kept & set(pipe.calls[3:])
     assert again["rows"] == whole["rows"]
     pipe.calls.clear()
     assert evaluate(tmp_path / "out")["rows"] == whole["rows"]

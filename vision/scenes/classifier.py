@@ -67,14 +67,17 @@ class ScenesClassifier(ModelMixin, ConfigMixin):
             parts += objects[:, q].split([len(values) for _, values in OBJECT_SLOTS], -1)
         background = self.background_head(features.mean(1))
         parts += background.split([len(values) for _, values in BACKGROUND_SLOTS], -1)
-        masks = [torch.tensor([value == ANY for value in values]) for _, values in SLOTS]
+        masks = [torch.tensor([value == ANY for value in values], device=images.device) for _, values in SLOTS]
         return [part.masked_fill(mask, -1e4) for part, mask in zip(parts, masks, strict=True)]
 
     @torch.no_grad()
     def predict(self, images: torch.Tensor) -> list[Caption]:
         """The caption of each image, in which every slot has a value."""
         self.eval()
-        found = [torch.stack([p.argmax(1) for p in self.slot_logits(b.to(self.dtype))], 1) for b in images.split(64)]
+        found = [
+            torch.stack([p.argmax(1) for p in self.slot_logits(b.to(self.dtype))], 1)
+            for b in images.to(self.device).split(64)
+        ]
         return [Caption.from_indices(row) for row in torch.cat(found).tolist()]
 
     def score(self, images: torch.Tensor, prompts: Sequence[str]) -> Scores:
