@@ -277,7 +277,7 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 def window_of_probs(device: torch.device, batch: int, m: int, vocab: int) -> tuple[Any, Any, Tensor]:
     """The output of kernel 1 for m + 1 slots of p and m of a similar q, and drafts sampled from q."""
-    logits = torch.randn(batch, m + 1, vocab, device=device)
+    logits = torch.randn(batch, m + 1, vocab).to(device)
     near = logits[:, :m] + 0.3 * torch.randn_like(logits[:, :m])
     q = run_sampler(near, top_p=0.95, u=numbers(batch, m).to(device))
     return run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
@@ -291,8 +291,8 @@ def verified(p: Any, q: Any, x: Tensor, u: Tensor, rule: KernelRule | None = Non
 
 def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bool = False) -> tuple[Any, Any, Tensor]:
     """The output of kernel 1 for similar p and q of m slots, and drafts sampled from q."""
-    logits = torch.randn(batch, m, vocab, device=device)
-    q = run_sampler(logits + 0.3 * torch.randn_like(logits), top_p=0.95, u=numbers(batch, m).to(device))
+    logits = torch.randn(batch, m, vocab).to(device)
+    q = run_sampler(logits + 0.3 * torch.randn(logits.shape).to(device), top_p=0.95, u=numbers(batch, m).to(device))
     if same:
         return q, q, q.tokens
     return run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
@@ -306,7 +306,7 @@ def test_accepted_drafts_are_those_of_the_core_s_rules(
 ) -> None:
     chunks = rule in ("typical", "top-m", "fallback") or (test.get("b") and rule == "gsd")
     vocab = 300 if chunks else 40
-    codebook = Codebook(torch.rand(vocab, 3, device=device))
+    codebook = Codebook(torch.rand(vocab, 3).to(device))
     if rule.startswith("lantern"):
         test = {**test, "near": nearest(codebook, knobs["k"]).to(device)}
     if test.get("b") and rule == "gsd":

@@ -27,9 +27,9 @@ VOCAB, LENGTH = 16, 4
 SAMPLING = SamplingParams(0.9, top_k=5, top_p=0.9, guidance_scale=2.0)
 
 
-def resources(rows: int, device: str = "cpu") -> DraftResources:
+def resources(rows: int, device: str = "cpu", vocab_size: int = VOCAB) -> DraftResources:
     vectors = torch.rand(VOCAB, 3, generator=torch.Generator().manual_seed(0))
-    table = NGramTable(torch.zeros(VOCAB + 1, VOCAB, dtype=torch.int64, device=device))
+    table = NGramTable(torch.zeros(vocab_size + 1, vocab_size, dtype=torch.int64, device=device))
     return DraftResources(
         table=table, codebook=lambda: Codebook(vectors), draft_model=lambda: ToyTarget(rows, VOCAB, LENGTH, 3)
     )
@@ -82,7 +82,7 @@ def test_a_decode_after_it_meets_no_new_kernel(recipe: str, monkeypatch: pytest.
 
 @pytest.mark.gpu
 def test_nothing_is_compiled_after_it() -> None:
-    given = resources(2, "cuda")
+    given = resources(2, "cuda", 1000)
     warm("scd:window=4", Layout(20, 5), [SAMPLING] * 2, 1000, "cuda", torch.bfloat16, given)
     before = setups()
     target = RandomTarget(2, 1000, torch.device("cuda"), torch.bfloat16, guided=True)
