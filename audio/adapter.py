@@ -216,3 +216,17 @@ class SupportsVoiceContinuation(SpeechAdapter, Protocol):
     def continue_voice(self, part: Any, first: Any, tokens: Tensor) -> Any:
         """The part `part`, to be spoken with the voice of the part `first`, which was decoded to `tokens`."""
         ...
+
+
+@runtime_checkable
+class DecodesParts(SpeechAdapter, Protocol):
+    """An adapter of a model whose codes may become audio together with the prompt of their part."""
+
+    def part_codec(self, part: Any) -> Codec:
+        """The codec of a part; `codec` itself if the prompt does not matter."""
+        ...
+
+
+def codec_of_part(adapter: SpeechAdapter, part: Any) -> Codec:
+    """The codec of a part of a text."""
+    return adapter.part_codec(part) if isinstance(adapter, DecodesParts) else adapter.codec

@@ -14,6 +14,7 @@ from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.qwen3_tts import is_codec as is_qwen3_tts_codec
 from mmspec.audio.codecs.qwen3_tts import read_codec as read_qwen3_tts_codec
 from mmspec.audio.codecs.snac import is_snac, read_snac
+from mmspec.audio.codecs.soprano import is_soprano, read_soprano
 from mmspec.audio.models.codec_lm import chatterbox, chatterbox_multilingual, chatterbox_turbo, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
@@ -35,6 +36,7 @@ SPEECH_ADAPTERS = {
     "GPT2LMHeadModel": "mmspec.audio.models.flat.speech:make",
     "PhiForCausalLM": "mmspec.audio.models.flat.speech:make",
     "Phi3ForCausalLM": "mmspec.audio.models.flat.speech:make",
+    "Lfm2ForCausalLM": "mmspec.audio.models.flat.speech:make",
     "BarkModel": "mmspec.audio.models.bark.speech:make",
     "MusicgenForConditionalGeneration": "mmspec.audio.models.musicgen.music:make",
     "MusicgenMelodyForConditionalGeneration": "mmspec.audio.models.musicgen.music:make",
@@ -141,6 +143,8 @@ def from_folder(
         processor = folder
     if isinstance(processor, (str, Path)):
         processor = read_processor(processor, type(model).__name__)
+    if codec is None and "codec" not in options and is_soprano(folder):
+        codec, options = folder, {"style": "soprano", **options}
     draft = options.pop("draft_model", None)
     if draft == "pair":
         draft = smaller_model(folder)
@@ -238,13 +242,15 @@ def from_codec_lm_folder(
 
 
 def read_codec(folder: Path, device: str) -> Codec:
-    """A codec of transformers, a published SNAC, or the published codec of Qwen3-TTS.
+    """A codec of transformers, a published SNAC, the published codec of Qwen3-TTS, or the decoder of a Soprano.
 
     Raises:
         ModelError: If it cannot be loaded.
     """
     if is_qwen3_tts_codec(folder):
         return read_qwen3_tts_codec(folder, device)
+    if is_soprano(folder):
+        return read_soprano(folder, device)
     return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32, CODECS))
 
 

@@ -6,12 +6,13 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from contextvars import copy_context
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.adapter import SpeechAdapter
+from mmspec.audio.adapter import SpeechAdapter, codec_of_part
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.engine import Decoded
@@ -22,12 +23,18 @@ class _StreamClosed(Exception):
 
 
 def stream_part(
-    adapter: SpeechAdapter, decode: Callable[[OnStep], Decoded], first: int, every: int, on_step: OnStep | None
+    adapter: SpeechAdapter,
+    part: Any,
+    decode: Callable[[OnStep], Decoded],
+    first: int,
+    every: int,
+    on_step: OnStep | None,
 ) -> Generator[NDArray[np.float32], None, Decoded]:
     """Decodes one part in a separate thread, yields its audio as the codes arrive, and returns what was decoded.
 
     Args:
         adapter: The model.
+        part: The part.
         decode: Decodes the part, and calls its argument after every window.
         first: Frames in the first chunk.
         every: Frames in the later chunks.
@@ -63,7 +70,7 @@ def stream_part(
     # With the context variables of the caller, such as `mmspec.decoding.quantized_cache`.
     worker = threading.Thread(target=copy_context().run, args=(work,), name="mmspec-stream", daemon=True)
     worker.start()
-    stream = adapter.codec.stream()
+    stream = codec_of_part(adapter, part).stream()
     try:
         while True:
             codes = arrived.get()

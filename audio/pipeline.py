@@ -23,6 +23,7 @@ from mmspec.audio.adapter import (
     SupportsFrameHeads,
     SupportsHeads,
     SupportsReferenceAudio,
+    codec_of_part,
 )
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.part_stream import stream_part
@@ -411,7 +412,7 @@ class SpeechPipeline:
                 def decode(observe: OnStep, part: Any = part, seed: int = part_seed(own_seed, i)) -> Decoded:
                     return self._decode([part], chosen, sampling, [seed], observe)
 
-                found = yield from stream_part(self.adapter, decode, first, every, on_step)
+                found = yield from stream_part(self.adapter, part, decode, first, every, on_step)
                 start = found.tokens[0] if i == 0 else start
                 if found.stats.rows[0].truncated:
                     truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
@@ -453,7 +454,7 @@ class SpeechPipeline:
         """
         tokens, chunks, notes = [part.cpu() for part in parts], list[NDArray[np.float32]](), list(prepared.notes)
         for i, (part, row) in enumerate(zip(tokens, rows, strict=True)):
-            chunks.append(self._decode_audio(part))
+            chunks.append(self._decode_audio(part, prepared.parts[i]))
             if prepared.pause_follows(i):
                 chunks.append(silence)
             if row.truncated:
@@ -500,8 +501,8 @@ class SpeechPipeline:
             job = self.adapter.job(parts, recipe, samplings)
             return job.run(recipe, samplings, seeds, on_step, measure_entropy)
 
-    def _decode_audio(self, tokens: Tensor) -> NDArray[np.float32]:
+    def _decode_audio(self, tokens: Tensor, part: Any) -> NDArray[np.float32]:
         codes = self.adapter.codes(tokens)
         if not codes.shape[-1]:  # the model ended at once; codecs refuse no frames
             return np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
-        return self.adapter.codec.decode(codes[None])[0].cpu().numpy()
+        return codec_of_part(self.adapter, part).decode(codes[None])[0].cpu().numpy()

@@ -167,7 +167,7 @@ def load(
             codec.
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
             Chameleon: `layout`, "anole" or "lumina"; for a flat image model: `layout`, such as "simplear" or "liquid".
-            For a flat speech model: `style`, "llasa", "orpheus", "spark", "maya1" or "neutts".
+            For a flat speech model: `style`, such as "llasa" or "kani" (docs/models.md lists them).
             For CosyVoice and Chatterbox: `codec` and `voice`; for Chatterbox Multilingual: `language`, such as "fr".
             For all speech models: `draft_model`, a folder or Hub id with a model of the same family, or "pair".
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).

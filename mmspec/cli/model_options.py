@@ -13,7 +13,7 @@ from mmspec.errors import ArgumentError, unknown_name
 
 Style = Annotated[
     str | None,
-    typer.Option(show_default=False, help="The family of a flat speech model: llasa, orpheus, spark, maya1 or neutts."),
+    typer.Option(show_default=False, help="The family of a flat speech model, such as llasa, orpheus or kani."),
 ]
 Codec = Annotated[
     str | None,

@@ -38,6 +38,7 @@ GENERATE_ADAPTERS = {
     "GPT2LMHeadModel": "mmspec.audio.models.flat.decoding",
     "PhiForCausalLM": "mmspec.audio.models.flat.decoding",
     "Phi3ForCausalLM": "mmspec.audio.models.flat.decoding",
+    "Lfm2ForCausalLM": "mmspec.audio.models.flat.decoding",
 }
 
 

@@ -17,7 +17,7 @@ from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
-from mmspec.hf.decoder_layers import chosen_layers, count_layers
+from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
@@ -242,7 +242,8 @@ class CausalTarget:
     @property
     def dispatched(self) -> bool:
         """Whether CUDA graphs are ruled out: the model may be sharded or offloaded, or embeddings depend on places."""
-        decoder = self._backbone.decoder
+        decoder: Any = self._backbone.decoder
+        decoder = decoder.module if isinstance(decoder, DecoderLayers) else decoder
         if self._added is not None:
             return True
         if not isinstance(decoder, nn.Module) or any(hasattr(module, "_hf_hook") for module in decoder.modules()):

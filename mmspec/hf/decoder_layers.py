@@ -36,7 +36,10 @@ class DecoderLayers(ABC):
 
     Attributes:
         count: The number of layers.
+        module: The module that they are part of, for decoders whose calls may be captured in CUDA graphs; or None.
     """
+
+    module: nn.Module | None = None
 
     def __init__(self, layers: Iterable[nn.Module], norm: Callable[[Tensor], Tensor]) -> None:
         self._layers = list(layers)

@@ -34,6 +34,9 @@ MARKED = {
     "llm.pt": ("llm.pt",),
 }
 
+# Weights of codecs beside those of a model, under names of their own.
+BESIDE = ("decoder.pth",)
+
 
 def read_description(folder: Path | None, file: str) -> dict[str, Any]:
     """The JSON object in a description; {} if there is none."""
@@ -104,7 +107,7 @@ def one_format(files: Sequence[str], named: str | None = None, preferred: Sequen
     for file, name in names.items():
         index = _INDEX.fullmatch(name)
         other_index = index is not None and f".{index.group(3)}" != suffix
-        if file in chosen or not (PurePosixPath(name).suffix in WEIGHTS or other_index):
+        if file in chosen or name in BESIDE or not (PurePosixPath(name).suffix in WEIGHTS or other_index):
             kept.append(file)
     return kept
 

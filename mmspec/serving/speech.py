@@ -66,7 +66,8 @@ class SpeechJob:
         self.voice = None if voice == DEFAULT_VOICE and voice not in self.model.voices else voice
         reference = read_reference(request.ref_audio, request.ref_text, self.settings)
         self.pipe = None if reference is None else pipe.with_reference_audio(*reference)
-        self.notes = (self.pipe or pipe).read(request.input, self.voice).notes
+        prepared = (self.pipe or pipe).read(request.input, self.voice)
+        self.notes, self.text_parts = prepared.notes, prepared.parts
         self.format = request.response_format or "mp3"
         self.rate = encoder_rate(self.format, pipe.sampling_rate)
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
@@ -107,7 +108,7 @@ class SpeechJob:
         """
         first = self.request.initial_codec_chunk_frames or FIRST
         every = self.request.codec_chunk_frames or EVERY
-        renderer = AudioRenderer(self.pipe or self.model.pipe, first, every, self.rate)
+        renderer = AudioRenderer(self.pipe or self.model.pipe, self.text_parts, first, every, self.rate)
         loop, taken = asyncio.get_running_loop(), 0
         encoder = AudioEncoder(self.format, self.rate, self.channels, whole)
 

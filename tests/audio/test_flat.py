@@ -187,7 +187,7 @@ def test_errors() -> None:
         call(tiny.flat(), "plain", custom_generate=mmspec.generate, recipe="draft")
 
 
-@pytest.mark.parametrize("name", ["Gemma", "Gemma3", "GPT2", "Phi", "Phi3"])
+@pytest.mark.parametrize("name", ["Gemma", "Gemma3", "GPT2", "Phi", "Phi3", "Lfm2"])
 def test_other_backbones_match_their_own_generate(name: str) -> None:
     """Prompts of two lengths, with a penalty; a window of attention that is too short is refused."""
     model = tiny.other_backbone(name)

@@ -22,7 +22,6 @@ from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.speech import (
     STYLES,
     FlatAdapter,
-    Style,
     espeak_phonemes,
     llasa_prompt,
     llasa_voice_prompt,
@@ -30,6 +29,7 @@ from mmspec.audio.models.flat.speech import (
     neutts_style,
     spark_voice_prompt,
 )
+from mmspec.audio.models.flat.style import Style
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError

@@ -23,7 +23,8 @@ import mmspec.audio.codecs.snac
 import mmspec.hub
 from mmspec.audio.codecs.snac import SnacModel, read_snac
 from mmspec.audio.models.flat.decoding import StreamFormat
-from mmspec.audio.models.flat.speech import STYLES, Style
+from mmspec.audio.models.flat.speech import STYLES
+from mmspec.audio.models.flat.style import Style
 from mmspec.errors import ModelError
 from mmspec.sampling.params import SamplingParams
 

@@ -17,7 +17,8 @@ import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.load import smaller_model
 from mmspec.audio.models.flat.decoding import StreamFormat
-from mmspec.audio.models.flat.speech import FlatAdapter, Style
+from mmspec.audio.models.flat.speech import FlatAdapter
+from mmspec.audio.models.flat.style import Style
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError
 from mmspec.sampling.logits_processors import RepetitionPenalty

@@ -19,7 +19,8 @@ from tiny_speech import tokenizer
 import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.decoding import StreamFormat
-from mmspec.audio.models.flat.speech import FlatAdapter, Style
+from mmspec.audio.models.flat.speech import FlatAdapter
+from mmspec.audio.models.flat.style import Style
 from mmspec.audio.models.pocket.decoding import embed_prompt
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.sampling.logits_processors import RepetitionPenalty

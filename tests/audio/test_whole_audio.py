@@ -16,7 +16,8 @@ from tiny_speech import tokenizer
 
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.decoding import StreamFormat
-from mmspec.audio.models.flat.speech import FlatAdapter, Style
+from mmspec.audio.models.flat.speech import FlatAdapter
+from mmspec.audio.models.flat.style import Style
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.resampling import Resampler, resample

@@ -28,7 +28,8 @@ from transformers import DiaTokenizer
 import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.decoding import StreamFormat
-from mmspec.audio.models.flat.speech import FlatAdapter, Style
+from mmspec.audio.models.flat.speech import FlatAdapter
+from mmspec.audio.models.flat.style import Style
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.batching.engine import Engine
 from mmspec.sampling.logits_processors import RepetitionPenalty

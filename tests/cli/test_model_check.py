@@ -24,7 +24,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.audio.codecs import codec_of
-from mmspec.audio.models.flat.speech import Style
+from mmspec.audio.models.flat.style import Style
 from mmspec.cli.app import main
 from mmspec.cli.model_check.checks import ModelReport, check_kernels, check_model
 from mmspec.cli.model_check.page import as_json, page

@@ -146,14 +146,29 @@ def other_backbone(name: str, seed: int = 0, vocab_size: int = 21) -> Any:
         sizes |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     elif name.startswith("Gemma"):
         sizes["head_dim"] = 8
+    elif name == "Lfm2":
+        sizes |= {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
+        sizes["block_auto_adjust_ff_dim"] = False
     config, kind = {
         "Gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
         "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
         "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
         "Phi": (transformers.PhiConfig, transformers.PhiForCausalLM),
         "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+        "Lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
     }[name]
-    return scatter(kind(config(**sizes)), seed, 0.3)
+    model = scatter(kind(config(**sizes)), seed, 0.3)
+    if name == "Lfm2":
+        fill_convolutions(model, seed)
+    return model
+
+
+def fill_convolutions(model: Any, seed: int = 0) -> None:
+    """Sets the taps of the convolutions of an LFM2, so that earlier tokens matter."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.model.layers:
+        if not layer.is_attention_layer:
+            layer.conv.conv.weight.data = torch.randn(layer.conv.conv.weight.shape, generator=generator)
 
 
 def csm(seed: int = 0, codebooks: int = 4, codes: int = 9, layers: int = 2, spread: float = 0.3) -> Any:

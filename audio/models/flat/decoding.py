@@ -1,8 +1,8 @@
 """Flat speech language models: text and audio are ids of one vocabulary, generated one token at a time.
 
 Llasa, Orpheus, Spark and many others are a Llama or a Qwen whose vocabulary was extended by codes; others are a Gemma,
-a Phi or a GPT-2. `mmspec.generate` supports all of them. A `StreamFormat` describes how such a model writes codes as
-ids.
+a Phi, a GPT-2 or an LFM2. `mmspec.generate` supports all of them. A `StreamFormat` describes how such a model writes
+codes as ids.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.models.flat.short_convolutions import ShortConvolutionLayers
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.plan import Plan, PlanRequest, logits_size, refuse_inputs, shared_vocabulary_plan
 
@@ -30,7 +31,13 @@ def plan(model: Any, request: PlanRequest) -> Plan:
     """
     refuse_inputs(model, request)
     refuse_backbone(model, request.input_ids.shape[1] + request.length)
-    return shared_vocabulary_plan(model, model.base_model, model.get_input_embeddings(), model.lm_head, request)
+    return shared_vocabulary_plan(model, decoder_of(model), model.get_input_embeddings(), model.lm_head, request)
+
+
+def decoder_of(model: Any) -> Any:
+    """The part of a model that computes hidden states; layers with convolutions are called one by one."""
+    decoder = model.base_model
+    return ShortConvolutionLayers(decoder) if type(decoder).__name__ == "Lfm2Model" else decoder
 
 
 def refuse_backbone(model: Any, positions: int) -> None:

@@ -14,13 +14,17 @@ from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
-from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, refuse_backbone
+from mmspec.audio.codecs.soprano import Soprano
+from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, decoder_of, refuse_backbone
+from mmspec.audio.models.flat.kani import kani_style
+from mmspec.audio.models.flat.soprano import soprano_style
+from mmspec.audio.models.flat.style import Style
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
+from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
@@ -30,38 +34,6 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
-
-
-@dataclass(frozen=True)
-class Style:
-    """The prompt, stream format, sampling and limits of a family of flat speech models.
-
-    Attributes:
-        stream: How codes are written as ids.
-        prompt: Maps tokenizer, text and voice to the ids of a prompt.
-        sampling: Default sampling parameters.
-        processors: Logits processors, applied before `sampling`.
-        tokens: Tokens of a part, at most.
-        letters: Letters of a part's text, at most.
-        voices: Names of the voices, the default first.
-        codec: The Hub id of a SNAC, for families that use it; None otherwise.
-        voice_prompt: Maps tokenizer, text and a voice as codes to the ids of a prompt that continues the voice; None
-            for families that do not. Without a named or a given voice, the later parts of a text continue its first.
-        least: Tokens before the end, at least.
-        described: Whether voices are descriptions in words, which the option `description` replaces.
-    """
-
-    stream: StreamFormat
-    prompt: Callable[[Any, str, str | None], list[int]]
-    sampling: SamplingParams
-    processors: tuple[LogitsProcessor, ...]
-    tokens: int
-    letters: int = 300
-    voices: tuple[str, ...] = ()
-    codec: str | None = None
-    voice_prompt: Callable[[Any, str, ReferenceCodes], list[int]] | None = None
-    described: bool = False
-    least: int = 0
 
 
 def llasa_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
@@ -242,8 +214,12 @@ def espeak_phonemes(language: str) -> Callable[[str], str]:
     return phonemes
 
 
-# Styles whose ids a tokenizer tells.
-STYLES_OF_TOKENIZER: dict[str, Callable[[Any], Style]] = {"neutts": neutts_style}
+# Styles that depend on the model's configuration or its tokenizer.
+STYLES_OF_MODEL: dict[str, Callable[[Any, Any], Style]] = {
+    "neutts": lambda config, tokenizer: neutts_style(tokenizer),
+    "kani": kani_style,
+    "soprano": soprano_style,
+}
 
 
 @dataclass(frozen=True)
@@ -284,12 +260,12 @@ class FlatAdapter:
         voice: ReferenceCodes | None = None,
     ) -> None:
         if isinstance(style, str):
-            if style in STYLES_OF_TOKENIZER:
-                style = STYLES_OF_TOKENIZER[style](tokenizer)
+            if style in STYLES_OF_MODEL:
+                style = STYLES_OF_MODEL[style](model.config, tokenizer)
             elif style in STYLES:
                 style = STYLES[style]
             else:
-                raise unknown_name("style", style, [*STYLES, *STYLES_OF_TOKENIZER])
+                raise unknown_name("style", style, [*STYLES, *STYLES_OF_MODEL])
         stream = style.stream
         if codec.codebooks != len(stream.slots) or codec.codebook_size < stream.codes:
             raise ModelError(
@@ -325,7 +301,9 @@ class FlatAdapter:
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         voice = voice or (self.voices[0] if self.voices else None)
-        pieces = split_text(text, self.style.letters)
+        pieces = self.style.split(text) if self.style.split else split_text(text, self.style.letters)
+        if not pieces:
+            raise PromptError(f"text={shown(text)} has nothing that this model can say")
         if self._voice is not None and self.style.voice_prompt is not None:
             parts = [self.style.voice_prompt(self.tokenizer, piece, self._voice) for piece in pieces]
         else:
@@ -374,6 +352,11 @@ class FlatAdapter:
         frames = ids[: len(ids) // slots * slots].view(-1, slots)
         return (frames - stream.first_ids().to(ids.device)).T
 
+    def part_codec(self, part: FlatPart) -> Codec:
+        """See `mmspec.audio.adapter.DecodesParts`."""
+        codec = self.codec
+        return codec.of_part(self.model, torch.tensor(part.ids)) if isinstance(codec, Soprano) else codec
+
     def codebook(self) -> Codebook | None:
         """The vectors that tokens stand for; None if there are several slots."""
         stream = self.style.stream
@@ -390,7 +373,7 @@ class FlatAdapter:
         mask = positions >= longest - torch.tensor([[len(part)] for part in parts], device=model.device)
         embed = model.get_input_embeddings()
         backbone = Backbone(
-            model.base_model,
+            decoder_of(model),
             lambda tokens: embed(tokens + self._low),
             slice_head(model.lm_head, self._low, self._high),
             self._high - self._low,
@@ -418,13 +401,13 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     if options or (style is None and codec is not None):
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
         raise ArgumentError(
-            f"{wrong}; name one of {', '.join([*STYLES, *STYLES_OF_TOKENIZER])}, or pass a "
-            "mmspec.audio.models.flat.speech.Style"
+            f"{wrong}; name one of {', '.join([*STYLES, *STYLES_OF_MODEL])}, or pass a "
+            "mmspec.audio.models.flat.style.Style"
         )
     if style is not None and not isinstance(style, (str, Style)):
         raise ArgumentError(
-            f"style={shown(style)} is not allowed; name one of {', '.join([*STYLES, *STYLES_OF_TOKENIZER])}, or pass a "
-            "mmspec.audio.models.flat.speech.Style"
+            f"style={shown(style)} is not allowed; name one of {', '.join([*STYLES, *STYLES_OF_MODEL])}, or pass a "
+            "mmspec.audio.models.flat.style.Style"
         )
     known = STYLES.get(style) if isinstance(style, str) else style
     if description is not None:

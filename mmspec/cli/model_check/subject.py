@@ -403,8 +403,9 @@ def mask_all(ids: Tensor) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+FLAT = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Lfm2ForCausalLM")
 SPEECH_INPUTS: dict[str, Callable[[Any, str, int], GenerateSubject]] = {
-    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), flat_subject),
+    **dict.fromkeys(FLAT, flat_subject),
     "CsmForConditionalGeneration": csm_subject,
     "BarkModel": bark_subject,
     "MusicgenForConditionalGeneration": columns_subject,
