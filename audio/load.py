@@ -54,6 +54,7 @@ PUBLISHED = {
     "Qwen3TTSForConditionalGeneration": "mmspec.audio.models.qwen3_tts.speech:from_folder",
     "HeartMuLa": "mmspec.audio.models.heartmula.speech:from_folder",
     "MossTTSDelayModel": "mmspec.audio.models.moss_tts.speech:from_folder",
+    "MossTTSLocalModel": "mmspec.audio.models.moss_local.speech:from_folder",
 }
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub id of a model -> Hub id of the smaller model of its family that drafts for it.

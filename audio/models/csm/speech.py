@@ -14,16 +14,11 @@ from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import PreparedFrames
-from mmspec.audio.depth.frame_windows import MAX_AHEAD, frames_ahead, prepare_frame_windows
-from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, decode_csm, depth_sampling, frame_ends
+from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, depth_sampling, frame_ends
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedBatch
-from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.loop import OnStep
-from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.recipes import Recipe
@@ -132,83 +127,38 @@ class CsmAdapter:
         other.heads = self.heads
         return other
 
-    def job(self, parts: Sequence[CsmPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> CsmJob:
+    def job(self, parts: Sequence[CsmPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+        def prompted(model: Any, ahead: int, sampling: SamplingParams) -> CsmFrames:
+            return self._prompted(model, parts, ahead)
+
+        def spec(first: SamplingParams) -> FrameSpec:
+            rest = stage_sampling(depth_sampling(self.model), self.sampling, first)
+            pad = int(self.model.config.codebook_eos_token_id)
+            return FrameSpec(self.frames, frame_ends(self.model), pad, first, rest)
+
+        books, draft = int(self.model.config.num_codebooks), self.draft_model
+        return FrameJob("CSM", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
+
+    def _prompted(self, model: Any, parts: Sequence[CsmPart], ahead: int) -> CsmFrames:
+        """A model, which is the target or the draft model, with the prompts of parts, padded on the left."""
         longest = max(len(part.ids) for part in parts)
         ids = torch.tensor([[0] * (longest - len(part.ids)) + part.ids for part in parts], device=self.model.device)
         lengths = torch.tensor([[len(part.ids)] for part in parts], device=ids.device)
         mask = torch.arange(longest, device=ids.device) >= longest - lengths
-        return CsmJob(self, ids, mask, [part.codes.to(ids.device) for part in parts if part.codes is not None])
+        given = [part.codes.to(ids.device) for part in parts if part.codes is not None]
+        config, embeds = model.config, model.embed_text_tokens(ids)
+        if given:
+            codes = torch.cat(given)
+            ends = torch.full_like(codes[: len(given)], config.codebook_eos_token_id)
+            for placeholder, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, ends)):
+                frame_embeds = model.backbone_model.embed_tokens(frames[None])[0]
+                embeds = embeds.masked_scatter((ids == placeholder)[..., None], frame_embeds)
+        return CsmFrames(model, embeds, mask, self.frames, ahead)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()
         frames = tokens[: int(ends[0])] if len(ends) else tokens
         return frames.clamp(max=self.codec.codebook_size - 1).T  # the vocabulary has more ids than the codec
-
-
-@dataclass(frozen=True)
-class CsmJob:
-    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        ids: int64 [B, T], padded on the left.
-        mask: bool [B, T], False on padding.
-        codes: The codes int64 [F, codebooks] of each row that continues from audio.
-    """
-
-    adapter: CsmAdapter
-    ids: Tensor
-    mask: Tensor
-    codes: Sequence[Tensor]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        adapter = self.adapter
-        if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible for CSM, whose tokens come from two models")
-        (model, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
-        windows = adaptive_windows_of(adapter.model)
-        decoded = decode_csm(model, recipe, spec, seeds, ahead, draft, on_step, windows, adapter.heads)
-        return Decoded(decoded.frames, decoded.stats)
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
-        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
-        adapter = self.adapter
-        (model, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
-        windows = adaptive_windows_of(adapter.model)
-        if not ahead:
-            return PreparedFrames(model, spec, DraftResources(adaptive_windows=windows), draft)
-        return prepare_frame_windows(model, recipe, spec, len(self.ids), ahead, draft, windows, adapter.heads)
-
-    def _ahead(self, recipe: Recipe) -> int:
-        return frames_ahead(self.adapter.ahead, int(self.adapter.model.config.num_codebooks), recipe)
-
-    def _models(self, recipe: Recipe) -> tuple[CsmFrames, CsmFrames | None]:
-        """The model, and the draft model if the recipe uses one, with the prompts."""
-        draft, ahead = self.adapter.draft_model if recipe.needs_draft_model else None, self._ahead(recipe)
-        return self._prompted(self.adapter.model, ahead), None if draft is None else self._prompted(draft, ahead)
-
-    def _spec(self, first: SamplingParams) -> FrameSpec:
-        adapter = self.adapter
-        rest = stage_sampling(depth_sampling(adapter.model), adapter.sampling, first)
-        pad = int(adapter.model.config.codebook_eos_token_id)
-        return FrameSpec(adapter.frames, frame_ends(adapter.model), pad, first, rest)
-
-    def _prompted(self, model: Any, ahead: int) -> CsmFrames:
-        config, embeds = model.config, model.embed_text_tokens(self.ids)
-        if self.codes:
-            codes = torch.cat(list(self.codes))
-            ends = torch.full_like(codes[: len(self.codes)], config.codebook_eos_token_id)
-            for placeholder, frames in ((config.audio_token_id, codes), (config.audio_eos_token_id, ends)):
-                frame_embeds = model.backbone_model.embed_tokens(frames[None])[0]
-                embeds = embeds.masked_scatter((self.ids == placeholder)[..., None], frame_embeds)
-        return CsmFrames(model, embeds, self.mask, self.adapter.frames, ahead)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> CsmAdapter:

@@ -15,16 +15,11 @@ from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
-from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows, frames_ahead, prepare_frame_windows
+from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
-from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
-from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.loop import OnStep
-from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, ModelError, PromptError, did_you_mean
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import read_json
@@ -89,8 +84,18 @@ class HeartMuLaAdapter:
             )
         return PreparedText([prompt], texts=[text])
 
-    def job(self, parts: Sequence[SongPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> HeartMuLaJob:
-        return HeartMuLaJob(self, parts)
+    def job(self, parts: Sequence[SongPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+        if recipe.needs_draft_model:
+            raise ArgumentError(f"recipe {recipe.name!r} is not possible for HeartMuLa, which has no draft model")
+
+        def prompted(model: HeartMuLa, ahead: int, sampling: SamplingParams) -> HeartMuLaFrames:
+            return HeartMuLaFrames(model, parts, self.options.frames, ahead, sampling.guidance_scale != 1)
+
+        def spec(sampling: SamplingParams) -> FrameSpec:
+            return FrameSpec(self.options.frames, self.ended, self.ids["audio_eos_id"], sampling, sampling)
+
+        books = self.model.config.audio_num_codebooks
+        return FrameJob("HeartMuLa", self.model, books, len(parts), self.ahead, prompted, spec, heads=self.heads)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = self.ended(tokens).nonzero()
@@ -107,58 +112,6 @@ class HeartMuLaAdapter:
         first, last = [self.ids["text_bos_id"]], [self.ids["text_eos_id"]]
         ids = ids if ids[:1] == first else first + ids
         return torch.tensor(ids if ids[-1:] == last else ids + last)
-
-
-@dataclass(frozen=True)
-class HeartMuLaJob:
-    """A batch of songs; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        parts: One prompt per row.
-    """
-
-    adapter: HeartMuLaAdapter
-    parts: Sequence[SongPrompt]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible for HeartMuLa, whose tokens come from two models")
-        ahead, windows, heads = self._ahead(recipe), adaptive_windows_of(self.adapter.model), self.adapter.heads
-        model, spec = self._prompted(ahead, samplings[0]), self._spec(samplings[0])
-        if ahead:
-            decoded = decode_frame_windows(model, recipe, spec, seeds, ahead, None, on_step, windows, heads)
-        else:
-            decoded = decode_frames(model, recipe, spec, seeds, None, on_step, windows)
-        return Decoded(decoded.frames, decoded.stats)
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
-        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
-        ahead, windows, heads = self._ahead(recipe), adaptive_windows_of(self.adapter.model), self.adapter.heads
-        model, spec = self._prompted(ahead, samplings[0]), self._spec(samplings[0])
-        if not ahead:
-            return PreparedFrames(model, spec, DraftResources(adaptive_windows=windows))
-        return prepare_frame_windows(model, recipe, spec, len(self.parts), ahead, None, windows, heads)
-
-    def _ahead(self, recipe: Recipe) -> int:
-        if recipe.needs_draft_model:
-            raise ArgumentError(f"recipe {recipe.name!r} is not possible for HeartMuLa, which has no draft model")
-        return frames_ahead(self.adapter.ahead, self.adapter.model.config.audio_num_codebooks, recipe)
-
-    def _prompted(self, ahead: int, sampling: SamplingParams) -> HeartMuLaFrames:
-        guided = sampling.guidance_scale != 1
-        return HeartMuLaFrames(self.adapter.model, self.parts, self.adapter.options.frames, ahead, guided)
-
-    def _spec(self, sampling: SamplingParams) -> FrameSpec:
-        adapter = self.adapter
-        return FrameSpec(adapter.options.frames, adapter.ended, adapter.ids["audio_eos_id"], sampling, sampling)
 
 
 def beside(folder: Path, name: str) -> Path:

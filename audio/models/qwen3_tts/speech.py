@@ -17,8 +17,8 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.after_reference import AfterReference
 from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.frame_batch import PreparedFrames, decode_frames
-from mmspec.audio.depth.frame_windows import MAX_AHEAD, decode_frame_windows, frames_ahead, prepare_frame_windows
+from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, check_draft, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
@@ -32,12 +32,7 @@ from mmspec.audio.models.qwen3_tts.prompt import (
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
-from mmspec.batching.request import PreparedBatch
 from mmspec.checkpoint import describe
-from mmspec.decoding.adaptive_window import adaptive_windows_of
-from mmspec.decoding.loop import OnStep
-from mmspec.decoding.resources import DraftResources
-from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import LOAD_ERRORS, read_json
@@ -191,8 +186,16 @@ class Qwen3TTSAdapter:
         other.heads = self.heads
         return other
 
-    def job(self, parts: Sequence[Qwen3TTSPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> Qwen3TTSJob:
-        return Qwen3TTSJob(self, parts)
+    def job(self, parts: Sequence[Qwen3TTSPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+        def prompted(model: Qwen3TTS, ahead: int, sampling: SamplingParams) -> Qwen3TTSFrames:
+            return self.prompted(model, parts, ahead)
+
+        def spec(first: SamplingParams) -> FrameSpec:
+            rest = stage_sampling(sampling_of(self.generation, "subtalker_"), self.sampling, first)
+            return FrameSpec(self.options.frames, frame_ends(self.model), self.model.config.codes, first, rest)
+
+        books, draft = self.model.config.codebooks, self.draft_model
+        return FrameJob("Qwen3-TTS", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = frame_ends(self.model)(tokens).nonzero()
@@ -211,62 +214,6 @@ class Qwen3TTSAdapter:
 
     def _ids(self, text: str) -> Tensor:
         return torch.tensor(self.tokenizer(text)["input_ids"], dtype=torch.int64)
-
-
-@dataclass(frozen=True)
-class Qwen3TTSJob:
-    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
-
-    Attributes:
-        adapter: The adapter.
-        parts: One prompt per row.
-    """
-
-    adapter: Qwen3TTSAdapter
-    parts: Sequence[Qwen3TTSPrompt]
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        if measure_entropy:
-            raise ArgumentError("measure_entropy is not possible for Qwen3-TTS, whose tokens come from two models")
-        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
-        windows = adaptive_windows_of(self.adapter.model)
-        if ahead:
-            heads = self.adapter.heads
-            decoded = decode_frame_windows(target, recipe, spec, seeds, ahead, draft, on_step, windows, heads)
-        else:
-            decoded = decode_frames(target, recipe, spec, seeds, draft, on_step, windows)
-        return Decoded(decoded.frames, decoded.stats)
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedBatch:
-        """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
-        (target, draft), spec, ahead = self._models(recipe), self._spec(samplings[0]), self._ahead(recipe)
-        windows = adaptive_windows_of(self.adapter.model)
-        if not ahead:
-            return PreparedFrames(target, spec, DraftResources(adaptive_windows=windows), draft)
-        return prepare_frame_windows(target, recipe, spec, len(self.parts), ahead, draft, windows, self.adapter.heads)
-
-    def _ahead(self, recipe: Recipe) -> int:
-        return frames_ahead(self.adapter.ahead, self.adapter.model.config.codebooks, recipe)
-
-    def _models(self, recipe: Recipe) -> tuple[Qwen3TTSFrames, Qwen3TTSFrames | None]:
-        """The model, and the draft model if the recipe uses one, with the prompts."""
-        adapter, ahead = self.adapter, self._ahead(recipe)
-        draft = adapter.draft_model if recipe.needs_draft_model else None
-        target = adapter.prompted(adapter.model, self.parts, ahead)
-        return target, None if draft is None else adapter.prompted(draft, self.parts, ahead)
-
-    def _spec(self, first: SamplingParams) -> FrameSpec:
-        adapter = self.adapter
-        rest = stage_sampling(sampling_of(adapter.generation, "subtalker_"), adapter.sampling, first)
-        ends, pad = frame_ends(adapter.model), adapter.model.config.codes
-        return FrameSpec(adapter.options.frames, ends, pad, first, rest)
 
 
 def sampling_of(generation: Mapping[str, Any], stage: str) -> SamplingParams:
