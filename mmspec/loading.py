@@ -163,13 +163,14 @@ def load(
         processor: The processor of a transformers model, or a folder or Hub id with it; None for the one stored with
             the model.
         tokenizer: The file or Hub id of the image tokenizer, if the model comes without: the tokenizer of an original
-            checkpoint, or the VQGAN of Chameleon. Without it a call returns tokens only. For a flat speech model, its
-            codec.
+            checkpoint, the VQGAN of Chameleon, or the folder of the video tokenizer of Cosmos. Without it a call
+            returns tokens only. For a flat speech model, its codec.
         config: Settings that the files do not contain. For an original checkpoint: the original arguments, by name. For
             Chameleon: `layout`, "anole" or "lumina"; for a flat image model: `layout`, such as "simplear" or "liquid".
             For a flat speech model: `style`, such as "llasa" or "kani" (docs/models.md lists them).
             For CosyVoice and Chatterbox: `codec` and `voice`; for Chatterbox Multilingual: `language`, such as "fr".
-            For all speech models: `draft_model`, a folder or Hub id with a model of the same family, or "pair".
+            For all speech models: `draft_model`, a folder or Hub id with a model of the same family, or "pair"; for
+            Cosmos: `draft_model`.
         drafter: A folder or Hub id of a drafter that was trained for the model (`mmspec train-drafter`).
         device: The device to load to; None for the CPU. Not allowed with a loaded model.
         dtype: A `torch.dtype` or its name; "auto" for that of the files; None for float32. Not allowed with a loaded
@@ -267,7 +268,8 @@ def load_model(
             refuse_processor(processor, model)
             return from_checkpoints(path, local_file(tokenizer), config, device, dtype)
     refuse_processor(processor, model)
-    for name, value in (("tokenizer", tokenizer), ("config", config)):
+    saved = model not in known and (path / "model_index.json").is_file()
+    for name, value in (("tokenizer", None if saved else tokenizer), ("config", config)):
         if value is not None:
             raise ArgumentError(f"{name} was given, but {model!r} does not take it; it is for original checkpoints")
     if model in known:
@@ -275,11 +277,11 @@ def load_model(
             raise ArgumentError(f"dtype='auto' was given, but {model!r} is not a model of transformers; name a dtype")
         load_named: Callable[..., Any] = resolve(known[model].where)
         return load_named(device=device, dtype=dtype)
-    if not (path / "model_index.json").is_file():
+    if not saved:
         raise ModelError(f"model {model!r} is neither a saved pipeline (model_index.json) nor an original checkpoint")
     from mmspec.vision.saved_pipeline import load_pipeline
 
-    return load_pipeline(path, device, dtype)
+    return load_pipeline(path, device, dtype, local_file(tokenizer))
 
 
 def is_flat_image_model(name: str | None, config: Mapping[str, Any] | None, *, published: bool) -> bool:

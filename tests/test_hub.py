@@ -93,12 +93,6 @@ REFUSED: list[tuple[str, dict[str, bytes], type[MMSpecError], str]] = [
     ("BAAI/Emu3-Chat", {}, ModelError, "use 'BAAI/Emu3-Chat-hf'"),
     ("deepseek-ai/JanusFlow-1.3B", {}, ModelError, "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'"),
     (
-        "X-Omni/X-Omni-En",
-        {"config.json": b'{"architectures": ["XOmniForCausalLM"]}', "model.safetensors": b"-"},
-        ArgumentError,
-        "is a XOmniForCausalLM, for which mmspec has no adapter",
-    ),
-    (
         "someone/vits",
         {"config.json": b'{"architectures": ["VitsModel"]}', "model.safetensors": b"-"},
         ArgumentError,

@@ -16,10 +16,14 @@ from diffusers import AmusedScheduler, AutoencoderKL, UVit2DModel, VQModel
 
 from mmspec.checkpoint import building, describe
 from mmspec.documents import read_object
-from mmspec.errors import MMSpecError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, MMSpecError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import LOAD_ERRORS, load_model
 from mmspec.vision.amused.pipeline import AmusedPipeline
+from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline
+from mmspec.vision.cosmos_ar.tokenizer import load_video_tokenizer
+from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
+from mmspec.vision.hf.original_xomni import XOMNI, load_xomni
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
@@ -34,14 +38,17 @@ from mmspec.vision.var.tokenizer import VARTokenizer
 from mmspec.vision.var.transformer import VARTransformer
 
 PIPELINES = {
-    kind.__name__: kind for kind in (AmusedPipeline, LlamaGenPipeline, MARPipeline, TransformersPipeline, VARPipeline)
-}
+    kind.__name__: kind
+    for kind in (
+        AmusedPipeline, CosmosPipeline, LlamaGenPipeline, MARPipeline, TransformersPipeline, VARPipeline,
+    )
+}  # fmt: skip
 # The classes of components: modules of diffusers and mmspec, models of transformers, and what reads texts.
 MODULES = {
     kind.__name__: kind
     for kind in (
-        AutoencoderKL, LlamaGenGPT, MARTransformer, NGramTokenTable, ShapesTextEncoder, ShapesTokenizer,
-        UVit2DModel, VARTokenizer, VARTransformer, VQModel,
+        AutoencoderKL, CosmosTransformer, LlamaGenGPT, MARTransformer, NGramTokenTable, ShapesTextEncoder,
+        ShapesTokenizer, UVit2DModel, VARTokenizer, VARTransformer, VQModel,
     )
 }  # fmt: skip
 DECODERS = ("vae", "vqvae")  # in float32, because rounding is visible in images
@@ -56,15 +63,17 @@ PROCESSORS = (
 )  # fmt: skip
 
 
-def load_pipeline(folder: Path, device: str, dtype: torch.dtype | str) -> Any:
+def load_pipeline(folder: Path, device: str, dtype: torch.dtype | str, tokenizer: Path | None = None) -> Any:
     """The pipeline in a folder.
 
     Args:
         folder: The folder.
         device: The device to load to.
         dtype: The type of the weights, or "auto" for that of each file; decoders are in float32.
+        tokenizer: The folder of the video tokenizer of a `CosmosPipeline`, whose programs run only if it is named.
 
     Raises:
+        ArgumentError: If `tokenizer` is given with another pipeline.
         ModelError: If the folder has no pipeline of mmspec, a component is of another class than the pipelines have,
             files are missing or damaged, or tensors are missing, unknown or misshapen.
     """
@@ -77,16 +86,21 @@ def load_pipeline(folder: Path, device: str, dtype: torch.dtype | str) -> Any:
             f"{', '.join(PIPELINES)}"
         )
     kind = PIPELINES[name]
+    if tokenizer is not None and kind is not CosmosPipeline:
+        raise ArgumentError(f"tokenizer was given, but a saved {name} comes with its own; leave it out")
     components = {
         part: component(folder, part, entry, dtype) for part, entry in named_components(folder, index, kind).items()
     }
     try:
         # Only what is no component remains to be read. Without `low_cpu_mem_usage` diffusers warns without accelerate.
-        return kind.from_pretrained(folder, low_cpu_mem_usage=False, **components).to(device)
+        pipe = kind.from_pretrained(folder, low_cpu_mem_usage=False, **components)
     except MMSpecError as error:
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {error}") from None
     except LOAD_ERRORS as error:
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {describe(error)}") from None
+    if tokenizer is not None:
+        pipe.register_modules(video_tokenizer=load_video_tokenizer(tokenizer))
+    return pipe.to(device)
 
 
 def named_components(folder: Path, index: Mapping[str, Any], kind: Any) -> dict[str, tuple[str, str]]:
@@ -138,7 +152,9 @@ def component(folder: Path, part: str, entry: tuple[str, str], dtype: torch.dtyp
         config = read_object(where / "scheduler_config.json")
         with building(f"{part} {str(where)!r}", f"a {name}"):
             return SCHEDULERS[name].from_config(config)
-    if home == "transformers" and name in MODELS:
+    if home == "mmspec" and name == XOMNI:
+        return load_xomni(where, "cpu", dtype)
+    if home == "transformers" and name in MODELS and name != XOMNI:
         return load_model(where, "cpu", dtype, name)
     if home == "transformers" and name in PROCESSORS and hasattr(transformers, name):
         try:

@@ -29,6 +29,7 @@ from mmspec.cli.serve import demo, serve
 from mmspec.cli.speak import speak
 from mmspec.cli.train_drafter import train_drafter
 from mmspec.cli.train_judge import train_judge
+from mmspec.cli.video import video
 from mmspec.errors import MMSpecError, OutputError, shorten
 from mmspec.files import failed_write
 
@@ -44,6 +45,7 @@ app.add_typer(bench, name="bench")
 app.command("image")(image)
 app.command("speak")(speak)
 app.command("music")(music)
+app.command("video")(video)
 app.command("generate")(generate)
 app.command("check")(check)
 app.command("eval")(evaluate)

@@ -18,6 +18,7 @@ GENERATE_ADAPTERS = {
     "ChameleonForConditionalGeneration": "mmspec.vision.hf.decoding.chameleon",
     "GlmImageForConditionalGeneration": "mmspec.vision.hf.decoding.glm",
     "ImageGPTForCausalImageModeling": "mmspec.vision.hf.decoding.imagegpt",
+    "XOmniForCausalLM": "mmspec.vision.hf.decoding.xomni",
     "BarkSemanticModel": "mmspec.audio.models.bark.decoding:SEMANTIC",
     "BarkCoarseModel": "mmspec.audio.models.bark.decoding:COARSE",
     "MusicgenForConditionalGeneration": "mmspec.audio.models.musicgen.decoding",

@@ -32,9 +32,10 @@ RIGHT: dict[str, list[str]] = {
     "bench image": ["--limit", "1"],
     "bench speak": ["--limit", "1"],
     "bench kernels": ["--batch", "1", "--window", "2", "--vocab", "8", "--repeats", "1"],
+    "video": ["garbage.png", "-m", "garbage"],
     "export-drafter": ["no-drafter", "--verifier", "garbage", "-o", "exported"],
 }
-REFUSED = ("music", "report", "train-judge", "convert", "export-drafter")
+REFUSED = ("music", "video", "report", "train-judge", "convert", "export-drafter")
 # Servers do not end, and these benchmarks take minutes.
 LEFT_OUT = {"serve", "demo", "bench gpu", "bench predict"}
 

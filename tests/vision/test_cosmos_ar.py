@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import mmspec
+from mmspec.cli.app import main
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
@@ -29,6 +30,7 @@ from mmspec.vision.cosmos_ar import CosmosPipeline
 from mmspec.vision.cosmos_ar.frames import for_tokenizer
 from mmspec.vision.cosmos_ar.target import CosmosTarget
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
+from mmspec.vision.video_files import last_frames
 
 SHAPE = (3, 2, 4)
 KINDS = ["base", "text"]
@@ -99,9 +101,9 @@ def test_a_skipped_layer_leaves_the_others_their_keys_and_texts(
         assert torch.allclose(skipped, target.forward(window, at).cond, atol=1e-5)
 
 
-def tiny(vocab_size: int, shape: tuple[int, int, int], context_dim: int | None) -> CosmosTransformer:
+def tiny(vocab_size: int, shape: tuple[int, int, int], context_dim: int | None, layers: int = 2) -> CosmosTransformer:
     torch.manual_seed(3)
-    sizes: Any = {"dim": 24, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "head_dim": 12, "hidden_dim": 16}
+    sizes: Any = {"dim": 24, "n_layers": layers, "n_heads": 2, "n_kv_heads": 1, "head_dim": 12, "hidden_dim": 16}
     ids = vocab_size + (context_dim is not None)
     model = CosmosTransformer(vocab_size, ids, **sizes, latent_shape=shape, context_dim=context_dim)
     for parameter in model.parameters():
@@ -110,10 +112,11 @@ def tiny(vocab_size: int, shape: tuple[int, int, int], context_dim: int | None) 
     return model.eval()
 
 
-@pytest.mark.parametrize("recipe", ["scd:window=3", "table:window=3"])
+@pytest.mark.parametrize("recipe", ["scd:window=3", "table:window=3", "draft:window=3"])
 def test_samples_follow_the_enumerated_distribution(recipe: str) -> None:
     """81 sequences of 4 tokens after 2 given ones, with a text and top-p: a bias of 0.04 is found."""
     model, sampling, rows = tiny(3, (3, 1, 2), 8), SamplingParams(temperature=0.9, top_p=0.95), 10_000
+    small = tiny(3, (3, 1, 2), 8, layers=1)
     text, codes, layout = torch.randn(1, 5, 8), torch.tensor([[3, 1, 2]]), Layout(length=4, width=2)
 
     def make(rows: int, window: int) -> CosmosTarget:
@@ -121,7 +124,11 @@ def test_samples_follow_the_enumerated_distribution(recipe: str) -> None:
 
     def decode(seeds: Any) -> Decoded:
         count = len(seeds)
-        resources = DraftResources(continuation=partial(NeighborDrafter, codes[:, 1:].expand(count, -1), 2, 2))
+        resources = DraftResources(
+            continuation=partial(NeighborDrafter, codes[:, 1:].expand(count, -1), 2, 2),
+            draft_model=lambda: CosmosTarget(small, codes.expand(count, -1), text.expand(count, -1, -1), 4, 3),
+            draft_sampling=[sampling] * count,
+        )
         return run(make(count, 3), parse(recipe), layout, [sampling] * count, seeds, resources)
 
     place = 3 ** torch.arange(3, -1, -1)
@@ -143,6 +150,28 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
         num_videos_per_prompt=1, output_type="latent",
     ).tokens  # fmt: skip
     assert several.shape == (3, *SHAPE) and torch.equal(several[0], both[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_gives_the_videos_of_calls(kind: str) -> None:
+    """Requests join and leave a batch; one begins with two latent frames, and is decoded apart."""
+    pipe, options = load(kind), given(kind)
+    pipe.draft_transformer = tiny(32, SHAPE, 8 if kind == "text" else None, layers=1)
+    rows: list[dict[str, Any]] = [{name: value[row : row + 1] for name, value in options.items()} for row in range(3)]
+    rows[1]["tokens"] = torch.cat([rows[1]["tokens"], rows[1]["tokens"]], 1)
+    for recipe in ("draft:window=3", "scd:window=4"):
+        engine = mmspec.Engine(pipe, recipe, max_rows=2)
+        requests = [engine.add(None, seed=row, output_type="latent", **rows[row]) for row in range(3)]
+        outputs: list[Any] = []
+        while engine.has_unfinished:
+            outputs += engine.step()
+        assert not [output.error for output in outputs if output.error]
+        found = {output.request_id: output.result for output in outputs if output.finished}
+        for row, request in enumerate(requests):
+            alone = pipe(**rows[row], recipe=recipe, seed=row, output_type="latent")
+            assert torch.equal(found[request.id].tokens, alone.tokens)
+    with pytest.raises(ArgumentError, match="guidance_scale is not an option of this request"):
+        engine.add(None, guidance_scale=3.0, **rows[0])
 
 
 def test_callbacks_get_whole_videos_and_interrupt() -> None:
@@ -213,6 +242,60 @@ def test_images_and_videos_are_continued(video_tokenizer: Path) -> None:
         pipe(video=white, num_input_frames=9)
     with pytest.raises(ArgumentError, match="video='dog.mp4' is not allowed; give an image"):
         pipe(video="dog.mp4")
+
+
+def test_a_saved_pipeline_loads_as_it_was(video_tokenizer: Path, tmp_path: Path) -> None:
+    """With its draft model; its tokenizer, which is a program, runs only if it is named."""
+    pipe = load("base", tokenizer=str(video_tokenizer))
+    pipe.register_modules(draft_transformer=tiny(32, SHAPE, None, layers=1))
+    pipe.save_pretrained(tmp_path / "saved")
+    assert pipe.video_tokenizer is not None
+    call: dict[str, Any] = {**given("base"), "seed": 0, "recipe": "draft:window=3", "output_type": "latent"}
+    own = pipe(**call).tokens
+    saved = mmspec.load(str(tmp_path / "saved"))
+    assert torch.equal(saved(**call).tokens, own) and saved.video_tokenizer is None
+    with pytest.raises(ArgumentError, match="requires a video tokenizer"):
+        saved(**{**call, "output_type": "pil"})
+    again = mmspec.load(tmp_path / "saved", tokenizer=str(tmp_path / "saved" / "video_tokenizer"))
+    again.video_tokenizer.frames = 17
+    assert torch.equal(again(video=Image.new("RGB", (8, 8), "white"), seed=0, output_type="pt").frames[0, 0].round(),
+                       torch.ones(3, 32, 64))  # fmt: skip
+    with pytest.raises(ArgumentError, match="tokenizer was given, but a saved LlamaGenPipeline comes with its own"):
+        shapes = mmspec.load("shapes")
+        shapes.save_pretrained(tmp_path / "shapes")
+        mmspec.load(tmp_path / "shapes", tokenizer=str(video_tokenizer))
+
+
+def test_a_draft_model_of_other_videos_is_refused() -> None:
+    config = {"video_latent_shape": list(SHAPE), "apply_yarn": True}
+    pipe = mmspec.load(GOLDEN / "cosmos_base", config=config | {"draft_model": str(GOLDEN / "cosmos_base")})
+    assert pipe.draft_transformer is not None
+    with pytest.raises(ArgumentError, match="draft_transformer has context_dim 8, the transformer None"):
+        mmspec.load(GOLDEN / "cosmos_base", config=config | {"draft_model": str(GOLDEN / "cosmos_text")})
+    with pytest.raises(ArgumentError, match="'none' is neither a path nor a Hub id"):
+        mmspec.load(GOLDEN / "cosmos_base", config=config | {"draft_model": "none"})
+
+
+@pytest.mark.parametrize("name", ["out.webp", "out.gif", "out.mp4"])
+def test_the_command_reads_frames_and_writes_a_video(
+    name: str,
+    video_tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("mmspec.vision.cosmos_ar.tokenizer.VIDEO_FRAMES", 17)
+    first = tmp_path / "first.png"
+    Image.new("RGB", (100, 60), "white").save(first)
+    words = ["video", str(first), "-m", str(GOLDEN / "cosmos_base"), "--tokenizer", str(video_tokenizer)]
+    words += ["--config", "video_latent_shape=[3, 2, 4]", "--config", "apply_yarn=true", "--temperature", "0"]
+    assert main([*words, "-o", str(tmp_path / name)]) == 0, capsys.readouterr().err
+    frames = last_frames(tmp_path / name, 99)
+    assert len(frames) == 17 and frames[0].size == (64, 32) and np.asarray(frames[0]).min() > 250
+    words[1] = str(tmp_path / name)  # the video that was written is continued, from its last nine frames
+    assert main([*words, "-o", str(tmp_path / "more.webp"), "--input-frames", "9", "--json"]) == 0
+    assert main([*words[:2], "-m", "shapes"]) == 2
+    assert "does not generate videos; see `mmspec image`" in capsys.readouterr().err
 
 
 def test_frames_are_scaled_to_cover_and_cropped_in_the_middle() -> None:

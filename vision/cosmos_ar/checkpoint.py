@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec import hub
 from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_tensors, count_blocks, read_header, read_tensors, sizes_of
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
@@ -62,7 +63,8 @@ def load_cosmos_ar(path: Path, config: Mapping[str, Any] | None = None) -> Cosmo
     shape, yarn = given.pop("video_latent_shape", LATENT_SHAPE), given.pop("apply_yarn", None)
     if given:
         raise ArgumentError(
-            f"config has {sorted(given)[0]!r}, which is not allowed; options are 'video_latent_shape' and 'apply_yarn'"
+            f"config has {sorted(given)[0]!r}, which is not allowed; options are 'video_latent_shape', 'apply_yarn' "
+            "and 'draft_model'"
         )
     if (
         not isinstance(shape, (list, tuple))
@@ -121,7 +123,7 @@ def from_checkpoints(
         path: `model.pt`, or the folder with it.
         tokenizer: The folder of the video tokenizer, with `encoder.jit` and `decoder.jit`; without it a call takes and
             returns tokens only.
-        config: See `load_cosmos_ar`.
+        config: See `load_cosmos_ar`; and `draft_model`, the file or folder of a smaller model of the same videos.
         device: Where to put the pipeline.
         dtype: The type of the transformer's weights, or "auto" for that of the file.
 
@@ -129,11 +131,30 @@ def from_checkpoints(
         ModelError: If a file cannot be read, or does not fit.
         ArgumentError: If an option is not allowed.
     """
-    transformer = cast(load_cosmos_ar(path, config), dtype)
+    options = dict(config or {})
+    draft = options.pop("draft_model", None)
+    transformer = cast(load_cosmos_ar(path, options), dtype)
     tokens = None if tokenizer is None else load_video_tokenizer(tokenizer)
     if tokens is not None and tokens.vocab_size < transformer.config["vocab_size"]:
         raise ModelError(
             f"tokenizer has {tokens.vocab_size} codes, the model {transformer.config['vocab_size']}; "
             "they do not belong together"
         )
-    return CosmosPipeline(transformer, tokens).to(device)
+    small = None if draft is None else cast(load_draft(draft, options), dtype)
+    return CosmosPipeline(transformer, tokens, draft_transformer=small).to(device)
+
+
+def load_draft(draft: Any, options: Mapping[str, Any]) -> CosmosTransformer:
+    """The draft model of a path or a Hub id; `options` are those of the model that it drafts for.
+
+    Raises:
+        ArgumentError: If it is neither.
+        ModelError: If it is no such model.
+    """
+    if not isinstance(draft, (str, Path)):
+        raise ArgumentError(f"config draft_model={shown(draft)} is not allowed; give a path or a Hub id")
+    path = Path(draft) if Path(draft).exists() else hub.fetch(str(draft))
+    if path is None:
+        raise ArgumentError(f"draft_model={str(draft)!r} is neither a path nor a Hub id")
+    # Whether frequencies are stretched is a matter of each model.
+    return load_cosmos_ar(path, {name: value for name, value in options.items() if name != "apply_yarn"})

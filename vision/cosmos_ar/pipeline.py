@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from mmspec.arguments import check_callback, shown
+from mmspec.arguments import check_callback, one_text, shown
+from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
@@ -20,7 +22,7 @@ from mmspec.decoding.stats import Stats
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, PromptError
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.output import Output
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
@@ -28,6 +30,7 @@ from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.cosmos_ar.frames import CONTEXTS, as_frames, for_tokenizer, read_frames
 from mmspec.vision.cosmos_ar.target import CosmosTarget
+from mmspec.vision.cosmos_ar.tokenizer import VideoTokenizer, save_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 from mmspec.vision.hf.image_request import read_prompts
 from mmspec.vision.outputs import check_call, check_output_type, memory_for
@@ -64,14 +67,18 @@ class CosmosPipeline(DiffusionPipeline):
             takes and returns tokens.
         text_encoder: T5, for models with a text; without one, pass `prompt_embeds`.
         tokenizer: That of T5.
+        draft_transformer: A smaller model of the same videos, for the recipe `draft`; optional.
         temperature: The default of a call, that of the published command.
         top_k: The default of a call.
         top_p: The default of a call, that of the published command.
         recipe: The default of a call.
+
+    Raises:
+        ArgumentError: If the two transformers have other codes, videos or features of texts.
     """
 
-    model_cpu_offload_seq = "text_encoder->transformer->video_tokenizer"
-    _optional_components = ["video_tokenizer", "text_encoder", "tokenizer"]
+    model_cpu_offload_seq = "text_encoder->draft_transformer->transformer->video_tokenizer"
+    _optional_components = ["video_tokenizer", "text_encoder", "tokenizer", "draft_transformer"]
     _callback_tensor_inputs = ["tokens"]
 
     def __init__(
@@ -80,14 +87,20 @@ class CosmosPipeline(DiffusionPipeline):
         video_tokenizer: nn.Module | None = None,
         text_encoder: Any = None,
         tokenizer: Any = None,
+        draft_transformer: CosmosTransformer | None = None,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 0.8,
         recipe: str = "scd",
     ) -> None:
         super().__init__()
+        check_draft(transformer, draft_transformer)
         self.register_modules(
-            transformer=transformer, video_tokenizer=video_tokenizer, text_encoder=text_encoder, tokenizer=tokenizer
+            transformer=transformer,
+            video_tokenizer=video_tokenizer,
+            text_encoder=text_encoder,
+            tokenizer=tokenizer,
+            draft_transformer=draft_transformer,
         )
         self.register_to_config(temperature=temperature, top_k=top_k, top_p=top_p, recipe=recipe)
 
@@ -151,7 +164,7 @@ class CosmosPipeline(DiffusionPipeline):
         check_callback("on_step", on_step)
         check_callback("callback_on_step_end", callback_on_step_end)
         self._check_output(output_type)
-        default, transformer = self.config, self.transformer
+        default = self.config
         recipe = parse(default.recipe if recipe is None else recipe)
         sampling = SamplingParams(
             default.temperature if temperature is None else temperature,
@@ -164,37 +177,28 @@ class CosmosPipeline(DiffusionPipeline):
             given = given.expand(len(context), -1)
         given = given.repeat_interleave(num_videos_per_prompt, 0)
         context = None if context is None else context.repeat_interleave(num_videos_per_prompt, 0)
-        frames, height, width = transformer.shape
-        codes, total = int(transformer.config["vocab_size"]), frames * height * width
-        layout = Layout(length=total - given.shape[1], width=width)
-        mark = given.new_full((len(given), transformer.marks), codes)
         seeds = row_seeds(seed, len(given), generator)
-        resources = DraftResources(
-            adaptive_windows=adaptive_windows_of(transformer),
-            continuation=partial(NeighborDrafter, given, width, height * width),
-        )
 
-        def whole(rows: Sequence[Tensor]) -> Tensor:
-            return complete([torch.cat([a, b]) for a, b in zip(given, rows, strict=True)], total, codes)
-
-        with memory_for(len(given)), self.progress_bar(total=len(given) * layout.length) as bar:
+        length = self._total - given.shape[1]
+        with memory_for(len(given)), self.progress_bar(total=len(given) * length) as bar:
             observe = observer(
                 self,
                 bar,
                 on_step,
                 callback_on_step_end,
                 callback_on_step_end_tensor_inputs,
-                lambda step: whole(step.tokens),
+                lambda step: self._whole(given, step.tokens),
             )
             try:
-                target = CosmosTarget(transformer, torch.cat([mark, given], 1), context, layout.length, recipe.window)
+                ready = self._ready(given, context, [sampling] * len(given), recipe.window)
                 decoded = run(
-                    target, recipe, layout, [sampling] * len(given), seeds, resources, observe, measure_entropy
-                )
-                found, stats = whole(list(decoded.tokens)), decoded.stats
+                    ready.target, recipe, ready.layout, ready.samplings, seeds, ready.resources, observe,
+                    measure_entropy,
+                )  # fmt: skip
+                found, stats = self._whole(given, list(decoded.tokens)), decoded.stats
             except Interrupted as end:
                 found, stats = end.tokens, end.stats
-        grid = found.unflatten(1, transformer.shape)
+        grid = found.unflatten(1, self.transformer.shape)
         images = self.decode(grid, output_type=output_type)
         self.maybe_free_model_hooks()
         return VideoOutput(images, grid, seeds, stats) if return_dict else (images,)  # type: ignore[return-value]
@@ -216,6 +220,101 @@ class CosmosPipeline(DiffusionPipeline):
         if output_type == "latent":
             return tokens
         return as_frames(self.video_tokenizer.decode(tokens.clamp(min=0)), output_type)
+
+    @torch.no_grad()
+    def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
+        """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
+
+        Args:
+            prompt: For models with a text, the text; else None.
+            options: `video` or `tokens` (int64 [1, n, h, w]), the frames that the video begins with; `prompt_embeds`,
+                `num_input_frames`, `seed`, `temperature`, `top_k`, `top_p`, `output_type`.
+            recipe: How it is decoded.
+
+        Raises:
+            PromptError: If the model has a text and none is given.
+            ArgumentError: For an option of another name, or whose value is not allowed.
+        """
+        names = ("temperature", "top_k", "top_p")
+        inputs = ("video", "tokens", "prompt_embeds", "num_input_frames")
+        check_options(options, ("seed", *names, *inputs, "output_type"))
+        output_type = options.get("output_type", "pil")
+        self._check_output(output_type)
+        sampling = SamplingParams(**{name: options.get(name, self.config[name]) for name in names})
+        video, tokens, embeds, count = (options.get(name) for name in inputs)
+        given = self._given(video, tokens, count)
+        context = self._context(prompt if prompt is None else one_text("prompt", prompt), embeds, len(given))
+        if len(given) != 1 or context is not None and len(context) != 1:
+            raise ArgumentError("a request has one video; send one request for each")
+        (seed,) = row_seeds(options.get("seed"), 1)
+
+        def finish(tokens: Sequence[Tensor], stats: Stats) -> VideoOutput:
+            grid = self._whole(given, [tokens[0].to(given.device)]).unflatten(1, self.transformer.shape)
+            return VideoOutput(self.decode(grid, output_type=output_type), grid, [seed], stats)
+
+        kind = given.shape[1], None if context is None else context.shape[1]
+        return PreparedRequest([RowPrompt((given, context), sampling, seed, kind)], finish, seed)
+
+    @torch.no_grad()
+    def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedRows:
+        """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`."""
+        given, contexts = zip(*(row.prompt for row in rows), strict=True)
+        context = None if contexts[0] is None else torch.cat(contexts)
+        return self._ready(torch.cat(given), context, [row.sampling for row in rows], recipe.window)
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Saves the pipeline as diffusers does, and the TorchScript files of its video tokenizer.
+
+        These are in the folder `video_tokenizer`, and are not loaded with the pipeline: they are programs, which run
+        only if they are named, `mmspec.load(folder, tokenizer=folder / "video_tokenizer")`.
+        """
+        tokenizer = self.video_tokenizer
+        self.register_modules(video_tokenizer=None)
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            self.register_modules(video_tokenizer=tokenizer)
+        if isinstance(tokenizer, VideoTokenizer):
+            save_video_tokenizer(tokenizer, Path(save_directory) / "video_tokenizer")
+
+    @property
+    def _total(self) -> int:
+        """Codes of a video."""
+        frames, height, width = self.transformer.shape
+        return frames * height * width
+
+    def _whole(self, given: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """Codes of whole videos int64 [B, T * h * w], -1 where they are missing, from the given and the new ones."""
+        videos = [torch.cat([a, b]) for a, b in zip(given, rows, strict=True)]
+        return complete(videos, self._total, int(self.transformer.config["vocab_size"]))
+
+    def _ready(
+        self, given: Tensor, context: Tensor | None, samplings: Sequence[SamplingParams], slack: int
+    ) -> PreparedRows:
+        """A batch of videos.
+
+        Args:
+            given: Codes of the given frames, int64 [B, n * h * w].
+            context: Features of the texts [B, S, C]; None for models without one.
+            samplings: Sampling parameters of each row.
+            slack: Tokens that a window may extend past the end of a video.
+        """
+        _, height, width = self.transformer.shape
+        layout = Layout(length=self._total - given.shape[1], width=width)
+        mark = given.new_full((len(given), self.transformer.marks), int(self.transformer.config["vocab_size"]))
+        read = torch.cat([mark, given], 1)
+
+        def target(transformer: CosmosTransformer) -> CosmosTarget:
+            return CosmosTarget(transformer, read, context, layout.length, slack)
+
+        draft = self.draft_transformer
+        resources = DraftResources(
+            draft_model=None if draft is None else partial(target, draft),
+            draft_sampling=list(samplings),
+            adaptive_windows=adaptive_windows_of(self.transformer),
+            continuation=partial(NeighborDrafter, given, width, height * width),
+        )
+        return PreparedRows(target(self.transformer), layout, list(samplings), resources)
 
     def _check_output(self, output_type: str) -> None:
         check_output_type(output_type)
@@ -309,3 +408,19 @@ class CosmosPipeline(DiffusionPipeline):
         ).to(self.text_encoder.device)
         features = self.text_encoder(**encoded).last_hidden_state
         return features * encoded["attention_mask"][..., None]
+
+
+def check_draft(transformer: CosmosTransformer, draft: CosmosTransformer | None) -> None:
+    """Checks that a draft model continues the same videos.
+
+    Raises:
+        ArgumentError: If it has other codes, videos or features of texts.
+    """
+    if draft is None:
+        return
+    for name, what in (("vocab_size", "codes"), ("latent_shape", "latent_shape"), ("context_dim", "context_dim")):
+        ours, theirs = transformer.config[name], draft.config[name]
+        if (list(ours) if name == "latent_shape" else ours) != (list(theirs) if name == "latent_shape" else theirs):
+            raise ArgumentError(
+                f"draft_transformer has {what} {theirs}, the transformer {ours}; they do not belong together"
+            )

@@ -69,6 +69,7 @@ class CosmosTarget(CausalTarget):
         self, transformer: CosmosTransformer, given: Tensor, context: Tensor | None, length: int, slack: int
     ) -> None:
         self._contexts = [] if context is None else transformer.contexts(context)
+        self._given = given.shape[1]
         vocab_size, device = int(transformer.config["vocab_size"]), transformer.device
         backbone = Backbone(
             CosmosDecoder(transformer, self._contexts), transformer.tok_embeddings, transformer.output, vocab_size,
@@ -81,6 +82,13 @@ class CosmosTarget(CausalTarget):
     def select_rows(self, row_ids: list[int]) -> None:
         super().select_rows(row_ids)
         self._contexts[:] = [(keys[row_ids], values[row_ids]) for keys, values in self._contexts]
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: their texts have as many features, and as many frames are given."""
+        if not (isinstance(other, CosmosTarget) and super().can_join(other) and self._given == other._given):
+            return False
+        ours, theirs = ([keys.shape[2] for keys, _ in target._contexts[:1]] for target in (self, other))
+        return ours == theirs
 
     def join(self, other: CausalTarget, row_ids: list[int]) -> None:
         super().join(other, row_ids)

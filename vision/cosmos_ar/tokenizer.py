@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from mmspec.errors import ModelError
 from mmspec.vision.hf.cosmos_decoder import CODES, FILE, read_script
 
 ENCODER = "encoder.jit"
+VIDEO_FRAMES = 33  # of the published tokenizer
 
 
 class VideoTokenizer(nn.Module):
@@ -28,7 +30,9 @@ class VideoTokenizer(nn.Module):
 
     vocab_size = CODES
 
-    def __init__(self, encoder: nn.Module | None, decoder: nn.Module, frames: int = 33, factor: int = 16) -> None:
+    def __init__(
+        self, encoder: nn.Module | None, decoder: nn.Module, frames: int = VIDEO_FRAMES, factor: int = 16
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
@@ -72,4 +76,17 @@ def load_video_tokenizer(path: Path) -> VideoTokenizer:
     """
     folder = path if path.is_dir() else path.parent
     encoder = read_script(folder / ENCODER) if (folder / ENCODER).is_file() else None
-    return VideoTokenizer(encoder, read_script(folder / FILE))
+    return VideoTokenizer(encoder, read_script(folder / FILE), VIDEO_FRAMES)
+
+
+def save_video_tokenizer(tokenizer: VideoTokenizer, folder: Path) -> None:
+    """Writes `decoder.jit` and, if there is one, `encoder.jit`, for `load_video_tokenizer`.
+
+    Parts that are no TorchScript, which cannot be written, are left out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in ((ENCODER, tokenizer.encoder), (FILE, tokenizer.decoder)):
+        if isinstance(part, torch.jit.ScriptModule):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # TorchScript is deprecated; the published files are in it
+                torch.jit.save(part, str(folder / name))

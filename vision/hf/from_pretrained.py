@@ -21,6 +21,7 @@ from mmspec.vision.hf.emu3_tokenizer import is_emu3_tokenizer, read_emu3_tokeniz
 from mmspec.vision.hf.original_chameleon import is_original_chameleon, load_original_chameleon
 from mmspec.vision.hf.original_janus import ORIGINAL as JANUS
 from mmspec.vision.hf.original_janus import janus_generation_config, load_original_janus, read_janus_processor
+from mmspec.vision.hf.original_xomni import XOMNI, load_xomni
 from mmspec.vision.hf.pipeline import TransformersPipeline, input_device
 from mmspec.vision.hf.vqgan import load_vqgan
 from mmspec.vision.hf.xllmx import FIRST_IDS, LUMINA2, XLLMX, load_xllmx
@@ -89,12 +90,14 @@ def from_folder(
         model.generation_config = janus_generation_config(processor)
     elif model_class(folder) == XLLMX:
         model = load_xllmx(folder, device, dtype)
+    elif model_class(folder) == XOMNI:
+        model = load_xomni(folder, device, dtype)
     else:
         model = load_model(folder, device, dtype, name, unused=(UNUSED,))
     keep_decoder_in_float32(model)
     if processor is None and any((processor_folder / file).exists() for file in (*PROCESSOR_FILES, EMU3_RANKS)):
         processor = processor_folder
-    if layout == LUMINA2 and isinstance(processor, (str, Path)):
+    if (layout == LUMINA2 or name == XOMNI) and isinstance(processor, (str, Path)):
         processor = read_tokenizer(processor)
     return from_model(model, loaded_processor(processor, name), tokenizer, {"layout": layout, **(config or {})})
 

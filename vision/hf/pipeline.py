@@ -57,6 +57,7 @@ class TransformersPipeline(DiffusionPipeline):
         top_p: The default of a call.
         guidance_scale: The default of a call.
         recipe: The default of a call.
+        min_p: The default of a call; None takes that of the model's published sampler.
 
     Attributes:
         heads: Draft heads by kind; see `add_drafter`.
@@ -82,6 +83,7 @@ class TransformersPipeline(DiffusionPipeline):
         top_p: float | None = None,
         guidance_scale: float | None = None,
         recipe: str = "scd",
+        min_p: float | None = None,
     ) -> None:
         super().__init__()
         own = image_adapter_of(model, Components(processor, vqvae, layout)).sampling
@@ -93,6 +95,7 @@ class TransformersPipeline(DiffusionPipeline):
             top_p=own.top_p if top_p is None else top_p,
             guidance_scale=own.guidance_scale if guidance_scale is None else guidance_scale,
             recipe=recipe,
+            min_p=own.min_p if min_p is None else min_p,
         )
         self.heads: dict[str, Head] = {}
 
@@ -110,6 +113,7 @@ class TransformersPipeline(DiffusionPipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
         guidance_scale: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
@@ -136,6 +140,8 @@ class TransformersPipeline(DiffusionPipeline):
             temperature: 0 takes the most likely token; None takes the pipeline's default.
             top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
+            min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all; None takes the
+                pipeline's default.
             guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
@@ -169,6 +175,7 @@ class TransformersPipeline(DiffusionPipeline):
             top_k=default.top_k if top_k is None else top_k,
             top_p=default.top_p if top_p is None else top_p,
             guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
+            min_p=default.min_p if min_p is None else min_p,
         )
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
@@ -278,6 +285,7 @@ class TransformersPipeline(DiffusionPipeline):
             c.top_k,
             c.top_p,
             c.guidance_scale if guidance_scale is None else guidance_scale,
+            min_p=c.min_p,
         )
         job = self._generate_job(
             ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None), sampling
@@ -292,15 +300,15 @@ class TransformersPipeline(DiffusionPipeline):
 
         Args:
             prompt: A prompt; None for ImageGPT.
-            options: `seed`, `temperature`, `top_k`, `top_p`, `guidance_scale`, `negative_prompt`, `height`, `width`,
-                `output_type`.
+            options: `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `guidance_scale`, `negative_prompt`, `height`,
+                `width`, `output_type`.
             recipe: How it is decoded.
 
         Raises:
             PromptError: If the model does not accept the prompt.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
-        names = ("temperature", "top_k", "top_p", "guidance_scale")
+        names = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
         check_options(options, ("seed", *names, "negative_prompt", "height", "width", "output_type"))
         output_type = options.get("output_type", "pil")
         check_output_type(output_type)
@@ -424,6 +432,8 @@ def sampling_arguments(sampling: SamplingParams) -> dict[str, Any]:
     if sampling.temperature == 0:
         return {"do_sample": False, **guidance}
     names = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    if sampling.min_p:
+        names["min_p"] = sampling.min_p
     return {"do_sample": True, **names, **guidance}
 
 

@@ -16,6 +16,7 @@ IMAGE_ADAPTERS = {
     "ChameleonForConditionalGeneration": "mmspec.vision.hf.adapters.chameleon:chameleon_adapter",
     "GlmImageForConditionalGeneration": "mmspec.vision.hf.adapters.glm:GlmAdapter",
     "ImageGPTForCausalImageModeling": "mmspec.vision.hf.adapters.imagegpt:ImageGPTAdapter",
+    "XOmniForCausalLM": "mmspec.vision.hf.adapters.xomni:XOmniAdapter",
     "LlamaForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",
     "Qwen2ForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",
     "Qwen3ForCausalLM": "mmspec.vision.hf.adapters.flat:FlatImageAdapter",

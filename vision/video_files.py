@@ -1,0 +1,141 @@
+"""Video files: the last frames of one, and frames written as one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from io import BytesIO
+from itertools import repeat
+from math import gcd
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from PIL import Image, ImageSequence
+
+from mmspec import limits
+from mmspec.arguments import shown
+from mmspec.documents import one_line
+from mmspec.errors import ArgumentError
+from mmspec.files import replacing
+
+# What Pillow reads, moving or not.
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+# What can be written; the first needs the extra.
+VIDEOS = (".mp4", ".webp", ".gif")
+MOST_REPEATS = 1000  # frames that one stored frame stands for
+
+
+def last_frames(path: Path, count: int) -> list[Image.Image]:
+    """The last frames of a video, at most `count`, in order.
+
+    Args:
+        path: An image, moving or not; a folder of images, which are frames in the order of their names; or, with the
+            extra `video`, a video file that FFmpeg reads.
+        count: How many, at least 1.
+
+    Raises:
+        ArgumentError: If it cannot be read, has no frame, has frames of more than one size or of more pixels than
+            `limits.PIXELS`, or the extra is missing.
+    """
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() in IMAGES)
+        frames = [last_frames(each, 1)[0] for each in files[-count:]]
+    elif not path.is_file():
+        raise ArgumentError(f"{shown(str(path))} is not a readable video (no such file)")
+    else:
+        read = _pillow if path.suffix.lower() in IMAGES else _ffmpeg
+        with _readable(path):
+            frames = list(deque(read(path), maxlen=count))
+    if not frames:
+        raise ArgumentError(f"{shown(str(path))} has no frames")
+    if len({frame.size for frame in frames}) > 1:
+        raise ArgumentError(f"{shown(str(path))} has frames of more than one size")
+    return frames
+
+
+def write_video(frames: Sequence[Image.Image], path: Path, fps: float) -> None:
+    """Writes frames to a file, by its ending: `.webp` and `.gif` with Pillow, `.mp4` (H.264) with the extra `video`.
+
+    Args:
+        frames: Of one size; H.264 requires even sides.
+        path: The file; written atomically.
+        fps: Frames per second.
+
+    Raises:
+        ArgumentError: If the file cannot be written, or the extra is missing.
+    """
+    buffer = BytesIO()
+    if path.suffix.lower() == ".mp4":
+        _write_mp4(frames, buffer, fps)
+    else:
+        kind = path.suffix.lower().removeprefix(".").upper()
+        options = {"lossless": True} if kind == "WEBP" else {}
+        frames[0].save(
+            buffer, format=kind, save_all=True, append_images=list(frames[1:]), duration=round(1000 / fps), loop=0,
+            **options,
+        )  # fmt: skip
+    with replacing(path) as partial:
+        partial.write_bytes(buffer.getvalue())
+
+
+def require_video(path: Path) -> ModuleType:
+    """PyAV, the binding of FFmpeg.
+
+    Raises:
+        ArgumentError: If it is not installed; `path` is what needs it.
+    """
+    try:
+        import av
+    except ImportError:
+        raise ArgumentError(
+            f"{shown(str(path))} needs the extra `video` (pip install 'mmspec[video]'); without it "
+            f"{', '.join(IMAGES)} are read and {', '.join(VIDEOS[1:])} are written"
+        ) from None
+    return av
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ArgumentError:
+        raise
+    # A damaged PNG is a SyntaxError; errors of PyAV are OSErrors or ValueErrors, too.
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise ArgumentError(f"{shown(str(path))} is not a readable video ({one_line(error)})") from error
+
+
+def _pillow(path: Path) -> Iterable[Image.Image]:
+    with Image.open(path, formats=("PNG", "JPEG", "WEBP", "GIF")) as image:
+        limits.PIXELS.check(f"'{path}'", image.width * image.height)
+        frames = [(frame.convert("RGB"), frame.info.get("duration", 0)) for frame in ImageSequence.Iterator(image)]
+    # Equal frames in a row are stored as one that stays longer.
+    unit = gcd(*(round(duration) for _, duration in frames))
+    for frame, duration in frames:
+        yield from repeat(frame, min(round(duration) // unit, MOST_REPEATS) if unit else 1)
+
+
+def _ffmpeg(path: Path) -> Iterable[Image.Image]:
+    with require_video(path).open(str(path)) as container:
+        if not container.streams.video:
+            raise ArgumentError(f"{shown(str(path))} has no video stream")
+        for frame in container.decode(video=0):
+            limits.PIXELS.check(f"'{path}'", frame.width * frame.height)
+            yield Image.fromarray(frame.to_ndarray(format="rgb24"))
+
+
+def _write_mp4(frames: Sequence[Image.Image], buffer: BytesIO, fps: float) -> None:
+    av = require_video(Path("x.mp4"))
+    width, height = frames[0].size
+    if width % 2 or height % 2:
+        raise ArgumentError(f"frames of {width} x {height} pixels cannot be written as .mp4; use .webp")
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"crf": "18"}
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame.convert("RGB")), format="rgb24")))
+        container.mux(stream.encode())
