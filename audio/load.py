@@ -18,6 +18,9 @@ from mmspec.audio.codecs.soprano import is_soprano, read_soprano
 from mmspec.audio.models.codec_lm import chatterbox, chatterbox_multilingual, chatterbox_turbo, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
+from mmspec.audio.models.magnet.checkpoint import is_magnet
+from mmspec.audio.models.magnet.checkpoint import read_magnet as read_magnet_model
+from mmspec.audio.models.magnet.music import from_folder as read_magnet
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention_inside
@@ -81,7 +84,8 @@ def is_speech_model(name: str | None) -> bool:
 def is_speech_folder(folder: Path) -> bool:
     """Whether a folder is loaded as a speech pipeline."""
     name = architecture(folder)
-    return is_speech_model(name) or name in PUBLISHED or codec_lm_reader(folder) is not None
+    published = name in PUBLISHED or codec_lm_reader(folder) is not None or is_magnet(folder)
+    return is_speech_model(name) or published
 
 
 def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -137,6 +141,11 @@ def from_folder(
     if (read := codec_lm_reader(folder, options)) is not None:
         own = dtype if isinstance(dtype, torch.dtype) else torch.float32  # the published files have several dtypes
         return from_codec_lm_folder(read, folder, processor, codec, options, device, own)
+    if is_magnet(folder):
+        if processor is not None:
+            raise ArgumentError("processor was given; name the folder of T5 with config={'text_encoder': ...} instead")
+        own_codec = options.pop("codec", None) if codec is None else read_codec(codec, device)
+        return SpeechPipeline(read_magnet(folder, own_codec, options, device, dtype))
     if (name := architecture(folder)) in PUBLISHED:
         return from_published(resolve(PUBLISHED[name]), folder, processor, codec, options, device, dtype)
     model = load_model(folder, device, dtype, SPEECH_ADAPTERS)
@@ -150,7 +159,11 @@ def from_folder(
     if draft == "pair":
         draft = smaller_model(folder)
     if isinstance(draft, (str, Path)):
-        draft = load_model(draft_folder(draft), device, dtype, SPEECH_ADAPTERS)
+        found = draft_folder(draft)
+        if is_magnet(found):
+            draft, _ = read_magnet_model(found, device, model.dtype)
+        else:
+            draft = load_model(found, device, dtype, SPEECH_ADAPTERS)
     return from_model(model, processor, codec, {**options, "draft_model": draft})
 
 

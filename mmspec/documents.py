@@ -81,7 +81,7 @@ def check_depth(value: Any, name: str) -> None:
 
 
 def read_yaml(path: Path, argument: str) -> Any:
-    """The value of a YAML file; anchors and aliases are refused, which a few lines can multiply into gigabytes.
+    """The value of a YAML file; see `parse_yaml`.
 
     Args:
         path: The file.
@@ -91,11 +91,24 @@ def read_yaml(path: Path, argument: str) -> Any:
         ArgumentError: If the file cannot be read, is no YAML of plain values, or exceeds `limits.FILE_BYTES` or
             `limits.DEPTH`.
     """
+    return parse_yaml(_read(path, argument), f"{argument}: '{path}'", f"{argument}: cannot read '{path}'")
+
+
+def parse_yaml(text: str | bytes, name: str, unreadable: str) -> Any:
+    """The value of a YAML text; anchors and aliases are refused, which a few lines can multiply into gigabytes.
+
+    Args:
+        text: The text, in UTF-8 if it is bytes.
+        name: What it is called, for messages.
+        unreadable: The beginning of the message about a text that is no YAML.
+
+    Raises:
+        ArgumentError: If the text is no YAML of plain values, or is nested too deeply.
+    """
     import yaml
 
-    name = f"{argument}: '{path}'"
     try:
-        text = _read(path, argument).decode("utf-8")
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
         # The parser of events does not recurse; the composer of values does.
         depth, most = 0, limits.DEPTH.value
         for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -109,7 +122,7 @@ def read_yaml(path: Path, argument: str) -> Any:
         raise
     # The constructor of values raises Python's own errors: for the date 2020-99-99, numbers of 5,000 digits, !!bool x.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ArgumentError(f"{argument}: cannot read '{path}': {one_line(error)}") from None
+        raise ArgumentError(f"{unreadable}: {one_line(error)}") from None
 
 
 def one_line(error: object) -> str:

@@ -353,6 +353,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             tree=True,
             runner="eagle",
         ),
+        "masked": RecipeInfo(
+            "a masked model fills the whole window in one pass (MAGNeT for MusicGen)",
+            {"tokens": "mmspec.drafters.masked:build", "columns": "mmspec.drafters.masked:build"},
+            {"window": _window(8)},
+            draft_model=True,
+        ),
     }
 )
 

@@ -18,6 +18,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.decoding.target import Target
+from mmspec.drafters.masked import MaskedModel
 from mmspec.engine import Decoded, run
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.request import GenerateRequest
@@ -70,6 +71,7 @@ class ColumnDecodingPlan:
         vocab_size: V.
         sampling: Sampling parameters of all rows.
         guided: Whether the target has unconditional rows.
+        masked_model: Creates a masked model that drafts blocks of the columns, for the recipe `masked`; or None.
     """
 
     target: Callable[[int, bool], Target]
@@ -77,6 +79,7 @@ class ColumnDecodingPlan:
     vocab_size: int
     sampling: SamplingParams
     guided: bool
+    masked_model: Callable[[], MaskedModel] | None = None
 
     def decode(
         self,
@@ -125,6 +128,7 @@ class ColumnDecodingPlan:
         resources = DraftResources(
             adaptive_windows=adaptive_windows_of(model),
             codebooks=None if tables is None else lambda: self._codebooks(tables()),
+            masked_model=self.masked_model,
         )
         if draft is not None:
             for what, theirs, ours in (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmspec.codebook import Codebook
     from mmspec.continuous.sampler import LatentModel
     from mmspec.drafters.jacobi import ContinuationDrafter
+    from mmspec.drafters.masked import MaskedModel
     from mmspec.drafters.ngram import Table
     from mmspec.heads.checkpoint import Head
     from mmspec.recipes import Recipe
@@ -41,6 +42,7 @@ class DraftResources:
         largest_window: The widest window that `window=auto` may choose; None for the recipe's default.
         latent_models: For tokens that are vectors: creates a draft model, by the name of the recipe (`draft`,
             `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for the unchanged model.
+        masked_model: Creates a masked model of the same tokens with the same prompts.
     """
 
     table: Table | None = None
@@ -54,6 +56,7 @@ class DraftResources:
     codebooks: Callable[[], Sequence[Codebook]] | None = None
     largest_window: int | None = None
     latent_models: Mapping[str, Callable[[int], LatentModel]] = field(default_factory=dict)
+    masked_model: Callable[[], MaskedModel] | None = None
 
 
 @dataclass(frozen=True)

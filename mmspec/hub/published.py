@@ -17,6 +17,8 @@ CONVERTED = {
 }
 # In the layout of Meta's Chameleon, which GAIR's Anole has.
 META_TOKENIZER = "tokenizer/text_tokenizer.json"
+# Beside `compression_state_dict.bin`, as audiocraft publishes MAGNeT.
+AUDIOCRAFT = "state_dict.bin"
 # Repositories whose models mmspec does not decode, although their files look like those of a family that it does.
 UNREAD = {
     "deepseek-ai/JanusFlow-1.3B": "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'",
@@ -64,7 +66,7 @@ def refuse_layout(
             f"model {repository!r} is a {name}, for which mmspec has no adapter{did_you_mean(name, classes)}; see "
             "docs/models.md for those that it has, and docs/adding-a-model.md for how to add one"
         )
-    if name is not None or any(mark in files for mark in ("model_index.json", META_TOKENIZER, *MARKED)):
+    if name is not None or any(mark in files for mark in ("model_index.json", META_TOKENIZER, AUDIOCRAFT, *MARKED)):
         return
     found = checkpoints(files)
     if len(found) > 1 and "vq_strides" not in read_description(folder, DESCRIPTIONS[0]):

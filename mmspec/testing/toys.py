@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmspec.codebook import Codebook
 from mmspec.continuous.sampler import Gaussian, LatentModel
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit, spread_layers
@@ -267,6 +268,32 @@ class ColumnToy:
         self._number = put_rows(self._number, other._number, row_ids)
 
 
+class MaskedToy:
+    """A masked model whose logits are stored in a table, by place and by the last token before the masked places.
+
+    Args:
+        vocab_size: V.
+        layout: Layout of the sequences.
+        seed: Seed of the table.
+    """
+
+    def __init__(self, vocab_size: int, layout: Layout, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (layout.length, vocab_size + 1, *layout.cell, vocab_size)
+        self._table = torch.randn(shape, generator=generator) * 1.2
+
+    def block(self, state: BatchState, count: int) -> Tensor:
+        places = torch.from_numpy(state.positions(count)).clamp(max=len(self._table) - 1)
+        last = state.last().flatten(1)[:, :1] + 1  # 0 before the first token
+        return self._table[places, last.clamp(max=self._table.shape[1] - 1)]  # padding may be outside the vocabulary
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        pass  # it keeps nothing of the rows
+
+    def join(self, other: MaskedToy, row_ids: Sequence[int]) -> None:
+        pass
+
+
 def table_seeds(seed: int) -> Sequence[int]:
     """Seeds of a toy's tables: of the whole model, then of its first layer, of its first two layers, and so on."""
     return seed, *range(seed + 10**6, seed + 10**6 + LAYERS - 1)
@@ -342,6 +369,7 @@ def toy_resources(
         lambda: codebook,
         heads=dict(toy_heads(vocab_size, layout.width, seed)),
         guided_draft_model=partial(ToyTarget, batch_size, vocab_size, layout.length, seed + 1000, True),
+        masked_model=partial(MaskedToy, vocab_size, layout, seed + 2000),
     )
 
 

@@ -60,7 +60,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("recipe", EXACT)
+@pytest.mark.parametrize("recipe", [*EXACT, "masked:window=3"])
 def test_distribution(recipe: str, settings: str) -> None:
     """The target has guidance, the draft model has none."""
     found = check_columns(recipe, SETTINGS[settings], 20_000, 1, layout=LAYOUTS["K=2"], batch=10_000)
@@ -68,7 +68,7 @@ def test_distribution(recipe: str, settings: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["K=3", "delayed", "ends"])
-@pytest.mark.parametrize("recipe", ["draft:window=3", "sjd:window=3", "scd:window=3"])
+@pytest.mark.parametrize("recipe", ["draft:window=3", "sjd:window=3", "scd:window=3", "masked:window=3"])
 def test_distribution_of_other_layouts(recipe: str, layout: str) -> None:
     found = check_columns(recipe, SamplingParams(temperature=0.9), 20_000, 3, layout=LAYOUTS[layout])
     assert found.ok and found.tokens_per_call > 1, found

@@ -29,6 +29,7 @@ from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
+from mmspec.drafters.masked import MaskedDrafter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.pearl import PearlDrafter
 from mmspec.drafters.refresh import Refresh
@@ -367,6 +368,20 @@ def commit_the_guess(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PearlDrafter, "observe", kept)
 
 
+def fill_in_a_second_step(patch: pytest.MonkeyPatch) -> None:
+    """The masked model sees the first draft when it fills the others, whose q are still those of the first step."""
+    propose = MaskedDrafter.propose
+
+    def filled(self: MaskedDrafter, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        draft = propose(self, state, count, draws)
+        if count > 1:
+            seen = 0.5 * draft.q[:, 1:] + 0.5 * torch.nn.functional.one_hot(draft.tokens[:, :1], draft.q.shape[-1])
+            draft.tokens[:, 1:] = sample(seen, draws[DRAFT][:, 1:count])
+        return draft
+
+    patch.setattr(MaskedDrafter, "propose", filled)
+
+
 BROKEN: dict[str, tuple[Break, str]] = {
     "resample from p": (resample_from_p, "sjd:window=3,start=left"),
     "temperature applied to the residual": (apply_temperature_to_residual, "sjd:window=3,start=left"),
@@ -385,6 +400,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "untested drafts inside a cascade": (accept_all_inner_drafts, "cascade:window=5,inner=3"),
     "layers that change between draft and q": (draft_without_other_layers, "swift:window=3"),
     "guesses kept as tokens": (commit_the_guess, "pearl:window=2"),
+    "masked drafts of a second step": (fill_in_a_second_step, "masked:window=4"),
     "no roll-back": (skip_roll_back, "draft:window=3"),
 }
 

@@ -98,6 +98,8 @@ LATER = [
     "swift:window=5,skip=0.7,guidance=1.5",
     "pearl:window=2",
     "pearl:window=2,guidance=1.5",
+    "masked:window=3",
+    "masked:window=6",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.models.magnet.blocks import MagnetBlocks, check_magnet
+from mmspec.audio.models.magnet.model import MagnetTransformer
 from mmspec.audio.models.musicgen.decoding import MELODY, MusicgenRequest, delays_of, musicgen_codec, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import undelay
@@ -32,7 +36,8 @@ class MusicgenAdapter:
         model: A MusicGen or a MusicGen-melody.
         processor: Its processor or tokenizer.
         codec: The codec of its codes.
-        draft_model: A smaller model of the family, or None.
+        draft_model: A smaller model of the family, or a MAGNeT of the same codes, which drafts for the recipe `masked`;
+            or None.
         seconds: Duration of the audio.
         melody: Features float [1, T, 12] of the melody to follow, or None.
     """
@@ -52,7 +57,12 @@ class MusicgenAdapter:
     ) -> None:
         check_codec(codec, model.decoder.num_codebooks, model.decoder.config.vocab_size)
         self.model, self.processor, self.codec = model.eval(), processor, codec
-        self.draft_model = None if draft_model is None else check_same_class(model, draft_model).eval()
+        if isinstance(draft_model, MagnetTransformer):
+            decoder = model.decoder.config
+            check_magnet(draft_model, decoder.num_codebooks, decoder.vocab_size, model.text_encoder.config.d_model)
+        elif draft_model is not None:
+            draft_model = check_same_class(model, draft_model).eval()
+        self.draft_model = draft_model
         self.seconds, self.melody = seconds, melody
         self.sampling = checkpoint_sampling(model.generation_config)
 
@@ -88,15 +98,20 @@ class MusicgenAdapter:
         inputs = {"encoder_outputs": states, "attention_mask": words["attention_mask"]}
         if self.melody is not None:
             inputs["input_features"] = self.melody.to(device).expand(len(parts), -1, -1)
-        frames = round(self.seconds * self.codec.sampling_rate / self.codec.hop)
+        frames = max(round(self.seconds * self.codec.sampling_rate / self.codec.hop), 1)
         request = MusicgenRequest(
             torch.empty(len(parts), 0, model.decoder.num_codebooks, dtype=torch.int64, device=device),
-            max(frames, 1) + max(delays_of(model)),
+            frames + max(delays_of(model)),
             samplings[0],
             inputs,
         )
+        whole = plan(model, request)
+        if isinstance(self.draft_model, MagnetTransformer):
+            text = states.last_hidden_state, words["attention_mask"].bool()
+            blocks = partial(MagnetBlocks, self.draft_model, *text, delays_of(model), frames)
+            return ColumnDecodingJob(model, replace(whole, masked_model=blocks), None, self.codec.tables)
         draft = None if self.draft_model is None else plan(self.draft_model, request)
-        return ColumnDecodingJob(model, plan(model, request), draft, self.codec.tables)
+        return ColumnDecodingJob(model, whole, draft, self.codec.tables)
 
     def codes(self, tokens: Tensor) -> Tensor:
         return undelay(tokens[None], delays_of(self.model))[0].T

@@ -1,0 +1,221 @@
+"""The music adapter of MAGNeT: texts by T5, a fixed duration, EnCodec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import hub
+from mmspec.arguments import check_integer, check_number, shown
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.codecs import CODECS, codec_of
+from mmspec.audio.codecs.audiocraft import read_encodec
+from mmspec.audio.models.magnet.checkpoint import CODEC_FILE, read_magnet, read_package
+from mmspec.audio.models.magnet.model import MagnetTransformer
+from mmspec.audio.models.magnet.process import LAST_GUIDANCE, STEPS, MagnetProcess, SpanSchedule
+from mmspec.decoding.batch import Step
+from mmspec.decoding.loop import OnStep
+from mmspec.decoding.stats import Meter
+from mmspec.engine import Decoded
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.hf.folder import load_model, read_tokenizer
+from mmspec.masked.loop import decode_masked
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+OPTIONS = ("text_encoder", "steps", "ahead", "last_guidance_scale")
+_OWNERS = {"t5": "google-t5", "encodec": "facebook"}  # of names without an owner
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """T5 and its tokenizer.
+
+    Attributes:
+        model: A `T5EncoderModel`.
+        tokenizer: Its tokenizer.
+    """
+
+    model: Any
+    tokenizer: Any
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """States [B, S, C] and bool mask [B, S] of texts."""
+        words = self.tokenizer(list(texts), padding=True, return_tensors="pt").to(self.model.device)
+        states = self.model(input_ids=words["input_ids"], attention_mask=words["attention_mask"]).last_hidden_state
+        return states, words["attention_mask"].bool()
+
+
+class MagnetAdapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of MAGNeT.
+
+    Args:
+        model: The model.
+        text_encoder: The text encoder.
+        codec: The codec of its codes.
+        steps: Steps of each codebook.
+        ahead: States of each row in a call, see `mmspec.masked.loop.decode_masked`.
+        last_guidance_scale: The guidance scale where nothing is masked.
+
+    Raises:
+        ArgumentError: For a setting that is out of range.
+        ModelError: If the codec or the text encoder does not fit.
+    """
+
+    recipe = "plain"
+    guided = True
+    in_engines = False
+    voices: Sequence[str] = ()
+    sampling = SamplingParams(3.0, 0, 0.9, 10.0)
+
+    def __init__(
+        self,
+        model: MagnetTransformer,
+        text_encoder: TextEncoder,
+        codec: Codec,
+        steps: Sequence[int] = STEPS,
+        ahead: int = 1,
+        last_guidance_scale: float = LAST_GUIDANCE,
+    ) -> None:
+        config = model.config
+        check_codec(codec, config.codebooks, config.codes)
+        if (width := text_encoder.model.config.d_model) != config.text_dim:
+            raise ModelError(f"text_encoder has {width} features, the model reads {config.text_dim}")
+        self.spans = int(config.seconds * codec.sampling_rate / codec.hop) // config.span
+        if not isinstance(steps, (list, tuple)) or len(steps) != config.codebooks:
+            raise ArgumentError(f"steps={shown(steps)} is not allowed; give a number for each of {config.codebooks}")
+        for count in steps:
+            check_integer("steps", count, 1, self.spans)
+        check_integer("ahead", ahead, 1, sum(steps))
+        check_number("last_guidance_scale", last_guidance_scale, 0, 1e4)
+        self.model, self.text_encoder, self.codec = model, text_encoder, codec
+        self.steps, self.ahead, self.last_guidance = tuple(steps), ahead, float(last_guidance_scale)
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        return PreparedText([text])
+
+    def job(self, parts: Sequence[str], recipe: Recipe, samplings: Sequence[SamplingParams]) -> MagnetJob:
+        if recipe.name != "plain":
+            raise ArgumentError(
+                f"recipe={str(recipe)!r} is not possible here: a masked model fills places in any order; use 'plain', "
+                "and config={'ahead': 4} for fewer calls or 'steps' for fewer steps"
+            )
+        return MagnetJob(self, parts)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        frames = tokens.T
+        return frames[:, : int((frames >= 0).all(0).long().cumprod(0).sum())]
+
+
+@dataclass(frozen=True)
+class MagnetJob:
+    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
+
+    Attributes:
+        adapter: The adapter.
+        parts: The texts.
+    """
+
+    adapter: MagnetAdapter
+    parts: Sequence[str]
+
+    def run(
+        self,
+        recipe: Recipe,
+        samplings: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        on_step: OnStep | None,
+        measure_entropy: bool,
+    ) -> Decoded:
+        """Columns int64 [B, T, K]. All rows have the first sampling parameters; their entropy is not measured."""
+        own, sampling, books = self.adapter, samplings[0], self.adapter.model.config.codebooks
+        text, mask = own.text_encoder(self.parts)
+        schedule = SpanSchedule(own.steps, own.spans, sampling.guidance_scale, own.last_guidance)
+        text = own.model.read_text(text.to(own.model.device), mask.to(own.model.device))
+        process = MagnetProcess(own.model, text, mask.to(text.device), schedule, sampling, seeds)
+        meter = Meter(own.model.device, len(self.parts))
+
+        def observe(step: Step) -> None:
+            assert on_step is not None
+            columns = [tokens.unflatten(0, (books, -1)).T for tokens in step.tokens]
+            on_step(replace(step, tokens=columns))
+
+        tokens, _ = decode_masked(process, meter, own.ahead, None if on_step is None else observe)
+        return Decoded(tokens.unflatten(1, (books, -1)).transpose(1, 2), meter.stats(0))
+
+
+def from_folder(
+    folder: Path, codec: Codec | None, config: Mapping[str, Any], device: str, dtype: torch.dtype | str
+) -> MagnetAdapter:
+    """The adapter of a published folder.
+
+    Args:
+        folder: The folder.
+        codec: The codec; None is the one in the folder, or that it names.
+        config: `text_encoder`, a folder or Hub id of T5 with its tokenizer, by default the one that the file names;
+            `steps`, `ahead` and `last_guidance_scale`, see `MagnetAdapter`.
+        device: Where to load the model.
+        dtype: Its dtype; "auto" is float32.
+
+    Raises:
+        ArgumentError: For unknown options, and parts that are not found.
+        ModelError: For missing, broken or unsupported files.
+    """
+    if unknown := sorted(set(config) - set(OPTIONS)):
+        raise ArgumentError(
+            f"config has {unknown[0]!r}, which MAGNeT does not have{did_you_mean(unknown[0], OPTIONS)}; it may have "
+            f"{', '.join(map(repr, OPTIONS))}"
+        )
+    model, named = read_magnet(folder, device, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+    options = dict(config)
+    encoder = read_text_encoder(options.pop("text_encoder", named), device)
+    return MagnetAdapter(model, encoder, codec or read_own_codec(folder, device), **options)
+
+
+def read_text_encoder(where: str | Path, device: str) -> TextEncoder:
+    """T5 in a folder or Hub repository.
+
+    Raises:
+        ArgumentError: If it is neither.
+        ModelError: If it cannot be loaded.
+    """
+    folder = part_folder("text_encoder", where)
+    model = load_model(folder, device, torch.float32, "T5EncoderModel", unused=("decoder.", "lm_head."))
+    return TextEncoder(model, read_tokenizer(folder))
+
+
+def read_own_codec(folder: Path, device: str) -> Codec:
+    """The codec beside a model: its weights, or those that it names.
+
+    Raises:
+        ArgumentError: If it names one that is not found.
+        ModelError: If it is missing or broken.
+    """
+    file = folder / CODEC_FILE
+    if not file.is_file():
+        raise ModelError(f"model {str(folder)!r} has no {CODEC_FILE}; name an EnCodec with tokenizer=")
+    settings, tensors = read_package(file, "codec")
+    if tensors is None:
+        return codec_of(load_model(part_folder("codec", settings["pretrained"]), device, torch.float32, CODECS))
+    return codec_of(read_encodec(f"codec {str(file)!r}", settings, tensors, device))
+
+
+def part_folder(name: str, where: str | Path) -> Path:
+    """The folder of a part of a model, downloaded if it is a Hub id.
+
+    Raises:
+        ArgumentError: If it is neither a folder nor a Hub id.
+    """
+    text = str(where)
+    if "/" not in text and not Path(text).is_dir():
+        text = next((f"{owner}/{text}" for start, owner in _OWNERS.items() if text.startswith(start)), text)
+    path: Path | None = Path(text) if Path(text).is_dir() else hub.fetch(text)
+    if path is None:
+        raise ArgumentError(f"{name}={shown(where)} is neither a folder nor a Hub id")
+    return path

@@ -1,0 +1,93 @@
+"""A masked model drafts a block, which an autoregressive model verifies.
+
+A masked model knows the distribution of every missing place given the known ones. In one pass it gives those of the
+next places, none of which depends on another: the product is the distribution that the block is sampled from, and the
+q of each token is that of its place. Steps that read the tokens of earlier ones, as masked models decode alone, have no
+such q: a token then depends on later ones. Aggressive Decoding (arXiv 2205.10350) drafts with such models for greedy
+decoding, where no q is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.drafters.draft_model import draft_sampling
+from mmspec.errors import ArgumentError
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.sampler import Sampler, join_samplers
+
+
+class MaskedModel(Protocol):
+    """A masked model of the target's tokens, with the same prompts."""
+
+    def block(self, state: BatchState, count: int) -> Tensor:
+        """Logits of the next `count` tokens of each row, float32 [B, count, *cell, V], all of them masked.
+
+        They depend on the tokens of the rows and on nothing else. Past the end of a row they may be anything.
+        """
+        ...
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Keeps these rows, in this order, and drops all others."""
+        ...
+
+    def join(self, other: Any, row_ids: Sequence[int]) -> None:
+        """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
+        ...
+
+
+class MaskedDrafter:
+    """Samples each token of a block from its own distribution.
+
+    Args:
+        model: The masked model.
+        sampler: Makes the distributions, and samples.
+        device: Of the sampler.
+    """
+
+    def __init__(self, model: MaskedModel, sampler: Sampler, device: torch.device) -> None:
+        self.calls = 0
+        self._model, self._sampler, self._device = model, sampler, device
+
+    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        pass
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._model.select_rows(row_ids)
+        self._sampler.select_rows(torch.tensor(row_ids, device=self._device))
+
+    def join(self, other: MaskedDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._model.join(other._model, row_ids)
+        join_samplers(self._sampler, other._sampler, row_ids)
+        self.calls += other.calls
+
+    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        q = self._sampler(Logits(self._model.block(state, count), None), state.positions(count))
+        self.calls += 1
+        tokens = [self._sampler.sample(q[:, i : i + 1], draws.slot(i), DRAFT) for i in range(count)]
+        return Draft(torch.cat(tokens, dim=1), q)
+
+
+def build(context: DraftingContext) -> MaskedDrafter:
+    """The builder of the recipe `masked`.
+
+    Raises:
+        ArgumentError: If the model has no masked model beside it.
+    """
+    make = context.resources.masked_model
+    if make is None:
+        raise ArgumentError(
+            f"recipe {context.recipe.name!r} needs a masked model of the same codes as draft_model, and this model has "
+            "none; MusicGen takes a MAGNeT"
+        )
+    sampler = context.layout.sampler(draft_sampling(context, 1.0), context.target.device)
+    return MaskedDrafter(make(), sampler, context.target.device)
