@@ -56,7 +56,7 @@ def draft_window(
     tokens: Tensor,
     rows: Tensor,
     positions: Tensor,
-    u: Tensor,
+    u: Tensor | None,
     init: int,
     line: int,
     vocab_size: int,
@@ -70,7 +70,7 @@ def draft_window(
         tokens: int64 [rows, N], the tokens so far, contiguous.
         rows: int64 [B], the row of `tokens` of each row.
         positions: int64 [B, m + 1]; the first one is at least 1, and that of the first draft.
-        u: float32 [B, m + 1] in [0, 1), for RANDOM.
+        u: float32 [B, m + 1] in [0, 1), for RANDOM; None for the others.
         init: LEFT, UP, RANDOM or TABLE.
         line: Positions per line of a token map; 0 for a stream, whose upper neighbor is the token before the last.
         vocab_size: V.
@@ -87,7 +87,7 @@ def draft_window_reference(
     tokens: Tensor,
     rows: Tensor,
     positions: Tensor,
-    u: Tensor,
+    u: Tensor | None,
     init: int,
     line: int,
     vocab_size: int,
@@ -118,6 +118,7 @@ def draft_window_reference(
             if init == UP:
                 token = up if up >= 0 else left
             elif init == RANDOM:
+                assert u is not None
                 token = min(int(u[row, slot] * vocab_size), vocab_size - 1)
             elif init == TABLE and table is not None:
                 token = int(table[up, left])
@@ -198,7 +199,7 @@ def draft_window_op(
     tokens: Tensor,
     rows: Tensor,
     positions: Tensor,
-    u: Tensor,
+    u: Tensor | None,
     init: int,
     line: int,
     vocab_size: int,
@@ -224,7 +225,7 @@ def draft_window_op(
     given = [None if t is None else t.contiguous() for t in (before, before_floats, before_ints, accepted)]
     with launchable(tokens):
         _draft_window[(len(positions),)](
-            tokens, rows, positions.contiguous(), u.contiguous(), table, forced, *given, *outputs,
+            tokens, rows, positions.contiguous(), None if u is None else u.contiguous(), table, forced, *given, *outputs,
             m, tokens.shape[1], line, vocab_size, width, forced_row, last,
             INIT=init, LINES=line > 0, FORCED=forced is not None, REUSES=reuses,
             BLOCK=max(32, triton.next_power_of_2(m)), num_warps=1,

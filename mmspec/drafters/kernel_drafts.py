@@ -77,8 +77,10 @@ class KernelDrafts:
             stats = p.stats
         kind = {"left": token_init.LEFT, "up": token_init.UP, "random": token_init.RANDOM, "table": token_init.TABLE}
         positions = on_device(draws.positions, state.device)
+        # The others need no random numbers, which are then computed while the model runs.
+        u = draws[INIT] if self.kind == "random" else None
         found = token_init.draft_window(
-            *state.storage(), positions, draws[INIT], kind[self.kind], state.layout.width or 0, p.shape[-1],
+            *state.storage(), positions, u, kind[self.kind], state.layout.width or 0, p.shape[-1],
             self.table, self._forced_tokens(state), previous,
         )  # fmt: skip
         drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
