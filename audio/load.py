@@ -18,13 +18,14 @@ from mmspec.audio.codecs.soprano import is_soprano, read_soprano
 from mmspec.audio.models.codec_lm import chatterbox, chatterbox_multilingual, chatterbox_turbo, cosyvoice
 from mmspec.audio.models.codec_lm.speech import TextFrontend
 from mmspec.audio.models.codec_lm.speech import make as make_codec_lm
+from mmspec.audio.models.kyutai_tts.speech import is_kyutai_tts
 from mmspec.audio.models.magnet.checkpoint import is_magnet
 from mmspec.audio.models.magnet.checkpoint import read_magnet as read_magnet_model
 from mmspec.audio.models.magnet.music import from_folder as read_magnet
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention_inside
-from mmspec.hf.folder import architecture, load_model, read_processor
+from mmspec.hf.folder import architecture, load_model, read_json, read_processor
 from mmspec.importing import resolve
 
 # Model class -> function that makes its `SpeechAdapter` from the model, its processor, a codec or None, the remaining
@@ -58,7 +59,10 @@ PUBLISHED = {
     "HeartMuLa": "mmspec.audio.models.heartmula.speech:from_folder",
     "MossTTSDelayModel": "mmspec.audio.models.moss_tts.speech:from_folder",
     "MossTTSLocalModel": "mmspec.audio.models.moss_local.speech:from_folder",
+    "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
 }
+# The name under which a folder whose config.json names no class is in `PUBLISHED`.
+KYUTAI_TTS = "KyutaiTTS"
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # Hub id of a model -> Hub id of the smaller model of its family that drafts for it.
 PAIRS = {
@@ -83,9 +87,14 @@ def is_speech_model(name: str | None) -> bool:
 
 def is_speech_folder(folder: Path) -> bool:
     """Whether a folder is loaded as a speech pipeline."""
-    name = architecture(folder)
-    published = name in PUBLISHED or codec_lm_reader(folder) is not None or is_magnet(folder)
-    return is_speech_model(name) or published
+    known = published(folder) is not None or codec_lm_reader(folder) is not None or is_magnet(folder)
+    return is_speech_model(architecture(folder)) or known
+
+
+def published(folder: Path) -> str | None:
+    """The key of a folder in `PUBLISHED`, or None."""
+    name = KYUTAI_TTS if is_kyutai_tts(read_json(folder / "config.json")) else architecture(folder)
+    return name if name in PUBLISHED else None
 
 
 def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -146,7 +155,7 @@ def from_folder(
             raise ArgumentError("processor was given; name the folder of T5 with config={'text_encoder': ...} instead")
         own_codec = options.pop("codec", None) if codec is None else read_codec(codec, device)
         return SpeechPipeline(read_magnet(folder, own_codec, options, device, dtype))
-    if (name := architecture(folder)) in PUBLISHED:
+    if (name := published(folder)) is not None:
         return from_published(resolve(PUBLISHED[name]), folder, processor, codec, options, device, dtype)
     model = load_model(folder, device, dtype, SPEECH_ADAPTERS)
     if processor is None and any((folder / file).exists() for file in PROCESSOR_FILES):

@@ -223,9 +223,10 @@ def draft_window_op(
     forced_row = last + 1 if forced is not None and forced.ndim == 2 else 0
     width = 0 if before is None else before.shape[1]
     given = [None if t is None else t.contiguous() for t in (before, before_floats, before_ints, accepted)]
+    u = None if u is None else u.contiguous()
     with launchable(tokens):
         _draft_window[(len(positions),)](
-            tokens, rows, positions.contiguous(), None if u is None else u.contiguous(), table, forced, *given, *outputs,
+            tokens, rows, positions.contiguous(), u, table, forced, *given, *outputs,
             m, tokens.shape[1], line, vocab_size, width, forced_row, last,
             INIT=init, LINES=line > 0, FORCED=forced is not None, REUSES=reuses,
             BLOCK=max(32, triton.next_power_of_2(m)), num_warps=1,

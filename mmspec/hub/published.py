@@ -68,6 +68,8 @@ def refuse_layout(
         )
     if name is not None or any(mark in files for mark in ("model_index.json", META_TOKENIZER, AUDIOCRAFT, *MARKED)):
         return
+    if "tts_config" in read_description(folder, DESCRIPTIONS[0]):  # Kyutai TTS, beside its codec
+        return
     found = checkpoints(files)
     if len(found) > 1 and "vq_strides" not in read_description(folder, DESCRIPTIONS[0]):
         listed = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")

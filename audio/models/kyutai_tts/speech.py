@@ -1,0 +1,227 @@
+"""The speech adapter of Kyutai TTS: texts as words, voices from published files, up to the codes of Mimi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.arguments import shown
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
+from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
+from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
+from mmspec.audio.models.kyutai_tts.script import entries
+from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.audio.text import split_text
+from mmspec.checkpoint import describe, read_tensors
+from mmspec.errors import ArgumentError, ModelError, PromptError, did_you_mean
+from mmspec.hf.folder import read_json
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+MAX_LETTERS = 600  # of a part
+AFTER_AUDIO = 4  # steps, of the original's `final_padding`
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline.
+
+    Attributes:
+        voice: The file of a voice, as published in kyutai/tts-voices for this model; its name ends in .safetensors.
+        cfg: How strongly the voice and the text are followed, for models that imitate guidance.
+        codebooks: Codebooks to generate; fewer are faster, and sound worse. None is all.
+        frames: Frames of a part, at most; 12.5 per second.
+        padding_between: Steps between words, at least.
+    """
+
+    voice: str | Path | None = None
+    cfg: float = 2.0
+    codebooks: int | None = None
+    frames: int = 750
+    padding_between: int = 1
+
+
+class KyutaiAdapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of Kyutai TTS.
+
+    Args:
+        model: The model.
+        encode: Makes text ids of a word.
+        codec: The codec of its codes.
+        options: The options.
+
+    Raises:
+        ArgumentError: For options that the model does not have.
+        ModelError: For a codec or a voice that does not fit.
+    """
+
+    recipe = "scd:window=8"
+    guided = False
+    voices: Sequence[str] = ()
+    draws_voice = False
+    sampling = SamplingParams(0.6, 250)
+
+    def __init__(
+        self, model: KyutaiTTS, encode: Callable[[str], Sequence[int]], codec: Codec, options: Options
+    ) -> None:
+        config = model.config
+        self.model, self._encode, self.options = model, encode, options
+        self._books = config.codebooks if options.codebooks is None else options.codebooks
+        if self._books > config.codebooks:
+            raise ArgumentError(f"codebooks={self._books} is not allowed; the model has {config.codebooks}")
+        self.codec = check_codec(codec, self._books, config.card)
+        self._words = {"control": "ok", "cfg": f"{options.cfg:.1f}"}
+        self._words = {name: word for name, word in self._words.items() if name in config.tables}
+        if missing := set(config.tables) - set(self._words):
+            raise ModelError(f"the model has a condition {min(missing)!r}, which is not supported")
+        for name, word in self._words.items():
+            known = config.tables[name].words
+            if known is not None and word not in known:
+                raise ArgumentError(f"{name}={word} is not allowed; it must be one of {', '.join(known)}")
+        self._voice = None if options.voice is None else self._read_voice(Path(options.voice))
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        if self._voice is None:
+            raise ArgumentError(
+                "a voice is missing; pass config={'voice': FILE}, a .safetensors file of kyutai/tts-voices"
+            )
+        pieces = split_text(text, MAX_LETTERS)
+        parts = [entries(piece, self._encode, self.options.padding_between) for piece in pieces]
+        if not any(entry.ids for part in parts for entry in part):
+            raise PromptError("the text has no words")
+        return PreparedText(parts, texts=pieces)
+
+    def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+        if recipe.drafts_frames or recipe.needs_draft_model:
+            raise ArgumentError(f"recipe {recipe.name!r} is not possible for Kyutai TTS; it drafts along the depth")
+        config, voice = self.model.config, self._voice
+        assert voice is not None
+        after = config.delay_steps + AFTER_AUDIO
+        machines = [Machine(part, config.text_card + 1, config.look_ahead, after) for part in parts]
+        length = self.options.frames + config.delay_steps + max(config.delays[: self._books])
+
+        def prompted(model: KyutaiTTS, ahead: int, sampling: SamplingParams) -> KyutaiFrames:
+            with torch.inference_mode():
+                voices = model.voice_states([voice]).expand(len(parts), -1, -1)
+            return KyutaiFrames(model, machines, voices, self._words, length, sampling, self._books)
+
+        def spec(sampling: SamplingParams) -> FrameSpec:
+            return frame_spec(self.model, length, sampling)
+
+        return FrameJob("Kyutai TTS", self.model, 1 + self._books, len(parts), 0, prompted, spec)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        config, ends = self.model.config, (tokens[:, 0] == LAST).nonzero()
+        steps = tokens[: int(ends[0]) + 1] if len(ends) else tokens
+        return undelay(steps[None, :, 1:], config.delays[: self._books])[0, config.delay_steps :].T
+
+    def _read_voice(self, file: Path) -> Tensor:
+        """The vectors of a voice, float [S, width].
+
+        Raises:
+            ModelError: If the file is missing, damaged or of another model.
+        """
+        found = read_tensors(file, "voice").get("speaker_wavs")
+        width = self.model.config.voice
+        if found is None or found.ndim != 3 or found.shape[:2] != (1, width) or not found.shape[2]:
+            shape = None if found is None else list(found.shape)
+            raise ModelError(f"voice {str(file)!r} has speaker_wavs of shape {shape}; it must be [1, {width}, frames]")
+        return found[0].T.float()
+
+
+def is_kyutai_tts(config: Mapping[str, Any]) -> bool:
+    """Whether the content of a `config.json` is that of a Kyutai TTS; it names no class."""
+    return "tts_config" in config and "depformer_dim" in config
+
+
+def from_folder(
+    folder: Path,
+    processor: Any,
+    codec: Codec | None,
+    config: Mapping[str, Any],
+    draft: Path | None,
+    device: str,
+    dtype: torch.dtype | str,
+) -> KyutaiAdapter:
+    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+
+    Args:
+        folder: The folder.
+        processor: An object whose method `encode` makes text ids of a word, or the file of a sentencepiece model; None
+            is the one in the folder.
+        codec: The codec, Mimi.
+        config: The fields of `Options`.
+        draft: Refused: no smaller model was published.
+        device: Where to load the model.
+        dtype: Its dtype, or "auto" for that of the files.
+
+    Raises:
+        ArgumentError: For unknown options, values that are not allowed, and a missing codec.
+        ModelError: For missing, broken or unsupported files.
+    """
+    options = read_options(config)
+    if draft is not None:
+        raise ArgumentError("draft_model is not possible for Kyutai TTS, which drafts along the depth")
+    if codec is None:
+        raise ArgumentError("Kyutai TTS needs Mimi in the layout of transformers; pass tokenizer='kyutai/mimi'")
+    encode = getattr(processor, "encode", None)
+    if encode is None:
+        if not isinstance(processor, (str, Path, type(None))):
+            raise ArgumentError(f"processor={shown(processor)} is not allowed; it needs a method encode, or is a file")
+        name = str(read_json(folder / "config.json").get("tokenizer_name", "tokenizer_spm_32k_3.model"))
+        encode = read_tokenizer(folder / Path(name).name if processor is None else Path(processor))
+    return KyutaiAdapter(read_model(folder, device, dtype), encode, codec, options)
+
+
+def read_tokenizer(file: Path) -> Callable[[str], Sequence[int]]:
+    """The method of a sentencepiece model that makes ids of a word.
+
+    Raises:
+        ArgumentError: If the package sentencepiece is missing.
+        ModelError: If the file cannot be read.
+    """
+    try:
+        package = import_module("sentencepiece")
+    except ImportError:
+        raise ArgumentError("Kyutai TTS reads words with sentencepiece: pip install sentencepiece") from None
+    try:
+        encode: Callable[[str], Sequence[int]] = package.SentencePieceProcessor(model_file=str(file)).encode
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"tokenizer {str(file)!r} cannot be read: {describe(error)}") from None
+    return encode
+
+
+def read_options(config: Mapping[str, Any]) -> Options:
+    """The options of a pipeline.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in config:
+        if name not in known:
+            raise ArgumentError(
+                f"config has {name!r}, which Kyutai TTS does not have{did_you_mean(name, known)}; it may have "
+                f"'codec', {', '.join(map(repr, known))}"
+            )
+    options = Options(**config)
+    for name, least, most in (("frames", 1, 2**20), ("codebooks", 1, 256), ("padding_between", 0, 100)):
+        value = getattr(options, name)
+        integer = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        if not integer and (name, value) != ("codebooks", None):
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {most}")
+    if isinstance(options.cfg, bool) or not isinstance(options.cfg, (int, float)) or not 0 <= options.cfg <= 100:
+        raise ArgumentError(f"cfg={shown(options.cfg)} is not allowed; it must be a number, 0 to 100")
+    if not isinstance(options.voice, (str, Path, type(None))):
+        raise ArgumentError(f"voice={shown(options.voice)} is not allowed; it must be a file, or None")
+    return options

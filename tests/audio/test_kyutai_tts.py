@@ -1,0 +1,266 @@
+"""Kyutai TTS from its published layout, against words, codes and probabilities of the package moshi."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_kyutai import BOOKS, CODES, VOICE, Codec, Words, config, kyutai, voice
+from torch import Tensor
+
+import mmspec
+from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.models.kyutai_tts import decoding
+from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
+from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
+from mmspec.audio.models.kyutai_tts.machine import LAST, Machine, State
+from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_config, read_model
+from mmspec.audio.models.kyutai_tts.script import entries
+from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.hub.published import refuse_layout
+from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.testing.adapters import check_windows
+from mmspec.testing.exactness import noise_floor
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "kyutai_tts.json").read_text())
+WORDS = {"control": "ok", "cfg": "1.5"}
+STEPS = 70
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kyutai(tmp_path_factory.mktemp("kyutai"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> KyutaiTTS:
+    return read_model(folder, "cpu", torch.float32)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    given = {"codec": Codec(), "voice": folder / "voice.safetensors", "cfg": 1.5, "frames": 20, **options}
+    return mmspec.load(str(folder), processor=Words(), config=given)
+
+
+def machine(model: KyutaiTTS, text: str) -> Machine:
+    config = model.config
+    return Machine(entries(text, Words().encode), config.text_card + 1, config.look_ahead, config.delay_steps + 4)
+
+
+def prompted(model: KyutaiTTS, texts: list[str], sampling: SamplingParams, length: int = STEPS) -> KyutaiFrames:
+    voices = model.voice_states([voice()[0].T]).expand(len(texts), -1, -1)
+    return KyutaiFrames(model, [machine(model, text) for text in texts], voices, WORDS, length, sampling, BOOKS)
+
+
+def test_words_are_those_of_the_package(model: KyutaiTTS) -> None:
+    for text, own in zip(GOLDEN["texts"], GOLDEN["entries"], strict=True):
+        assert [[list(each.ids), each.padding] for each in entries(text, Words().encode)] == own
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=3", "sjd:window=4", "recycle:window=2"])
+def test_greedy_codes_are_those_of_the_package(model: KyutaiTTS, recipe: str) -> None:
+    """Three texts in a batch; two end, one is cut."""
+    sampling = SamplingParams(0.0)
+    made = decode_frames(
+        prompted(model, GOLDEN["texts"], sampling), parse(recipe), frame_spec(model, STEPS, sampling), [0, 1, 2]
+    )
+    for row, end, own in zip(made.frames, GOLDEN["ends"], GOLDEN["frames"], strict=True):
+        steps = STEPS if end is None else end + model.config.delay_steps + 4
+        last = (row[:, 0] == LAST).nonzero()
+        assert (int(last[0]) + 1 if len(last) else STEPS) == steps
+        frames = undelay(row[None, :steps, 1:], model.config.delays)[0]
+        frames = torch.where(frames == CODES, -1, frames)
+        assert frames.tolist() == own[: len(frames)]
+
+
+def probs(logits: Logits, sampling: SamplingParams) -> Tensor:
+    """Probabilities [B, W, V]."""
+    sampler = TokenSampler([sampling] * len(logits.cond), None, logits.cond.device)
+    return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
+
+
+def test_distributions_are_those_of_the_package(model: KyutaiTTS) -> None:
+    """Of decisions and codes of 12 steps with audio, along its most likely tokens; what it overwrites is left out."""
+    s, recorded = GOLDEN["sampling"], iter(GOLDEN["probs"])
+    sampling, config = SamplingParams(s["temperature"], s["top_k"]), model.config
+    greedy = frame_spec(model, STEPS, SamplingParams(0.0))
+    made = decode_frames(prompted(model, GOLDEN["texts"][:1], SamplingParams(0.0)), parse("plain"), greedy, [0])
+    frames, model_frames = made.frames, prompted(model, GOLDEN["texts"][:1], sampling)
+    logits, seen = model_frames.start(), 0
+    for step in range(config.delay_steps + 12):
+        words = torch.tensor(next(recorded))
+        if model_frames._machines[0].forced(model_frames._states[0]) is None:
+            assert torch.allclose(logits.cond[0, -1, :2].exp(), torch.stack([1 - words[0], words[0]]), atol=1e-4)
+            seen += 1
+        if step >= config.delay_steps:
+            depth = model_frames.depth(frames[:, step, :1], 0, 0)
+            codes = [probs(depth.prefill(), sampling)]
+            codes += [
+                probs(depth.forward(frames[:, step, i + 1 : i + 2], np.array([i])), sampling) for i in range(BOOKS - 1)
+            ]
+            for book, p in enumerate(codes):
+                own = torch.tensor(next(recorded))
+                if step >= config.delay_steps + config.delays[book]:
+                    assert torch.allclose(p[0, 0, :CODES], own, atol=1e-4)
+                else:
+                    assert p[0, 0, CODES] == 1
+        logits = model_frames.step(frames[:, step])
+    assert seen >= 4
+
+
+SAMPLED = SamplingParams(1.1, 2)
+
+
+def small(folder: Path) -> KyutaiTTS:
+    """A model of 2 codebooks of 3 codes, whose audio begins with the text, and its second codebook a step later."""
+    tts = {"audio_delay": 0, "second_stream_ahead": 2}
+    schedule = {"depformer_weights_per_step_schedule": [0, 1], "delays": [0, 0, 1]}
+    return read_model(kyutai(folder, card=3, n_q=2, dep_q=2, tts_config=tts, **schedule), "cpu", torch.float32)
+
+
+def first_free(model: KyutaiTTS) -> Machine:
+    """A machine that leaves all decisions to the model."""
+    words = entries("ab cd ef", Words().encode, 0)
+    return Machine(words, model.config.text_card + 1, 2, 9, most_padding=9, first_padding=0)
+
+
+def frames_of(model: KyutaiTTS, rows: int) -> KyutaiFrames:
+    voices = model.voice_states([voice()[0].T]).expand(rows, -1, -1)
+    made = KyutaiFrames(model, [first_free(model)] * rows, voices, WORDS, 2, SAMPLED, 2)
+    made._states = [State(0, 0, 9, 0)] * rows
+    return made
+
+
+def joint(model: KyutaiTTS) -> Tensor:
+    """Probabilities of all decisions and codes of 2 steps, of which the first has one code, [2 * 3 * 2 * 9]."""
+    total = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64)
+    for word in range(2):
+        for code in range(3):
+            made = frames_of(model, 9)
+            p = made.start().cond[0, -1, word].exp().double()
+            first = torch.tensor([[word, code, 3]] * 9)
+            p = p * probs(made.depth(first[:, :1], 0, 0).prefill(), SAMPLED)[0, 0, code]
+            after = made.step(first).cond[0, -1].exp().double()
+            pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+            for then in range(2):
+                depth = made.depth(torch.full((9, 1), then), 0, 0)
+                of_first = probs(depth.prefill(), SAMPLED)[:, 0].gather(1, pairs[:, :1])
+                second = probs(depth.forward(pairs[:, :1], np.zeros(9, dtype=np.int64)), SAMPLED)[:, 0]
+                q = (of_first * second.gather(1, pairs[:, 1:])).double()
+                total[word, code, then] = (p * after[then] * q[:, 0]).view(3, 3)
+    return total.flatten()
+
+
+@pytest.mark.parametrize("recipe", ["scd:window=2", "sjd:window=2,start=up"])
+def test_samples_follow_the_distribution(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is five standard deviations above the noise floor of 4,000 samples.
+
+    A twin whose decisions know no temperature is more than twice as far.
+    """
+    model, rows = small(tmp_path), 4_000
+    with torch.inference_mode():
+        expected = joint(model)
+    assert abs(float(expected.sum()) - 1) < 1e-5
+    floor, spread = noise_floor(expected, rows)
+    limit = floor + 5 * spread
+
+    def distance() -> float:
+        frames = decode_frames(frames_of(model, rows), parse(recipe), frame_spec(model, 2, SAMPLED), range(rows)).frames
+        cells = torch.stack([frames[:, 0, 0], frames[:, 0, 1], frames[:, 1, 0], frames[:, 1, 1], frames[:, 1, 2]])
+        number = (cells * torch.tensor([54, 18, 9, 3, 1])[:, None]).sum(0)
+        made = torch.bincount(number, minlength=108).double() / rows
+        return float((made - expected).abs().sum() / 2)
+
+    assert distance() < limit
+    real = decoding.decision
+    monkeypatch.setattr(decoding, "decision", lambda logits, s: real(logits, SamplingParams(0.1)))
+    assert distance() > 2 * limit
+
+
+def test_windows_match_single_codes(model: KyutaiTTS) -> None:
+    frames = prompted(model, GOLDEN["texts"] * 3, SamplingParams())
+    frames.start()
+    hidden = frames._target.features()[:, -1]
+    absent = np.zeros((9, BOOKS), dtype=bool)
+    absent[::2, 3] = True
+
+    def make(rows: int, window: int) -> KyutaiDepth:
+        return KyutaiDepth(model, hidden[:rows], torch.arange(20, 20 + rows), absent[:rows], 0, window)
+
+    assert check_windows(make, BOOKS, 2) < 1e-4
+
+
+def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
+    pipe = load(folder)
+    texts = ["one two.", "Hello!", "it is late now and I must really go home"]
+    whole = pipe(texts, seed=3)
+    alone = pipe(texts[1], seed=4)
+    np.testing.assert_allclose(alone.audio, whole[1].audio, atol=1e-5)
+    frames = pipe.adapter.codes(whole[2].tokens[0])
+    assert frames.shape[0] == BOOKS and 0 < frames.shape[1] <= 20 and int(frames.max()) < CODES
+    chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
+    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
+    for i, text in enumerate(texts):
+        engine.add(text, request_id=text, seed=3 + i)
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(texts):
+        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+    few = load(folder, codebooks=2)("one two.", seed=3)
+    assert pipe.adapter.codes(whole[0].tokens[0]).shape[1] > 0 and few.tokens[0].shape[1] == 3
+
+
+def test_the_published_layout(folder: Path) -> None:
+    """A repository with its codec beside the model is read; the config is otherwise of the real size."""
+    refuse_layout("kyutai/tts", ["config.json", "a.safetensors", "b.safetensors"], folder, None, [])
+    schedule = [*range(8), *[8] * 8, *[9] * 8, *[10] * 8]
+    sizes = {"dim": 2048, "num_heads": 16, "num_layers": 2, "card": 2048, "n_q": 32, "dep_q": 32, "text_card": 8000,
+             "delays": [0, 0, *[2] * 31], "depformer_dim": 1024, "depformer_num_heads": 16,
+             "depformer_low_rank_embeddings": 128, "depformer_weights_per_step_schedule": schedule}  # fmt: skip
+    with torch.device("meta"):
+        model = KyutaiTTS(read_config(config(**sizes, tts_config={"audio_delay": 1.28}), "published"))
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert shapes["emb.31.weight"] == (2049, 2048) and shapes["depformer_emb.30.low_rank.weight"] == (1024, 128)
+    assert shapes["depformer.layers.1.self_attn.in_projs.10.weight"] == (3072, 1024)
+    assert model.config.delay_steps == 16
+
+
+def test_errors(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="Kyutai TTS needs Mimi in the layout of transformers"):
+        mmspec.load(str(folder), processor=Words())
+    with pytest.raises(ArgumentError, match=r"config has 'voces', .*\(did you mean 'voice'\?\)"):
+        load(folder, voces="x")
+    for wrong in ({"frames": 0}, {"cfg": "much"}, {"codebooks": 9}, {"voice": 3}, {"padding_between": -1}, {"cfg": 9}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
+            load(folder, **wrong)
+    with pytest.raises(ArgumentError, match="a voice is missing"):
+        load(folder, voice=None)("one")
+    with pytest.raises(ModelError, match=f"it must be \\[1, {VOICE}, frames\\]"):
+        load(folder, voice=folder / "dsm_tts_tiny.safetensors")
+    with pytest.raises(PromptError, match="the text has no words"):
+        load(folder)('<break time="1s"/>')
+    with pytest.raises(ArgumentError, match="recipe 'draft' is not possible for Kyutai TTS"):
+        load(folder)("one", recipe="draft")
+    with pytest.raises(ArgumentError, match="processor=.* is not allowed; it needs a method encode"):
+        mmspec.load(str(folder), processor=object(), config={"codec": Codec()})
+    wrong_configs: list[dict[str, Any]] = [
+        {"gating": "gelu"},
+        {"delays": [0, 1]},
+        {"dep_q": 2},
+        {"dim": 30},
+        {"conditioners": {}},
+        {"card": "x"},
+    ]
+    for changed in wrong_configs:
+        with pytest.raises(ModelError, match="model 'x' "):
+            read_config(config(**changed), "model 'x'")
