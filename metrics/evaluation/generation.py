@@ -95,7 +95,7 @@ def generate(
     """
     journal = Journal(folder, processes.rank)
     done = journal.read()
-    warm: set[str] = set()
+    warm: set[tuple[object, ...]] = set()
     for i, lists in processes.shard(list(enumerate(wanted))):
         turn = i % len(lists)
         for group in [*lists[turn:], *lists[:turn]]:

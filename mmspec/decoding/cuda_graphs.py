@@ -33,6 +33,7 @@ from mmspec.decoding.target import (
     cache_bytes,
     can_join,
     join_targets,
+    prompt_padding,
     reads_short_cache,
     skips_layers,
 )
@@ -322,6 +323,10 @@ class CUDAGraphTarget:
         whole = live == list(range(self._target.rows))
         self._live = None if whole else live
         self._index = None if whole else cfg_rows(live, self._target.rows, factor == 2, self.device)
+
+    def prompt_padding(self) -> NDArray[np.int64]:
+        """See `mmspec.decoding.target.PaddedTarget`."""
+        return prompt_padding(self._target, self._target.rows * self._target.cfg_factor)
 
     def features(self) -> Tensor:
         found = self._copied_features()

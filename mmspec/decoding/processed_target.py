@@ -20,6 +20,7 @@ from mmspec.decoding.target import (
     EarlyExit,
     FeatureTarget,
     LayerFeatureTarget,
+    PaddedTarget,
     SupportsTreeEarlyExit,
     Target,
     TreeTarget,
@@ -76,6 +77,8 @@ class ProcessedTarget:
         if isinstance(target, LayerFeatureTarget):
             self.fused_layers = target.fused_layers
             self.collect_layers, self.layer_features = target.collect_layers, target.layer_features
+        if isinstance(target, PaddedTarget):
+            self.prompt_padding = target.prompt_padding
         self._processors = processors
         self._guide = guide
         self._before = np.full(len(prompt), prompt.shape[1])  # host int64 [B]

@@ -243,6 +243,20 @@ class SupportsEarlyExit(Target, Protocol):
         ...
 
 
+@runtime_checkable
+class PaddedTarget(Target, Protocol):
+    """A target whose rows may have prompts of different lengths, which it pads at their beginning."""
+
+    def prompt_padding(self) -> NDArray[np.int64]:
+        """The slots of padding before the prompt of each row, host int64 [R]; called right after the prefill."""
+        ...
+
+
+def prompt_padding(target: Target, rows: int) -> NDArray[np.int64]:
+    """The slots of padding before the prompts of `rows` rows, the unconditional ones included, host int64 [rows]."""
+    return target.prompt_padding() if isinstance(target, PaddedTarget) else np.zeros(rows, dtype=np.int64)
+
+
 def reads_short_cache(target: object) -> bool:
     """Whether a target reads a part of its KV cache under `EarlyExit.recent`; it has `short_cache = True` then."""
     return bool(getattr(target, "short_cache", False))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
-from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget, prompt_padding
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
@@ -47,7 +47,7 @@ class BlockRunner:
         self._depth = depth
         self._capacity = head.prefix + 1 + length + window
         self._started = self._guided = False
-        self._empty = np.zeros(0, dtype=np.int64)  # by row, slots of the prompt that are missing, from the first one
+        self._empty = np.zeros(0, dtype=np.int64)  # host [R], slots of the prompt that are missing, from the first one
         self._unread = 0  # slots before the anchor whose keys and values some row has not computed yet
         self._features = torch.empty(0)  # by slot, [R, capacity, layers * D]
         self._cache = KVCache(1, 0, head.kv_heads, 0, head.head_dim, head.dtype, head.device)
@@ -76,7 +76,7 @@ class BlockRunner:
             index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._features.device)
             self._features = self._features[index]
             self._cache.select_rows(index)
-            self._empty = self._empty[row_ids]
+            self._empty = self._empty[index.cpu().numpy()]
         self._sampler.select_rows(row_ids)
 
     def join(self, other: BlockRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
@@ -89,7 +89,7 @@ class BlockRunner:
         factor = 1 + self._guided
         self._features = put_rows(self._features, other._features, row_ids, cfg_factor=factor)
         self._cache.join(other._cache, row_ids, factor)
-        self._empty = put_host_rows(self._empty, other._empty, row_ids)
+        self._empty = put_host_rows(self._empty, other._empty, row_ids, cfg_factor=factor)
         self._sampler.join(other._sampler, row_ids)
         self.calls += other.calls
 
@@ -143,8 +143,8 @@ class BlockRunner:
         shape = (layers, len(features), head.kv_heads, self._capacity, head.head_dim)
         self._cache = KVCache(*shape, head.dtype, head.device)
         prompt = features[:, -self._unread :].to(head.device, head.dtype)
-        empty = self._unread - prompt.shape[1]
-        self._empty = np.full(self._sampler.rows, empty)
+        empty, cut = self._unread - prompt.shape[1], features.shape[1] - prompt.shape[1]
+        self._empty = empty + np.maximum(prompt_padding(self._target, len(features)) - cut, 0)
         self._features = F.pad(prompt, (0, 0, empty, self._capacity - self._unread))
 
     def _read_context(self, state: BatchState) -> None:
@@ -188,7 +188,8 @@ class BlockRunner:
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "only caches of targets are quantized"
         keys, values = keys[:, :, :, :end], values[:, :, :, :end]
         at = np.arange(end)
-        visible = self._with_uncond((at < head.prefix + state.length[:, None]) & (at >= self._empty[:, None]))
+        missing = torch.from_numpy(at < self._empty[:, None]).to(head.device)
+        visible = self._with_uncond(at < head.prefix + state.length[:, None]) & ~missing
         context = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         both = block.repeat(1 + self._guided, 1)
         hidden = head(both[:, None], slots[:, None], context, visible[:, None])[:, 0]

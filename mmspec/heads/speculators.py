@@ -26,6 +26,7 @@ from mmspec.heads.eagle3 import Eagle3Head
 
 VERSION = "0.9.0"  # of the package whose classes define the format
 EAGLE3_CLASSES = ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3")  # `architectures` of AngelSlim and SpecForge
+PROMPT_SLOTS = 512  # of a prompt that a block head reads, the last ones; vLLM's read all of them
 _SIZES = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "attention_bias", "max_position_embeddings",
@@ -108,6 +109,8 @@ def block_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "sample_from_anchor": bool(config.get("sample_from_anchor", dspark)),
         "draft_vocab_size": config.get("draft_vocab_size"),
     }
+    positions = arguments.get("max_position_embeddings", 4 * PROMPT_SLOTS)
+    arguments["prefix"] = min(PROMPT_SLOTS, positions // 4)  # the other positions are those of tokens
     if dspark:
         arguments["markov_rank"] = config.get("markov_rank", 256)
         arguments["markov_head_type"] = config.get("markov_head_type", "vanilla")

@@ -250,6 +250,9 @@ class CausalTarget:
             return True
         return any(p.device != self.device for p in decoder.parameters())
 
+    def prompt_padding(self) -> NDArray[np.int64]:
+        return (~self._visible[:, : int(self._prompt.max())]).sum(1).cpu().numpy()
+
     def features(self) -> Tensor:
         assert self._features is not None, "no call yet"
         return self._features

@@ -53,6 +53,9 @@ def put_last_rows(own: Tensor, new: Tensor, row_ids: Sequence[int]) -> Tensor:
     return put_rows(aligned(own), aligned(new), row_ids)
 
 
-def put_host_rows(own: NDArray[Any], new: NDArray[Any], row_ids: Sequence[int], dim: int = 0) -> NDArray[Any]:
+def put_host_rows(
+    own: NDArray[Any], new: NDArray[Any], row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1
+) -> NDArray[Any]:
     """`put_rows` of NumPy arrays; they are copied."""
-    return put_rows(torch.from_numpy(np.array(own)), torch.from_numpy(np.array(new)), row_ids, dim).numpy()
+    both = torch.from_numpy(np.array(own)), torch.from_numpy(np.array(new))
+    return put_rows(*both, row_ids, dim, cfg_factor).numpy()

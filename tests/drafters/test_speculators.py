@@ -6,14 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from golden import GOLDEN, expected
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import mmspec
 import mmspec.testing.toys
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.drafters.block import BlockRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
@@ -115,3 +120,37 @@ def test_distribution_with_a_reduced_vocabulary(recipe: str, monkeypatch: pytest
     setting = SamplingParams(temperature=0.8, top_p=0.9, guidance_scale=1.5)
     result = check(recipe, setting, samples=20_000, layout=Layout(length=4, width=2), seed=3)
     assert result.ok and result.tokens_per_call > 1, result
+
+
+def test_a_prompt_is_read_without_its_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first distribution of a row depends on its whole prompt, and not on the longer one beside it."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, eos_token_id=None, pad_token_id=0)).eval()
+    head = BlockHead(20, 32, 48, 2, layer_ids=(0, 2, 3), block_size=4, prefix=8)
+    for p in head.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    firsts: list[Tensor] = []
+
+    class RecordingRunner(BlockRunner):
+        def root(self, state: BatchState) -> Tensor:
+            firsts.append(q := super().root(state))
+            return q
+
+    monkeypatch.setattr("mmspec.drafters.runners.BlockRunner", RecordingRunner)
+
+    def first(prompts: list[list[int]]) -> Tensor:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        options: dict[str, Any] = {"heads": [head], "recipe": "block:window=4", "seed": 0, "do_sample": True}
+        count = len(firsts)
+        model.generate(ids, attention_mask=mask, max_new_tokens=6, custom_generate=mmspec.generate, **options)
+        return firsts[count][-1]
+
+    short, long = [3, 4, 5], [7, 8, 9, 10, 11, 12]
+    alone = first([short])
+    assert torch.allclose(first([long, short]), alone, atol=1e-6)
+    assert not torch.allclose(first([[6, 4, 5]]), alone, atol=1e-4)  # it reads the first token of the prompt
+    monkeypatch.setattr("mmspec.drafters.block.prompt_padding", lambda target, rows: np.zeros(rows, dtype=np.int64))
+    assert not torch.allclose(first([long, short]), alone, atol=1e-4)
