@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +44,7 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
+    "split": None,  # `mmspec.kernels.attention`
 }
 CUTS = {"none": (0, 1.0), "top-k": (2000, 1.0), "top-p": (0, 0.9), "top-k and top-p": (2000, 0.9)}
 
@@ -105,18 +107,16 @@ def attention(plan: Plan, device: torch.device) -> Iterator[Record]:
     """Every attention backend at new cache lengths: the first call at a length, and later ones."""
     for heads, key_heads, head_dim, rows in plan.attention:
         for width in (1, 16):
-            for name, backend in BACKENDS.items():
+            for name in BACKENDS:
                 case = {
                     "heads": heads, "key_heads": key_heads, "head_dim": head_dim, "rows": rows, "width": width,
                     "backend": name,
                 }  # fmt: skip
                 shape = (heads, key_heads, head_dim, rows, width)
-                yield record_of(case, lambda shape=shape, backend=backend: _attention(plan, device, shape, backend))  # type: ignore[misc]
+                yield record_of(case, lambda shape=shape, name=name: _attention(plan, device, shape, name))  # type: ignore[misc]
 
 
-def _attention(
-    plan: Plan, device: torch.device, shape: tuple[int, int, int, int, int], backend: SDPBackend | None
-) -> Record:
+def _attention(plan: Plan, device: torch.device, shape: tuple[int, int, int, int, int], name: str) -> Record:
     heads, key_heads, head_dim, rows, width = shape
     dtype, capacity = dtype_of(device), 256 + 8 * plan.lengths
     q = torch.randn(rows, heads, width, head_dim, device=device).to(dtype)
@@ -125,6 +125,10 @@ def _attention(
     def call(end: int) -> object:
         mask = torch.zeros(rows, 1, width, end, dtype=dtype, device=device)
         k, v = store[..., :end, :]
+        if name == "split":
+            from mmspec.kernels.attention import attend  # Triton may be missing
+
+            return attend(q, k, v, mask, head_dim**-0.5)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != key_heads)
 
     ends = [256 + 8 * n for n in range(plan.lengths)]
@@ -136,11 +140,11 @@ def _attention(
         return {"first_call": float(np.median(firsts)), "slowest_first_call": max(firsts), **asdict(again)}
 
     with torch.inference_mode():
-        if backend is None:
+        if name == "default":
             mask = torch.zeros(rows, 1, width, capacity, dtype=dtype, device=device)
             chosen = torch._fused_sdp_choice(q, store[0], store[1], mask, enable_gqa=heads != key_heads)
             return measure() | {"chosen": SDPBackend(chosen).name.lower()}
-        with sdpa_kernel(backend):
+        with nullcontext() if (backend := BACKENDS[name]) is None else sdpa_kernel(backend):
             return measure()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from mmspec.decoding.attention_backends import with_plans
 
 _WARMUP = 2
 
@@ -62,7 +65,8 @@ def time_calls(
         walls.append(time.perf_counter() - start)
     spans = None
     if device.type == "cuda":
-        spans = _device_seconds(calls, device, repeats) if captured else _busy_seconds(calls, device, repeats)
+        with with_plans() if captured else nullcontext():
+            spans = _device_seconds(calls, device, repeats) if captured else _busy_seconds(calls, device, repeats)
     wall, wall_p90 = np.percentile(walls, (50, 90)).tolist()
     if spans is None:
         return CallTime(None, None, None, wall, wall_p90)
@@ -87,6 +91,8 @@ def _device_seconds(calls: Sequence[Callable[[], object]], device: torch.device,
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     calls = list(calls) * max(1, 10 // len(calls))  # so that the time of a replay itself does not count
     stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):  # attention plans of captured calls, see `mmspec.decoding.attention_backends`
+        calls[0]()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for call in calls:
             call()
