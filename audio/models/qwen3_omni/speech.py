@@ -1,0 +1,246 @@
+"""The speech adapter of Qwen3-Omni: questions in text, answers spoken by its talker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from mmspec.arguments import shown
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.checkpoint_sampling import stage_sampling
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.codecs.code2wav import Code2Wav
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
+from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.models.qwen3_omni.decoding import depth_sampling, talker_frames
+from mmspec.decoding.processed_target import LogitsProcessor
+from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.heads.checkpoint import Head
+from mmspec.hf.arguments import read_processors
+from mmspec.hf.causal_target import Prompt
+from mmspec.hf.plan import position_ids_of
+from mmspec.recipes import Recipe
+from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.params import SamplingParams
+
+# The defaults of its `generate`.
+ORIGINAL = SamplingParams(0.9, 50)
+REPETITION_PENALTY = 1.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline.
+
+    Attributes:
+        frames: Frames of an answer, at most; 12.5 per second.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
+        answer_tokens: Tokens of the answer's text, at most.
+        system: A system prompt, or None.
+    """
+
+    frames: int = 1500
+    ahead: int = 0
+    answer_tokens: int = 1024
+    system: str | None = None
+
+
+@dataclass(frozen=True)
+class TalkerPrompt:
+    """What the talker speaks an answer from.
+
+    Attributes:
+        embeds: The embeddings [T, D] of its prompt.
+        text: Those [n, D] of the text that is added to its first n frames, the last of them to all later ones.
+        processors: The logits processors of first tokens.
+    """
+
+    embeds: Tensor
+    text: Tensor
+    processors: tuple[LogitsProcessor, ...]
+
+
+class Qwen3OmniAdapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of Qwen3-Omni.
+
+    The thinker answers a text on its own, with the most likely tokens; what it answers is a note of the output. The
+    talker is speculated on.
+
+    Args:
+        model: A `Qwen3OmniMoeForConditionalGeneration`.
+        processor: Its processor, or its tokenizer with the chat template.
+        codec: The codec of its codes.
+        options: The options.
+
+    Raises:
+        ModelError: If the model has no talker, or the codec does not fit.
+    """
+
+    recipe = "scd:window=8"
+    guided = False
+    draws_voice = False
+    sampling = ORIGINAL
+
+    def __init__(self, model: Any, processor: Any, codec: Codec, options: Options) -> None:
+        self.model, self.processor, self.options = model.eval(), processor, options
+        config = model.config.talker_config
+        self.codec = check_codec(codec, int(config.num_code_groups), 1)
+        self.ahead, self.heads = options.ahead, dict[str, Head]()
+        names = sorted(config.speaker_id, key=lambda name: name != "ethan")
+        self.voices: Sequence[str] = tuple(names)
+        self._end = int(config.codec_eos_token_id)
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        messages = [] if self.options.system is None else [message("system", self.options.system)]
+        chat = self.processor.apply_chat_template(
+            [*messages, message("user", text)], add_generation_prompt=True, tokenize=False
+        )
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        ids = tokenizer(chat, return_tensors="pt")["input_ids"].to(self.model.device)
+        prompt, answer = asked(self.model, ids, voice or self.voices[0], self.options.answer_tokens)
+        spoken = tokenizer.decode(answer, skip_special_tokens=True)
+        return PreparedText([prompt], notes=[f"answer: {spoken}"], texts=[spoken])
+
+    def job(self, parts: Sequence[TalkerPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+        if recipe.needs_draft_model:
+            raise ArgumentError(f"recipe {recipe.name!r} is not possible for Qwen3-Omni, which has no draft model")
+        length = self.options.frames + 1  # with the one that ends a row
+
+        def prompted(model: Any, ahead: int, sampling: SamplingParams) -> DepthFrames:
+            embeds, mask = left_padded([part.embeds for part in parts])
+            added = same_length([part.text for part in parts])
+            prompt = Prompt(embeds, mask, position_ids_of(mask), added=added)
+            return talker_frames(model.talker, prompt, length, ahead, parts[0].processors)
+
+        def spec(first: SamplingParams) -> FrameSpec:
+            own = depth_sampling(self.model.talker, first.temperature > 0)
+            rest = stage_sampling(own, self.sampling, first)
+            return FrameSpec(length, self.ended, self._end, first, rest)
+
+        books = int(self.model.config.talker_config.num_code_groups)
+        return FrameJob("Qwen3-Omni", self.model, books, len(parts), self.ahead, prompted, spec, heads=self.heads)
+
+    def ended(self, frames: Tensor) -> Tensor:
+        """Frames int64 [..., K] to bool [...]: True for frames that end their row."""
+        return frames[..., 0] == self._end
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ends = self.ended(tokens).nonzero()
+        # Without the frame of its end, a row that is cut has room for a frame more.
+        frames = tokens[: int(ends[0]) if len(ends) else self.options.frames]
+        return frames.clamp(max=self.codec.codebook_size - 1).T
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    """A message of a chat, in the form that processors and tokenizers read."""
+    return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+class Answer(BaseStreamer):
+    """Collects the ids that the thinker generates.
+
+    Attributes:
+        ids: The ids.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._prompt = True
+
+    def put(self, value: Tensor) -> None:
+        """Takes ids, those of the prompt first."""
+        if not self._prompt:
+            self.ids += value.flatten().tolist()
+        self._prompt = False
+
+    def end(self) -> None:
+        """Does nothing."""
+
+
+class TalkerCalledError(Exception):
+    """Ends a call of the model's `generate` where it calls its talker.
+
+    Args:
+        inputs: The arguments of the talker.
+        processors: Its logits processors.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], processors: Any) -> None:
+        super().__init__("the talker was called")
+        self.inputs, self.processors = inputs, processors
+
+
+def asked(model: Any, ids: Tensor, speaker: str, tokens: int) -> tuple[TalkerPrompt, list[int]]:
+    """The prompt of the talker, as the model's own `generate` makes it, and the ids of the answer.
+
+    Args:
+        model: The model.
+        ids: The chat, int64 [1, T].
+        speaker: A name.
+        tokens: Tokens of the answer, at most.
+    """
+
+    def stop(
+        talker: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **inputs: Any,
+    ) -> None:
+        raise TalkerCalledError(inputs, logits_processor)
+
+    answer = Answer()
+    try:
+        model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            speaker=speaker,
+            thinker_max_new_tokens=tokens,
+            thinker_do_sample=False,
+            thinker_streamer=answer,
+            talker_do_sample=False,
+            talker_repetition_penalty=1.0,
+            talker_custom_generate=stop,
+        )
+    except TalkerCalledError as call:
+        _, processors = read_processors(call.processors)
+        text = torch.cat([call.inputs["trailing_text_hidden"], call.inputs["tts_pad_embed"]], dim=1)[0]
+        penalty: LogitsProcessor = RepetitionPenalty(REPETITION_PENALTY)
+        return TalkerPrompt(call.inputs["inputs_embeds"][0], text, (penalty, *processors)), answer.ids
+    raise ModelError("the model answered without its talker; enable it (enable_talker)")
+
+
+def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft: Any) -> Qwen3OmniAdapter:
+    """The `Qwen3OmniAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+        ModelError: If the model has no talker.
+    """
+    if draft is not None:
+        raise ArgumentError("draft_model is not possible for Qwen3-Omni, whose talker reads its own thinker's states")
+    if not model.has_talker:
+        raise ModelError("the model has no talker, and so no voice; load one with enable_audio_output")
+    known = [field.name for field in fields(Options)]
+    for name in config:
+        if name not in known:
+            raise ArgumentError(
+                f"config has {name!r}, which Qwen3-Omni does not have{did_you_mean(name, known)}; it may have "
+                f"{', '.join(map(repr, known))}"
+            )
+    options = Options(**config)
+    for name, least, most in (("frames", 1, 2**20), ("answer_tokens", 2, 2**20), ("ahead", 0, MAX_AHEAD)):
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {most}")
+    if not isinstance(options.system, (str, type(None))):
+        raise ArgumentError(f"system={shown(options.system)} is not allowed; it must be a text, or None")
+    return Qwen3OmniAdapter(model, processor, codec or Code2Wav(model.code2wav), options)

@@ -1,0 +1,109 @@
+"""Qwen3-Omni as a speech pipeline: a text is answered, and the answer is spoken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_omni as tiny
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.errors import ArgumentError, ModelError
+
+NOTES = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`")
+ASKED = ["3 4 5 6", "3 9", "7 7 7 8 8 9"]
+
+
+class Chat:
+    """A tokenizer whose texts are ids."""
+
+    def apply_chat_template(self, messages: Any, add_generation_prompt: bool, tokenize: bool) -> str:
+        assert add_generation_prompt and not tokenize
+        turns = [turn["content"][0]["text"] for turn in messages if turn["role"] == "user"]
+        return " ".join(map(str, tiny.prompts([[int(n) for n in turns[0].split()]])["input_ids"][0].tolist()))
+
+    def __call__(self, text: str, return_tensors: str) -> dict[str, Tensor]:
+        return {"input_ids": torch.tensor([[int(n) for n in text.split()]])}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, ids))
+
+
+def load(model: Any, **options: Any) -> Any:
+    return mmspec.load(model, processor=Chat(), config={"frames": 9, "answer_tokens": 6, **options})
+
+
+@NOTES
+@pytest.mark.parametrize(("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("scd", 2)])
+def test_greedy_answers_are_those_of_its_own_generate(recipe: str, ahead: int) -> None:
+    """Three questions of different lengths in a batch; the model's own `generate` is asked each alone."""
+    model = tiny.qwen3(3, codes=5, spread=0.3)
+    made = load(model, ahead=ahead)(ASKED, recipe=recipe, temperature=0)
+    spy, pipe = tiny.Spy(model), load(model)
+    lengths = set()
+    for text, ours in zip(ASKED, made, strict=True):
+        ids, wave = model.generate(**chat(text), **THINKER, talker_max_new_tokens=10, talker_do_sample=False)
+        answer = ids[0, len(text.split()) + 6 :].tolist()
+        assert ours.notes[0] == "answer: " + " ".join(map(str, answer))
+        frames = pipe.adapter.codes(ours.tokens[0]).T
+        assert torch.equal(frames, spy.frames()[0])
+        lengths.add(len(frames))
+        np.testing.assert_allclose(ours.audio[0, : wave.shape[-1]], wave.flatten().numpy(), atol=1e-5)
+    assert len(lengths) > 1
+
+
+THINKER: dict[str, Any] = {"thinker_max_new_tokens": 6, "thinker_do_sample": False}
+
+
+def chat(text: str) -> dict[str, Tensor]:
+    return tiny.prompts([[int(n) for n in text.split()]])
+
+
+@NOTES
+def test_samples_are_those_of_its_own_generate_with_mmspec() -> None:
+    """At their defaults and with one seed, which tells the processors and all sampling parameters."""
+    model = tiny.qwen3(3, spread=0.3)
+    pipe, spy = load(model, frames=30), tiny.Spy(model)
+    ours = pipe(ASKED[0], seed=5, recipe="scd:window=3")
+    how = {"talker_custom_generate": mmspec.generate, "talker_seed": 5, "talker_recipe": "scd:window=3"}
+    model.generate(**chat(ASKED[0]), **THINKER, talker_max_new_tokens=31, **how)
+    frames = pipe.adapter.codes(ours.tokens[0]).T
+    assert len(frames) > 5 and torch.equal(frames, spy.frames()[0].clamp(max=15))  # the codec has 16 codes
+
+
+def test_voices_seeds_streams_and_rows_of_an_engine() -> None:
+    pipe = load(tiny.qwen3(3, codes=5, spread=0.3))
+    assert pipe.adapter.voices == ("ethan", "aiden")
+    whole = pipe(ASKED, seed=3)
+    np.testing.assert_allclose(pipe(ASKED[1], seed=4).audio, whole[1].audio, atol=1e-5)
+    prompts = [pipe.read(ASKED[1], voice).parts[0].embeds for voice in pipe.adapter.voices]
+    assert not torch.allclose(*prompts)
+    chunks = list(pipe.stream(ASKED[0], seed=3, first=2, every=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
+    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
+    for i, text in enumerate(ASKED):
+        engine.add(text, request_id=text, seed=3 + i)
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(ASKED):
+        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+
+
+def test_errors() -> None:
+    model = tiny.qwen3()
+    with pytest.raises(ArgumentError, match=r"config has 'frame', .*\(did you mean 'frames'\?\)"):
+        load(model, frame=3)
+    for wrong in ({"frames": 0}, {"ahead": 99}, {"answer_tokens": 1}, {"system": 3}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
+            load(model, **wrong)
+    with pytest.raises(ArgumentError, match="draft_model is not possible"):
+        load(model, draft_model=tiny.qwen3())
+    with pytest.raises(ArgumentError, match="which has no draft model"):
+        load(model)("3", recipe="draft")
+    model.has_talker = False
+    with pytest.raises(ModelError, match="the model has no talker"):
+        load(model)
