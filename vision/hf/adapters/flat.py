@@ -70,16 +70,11 @@ class FlatImageAdapter:
         size["begin"] = self._tokenizer.bos_token or self._tokenizer.eos_token
         encoded = self._encode([self._format.prompt.format(prompt=text, **size) for text in request.prompts])
         ids = encoded["input_ids"]
-        codes = range(self._first, self._first + self.codebook_size)
-        line: list[Sequence[int]] = [codes] * width
-        if self._format.line_end is not None:
-            line = [*line, [token_id(self._tokenizer, self._format.line_end)]]
-        # The last line has no end: what follows it is not part of the image.
-        allowed = (line * height)[: height * len(line) - (len(line) - width)]
+        places, allowed, line = self.lines((height, width))
         arguments: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": encoded["attention_mask"],
-            "prefix_allowed_tokens_fn": AllowedByPosition(allowed, ids.shape[1], len(line)),
+            "prefix_allowed_tokens_fn": AllowedByPosition(allowed, ids.shape[1], line),
         }
         if request.guided:
             negatives = request.negative_prompts or [self._format.negative or ""] * len(ids)
@@ -87,8 +82,23 @@ class FlatImageAdapter:
             negative = self._encode(texts)
             arguments["negative_prompt_ids"] = negative["input_ids"]
             arguments["negative_prompt_attention_mask"] = negative["attention_mask"]
-        places = torch.arange(height * len(line)).view(height, len(line))[:, :width].flatten()
         return DecodingJob(arguments, len(allowed), places, (height, width))
+
+    def lines(self, grid: tuple[int, int]) -> tuple[Tensor, list[Sequence[int]], int]:
+        """The tokens of an image of some rows and columns of codes.
+
+        Returns:
+            Positions of the codes int64 [h * w]; the ids that are allowed at each position; tokens per line.
+        """
+        height, width = grid
+        codes = range(self._first, self._first + self.codebook_size)
+        line: list[Sequence[int]] = [codes] * width
+        if self._format.line_end is not None:
+            line = [*line, [token_id(self._tokenizer, self._format.line_end)]]
+        # The last line has no end: what follows it is not part of the image.
+        allowed = (line * height)[: height * len(line) - (len(line) - width)]
+        places = torch.arange(height * len(line)).view(height, len(line))[:, :width].flatten()
+        return places, allowed, len(line)
 
     def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
         if not self._format.any_size:
