@@ -130,10 +130,10 @@ def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall
         if not first:
             first.append(time.perf_counter() - start)
         # A pipeline may split a text into several rows; which row belongs to which text is then unknown.
-        for i, tokens in enumerate(step.tokens if len(step.tokens) == len(group) else ()):
-            if len(tokens) > lengths[i]:
-                gains[i].append(len(tokens) - lengths[i])
-                lengths[i] = len(tokens)
+        for i, length in enumerate(step.lengths if len(step.tokens) == len(group) else ()):
+            if length > lengths[i]:
+                gains[i].append(length - lengths[i])
+                lengths[i] = length
 
     options: dict[str, Any] = {**config.sampling, "measure_entropy": config.entropy, "on_step": on_step}
     out = pipe(prompts, recipe=recipe, seed=seeds, **options)

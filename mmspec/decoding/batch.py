@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import overload
 
 import numpy as np
 import torch
@@ -35,6 +36,31 @@ class _Window:
     positions: NDArray[np.int64]
 
 
+class TokensSoFar(Sequence[Tensor]):
+    """The tokens of each row so far, views of one copy of them all.
+
+    Args:
+        tokens: The copy, [rows, N, *cell].
+        lengths: Host int64 [rows], the number of tokens of each row.
+    """
+
+    def __init__(self, tokens: Tensor, lengths: NDArray[np.int64]) -> None:
+        self._tokens = tokens
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, row: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Tensor]: ...
+    def __getitem__(self, row: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        return self._tokens[row, : self.lengths[row]]
+
+
 @dataclass(frozen=True)
 class Step:
     """Progress after a target call, the argument of `on_step` callbacks.
@@ -49,7 +75,14 @@ class Step:
     nfe: int
     committed: int
     total: int
-    tokens: list[Tensor]
+    tokens: Sequence[Tensor]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each row so far."""
+        if isinstance(self.tokens, TokensSoFar):
+            return [int(length) for length in self.tokens.lengths]
+        return [len(row) for row in self.tokens]
 
 
 class BatchState:
@@ -342,7 +375,7 @@ class BatchState:
 
     def step(self, nfe: int) -> Step:
         """The progress after `nfe` target calls, for callbacks."""
-        so_far = [self.tokens(row) for row in range(len(self._lengths))]
+        so_far = TokensSoFar(self._tokens.clone(), self._lengths.copy())
         return Step(nfe, int(self._lengths.sum()), int(self._limits.sum()), so_far)
 
     def result(self) -> Tensor:

@@ -101,7 +101,7 @@ class MARTarget:
     def refresh(self, step: Step) -> None:
         """Writes the committed latents, which a rule that replaces drafts in place may have changed."""
         for row, row_id in enumerate(self._rows):
-            tokens = step.tokens[row_id]
+            tokens = step.tokens[int(row_id)]
             self._latents[row, self._order[row, : len(tokens)]] = tokens.to(self._latents)
 
     def conditions(self, done: Tensor) -> Logits:
