@@ -86,11 +86,13 @@ class TargetJob:
         target: The model with its prompts given.
         layout: The tokens to generate.
         resources: The resources of the model for drafters.
+        samplings: Sampling parameters of the rows, in place of those of the call; None takes these.
     """
 
     target: Target
     layout: Layout
     resources: DraftResources
+    samplings: Sequence[SamplingParams] | None = None
 
     def run(
         self,
@@ -100,11 +102,12 @@ class TargetJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
+        samplings = samplings if self.samplings is None else self.samplings
         return run(self.target, recipe, self.layout, samplings, seeds, self.resources, on_step, measure_entropy)
 
     def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
         """See `PreparableJob`."""
-        return PreparedRows(self.target, self.layout, samplings, self.resources)
+        return PreparedRows(self.target, self.layout, self.samplings or samplings, self.resources)
 
 
 class SpeechAdapter(Protocol):

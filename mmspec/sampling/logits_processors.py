@@ -37,6 +37,7 @@ class RepetitionPenalty:
     Args:
         penalty: Above 0; 1 is off.
         skip: The number of tokens at the beginning that do not count.
+        last: The number of latest tokens that count; 0 is all.
 
     Raises:
         ArgumentError: If the penalty is not above 0.
@@ -44,6 +45,7 @@ class RepetitionPenalty:
 
     penalty: float
     skip: int = 0
+    last: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < math.inf:
@@ -54,6 +56,7 @@ class RepetitionPenalty:
         if self.skip:
             index = (prefix != -1).long().cumsum(-1)
             prefix = prefix.masked_fill(index <= self.skip, -1)
+        prefix = prefix[:, -self.last :]
         return torch.where(counts(prefix, logits.shape[-1]) > 0, penalized, logits)
 
 
@@ -74,6 +77,33 @@ class MinP:
     def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
         floor = logits.max(dim=-1, keepdim=True).values + self.temperature * math.log(self.least)
         return torch.where(logits < floor, logits - FORBIDDEN, logits)
+
+
+@dataclass(frozen=True)
+class MinPAfterTruncation:
+    """Temperature, top-k and top-p, then min-p, as in transformers; the parameters of its rows are off.
+
+    Args:
+        temperature: Above 0.
+        top_k: Keeps the k most likely tokens; 0 is all.
+        top_p: Keeps the most likely tokens of this total probability; 1 is all.
+        least: Tokens less likely than `least` times the most likely one are forbidden.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    least: float
+
+    def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
+        z = logits / self.temperature
+        p = z.softmax(-1)
+        if 0 < self.top_k < logits.shape[-1]:
+            p = p.masked_fill(z < z.topk(self.top_k).values[:, -1:], 0.0)
+            p = p / p.sum(-1, keepdim=True)
+        p = keep_top_p(p, torch.full_like(p[:, :1], self.top_p))
+        kept = (p > 0) & (p >= self.least * p.max(dim=-1, keepdim=True).values)
+        return torch.where(kept, z, z - FORBIDDEN)
 
 
 @dataclass(frozen=True)

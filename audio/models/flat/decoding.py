@@ -141,6 +141,25 @@ class StreamFormat:
         return ids
 
 
+@dataclass(frozen=True)
+class MarkedCodes:
+    """Codes among other tokens, which their ids tell: a frame is the next code of each codebook.
+
+    Attributes:
+        firsts: The id of entry 0 of each codebook.
+        codes: Entries per codebook; the id after the last one is read as the last.
+    """
+
+    firsts: tuple[int, ...]
+    codes: int
+
+    def frames(self, ids: Tensor) -> Tensor:
+        """The frames int64 [K, F] of ids int64 [n]; codes without those of the other codebooks are left out."""
+        books = [ids[(ids >= first) & (ids <= first + self.codes)] - first for first in self.firsts]
+        count = min(len(book) for book in books)
+        return torch.stack([book[:count] for book in books]).clamp(max=self.codes - 1)
+
+
 class SlotConstraint:
     """The ids that may come next, a function of the position alone: codes in their slots, an end between super-frames.
 

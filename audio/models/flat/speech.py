@@ -17,6 +17,7 @@ from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.codecs.soprano import Soprano
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, decoder_of, refuse_backbone
 from mmspec.audio.models.flat.kani import kani_style
+from mmspec.audio.models.flat.outetts import outetts_style, read_speaker
 from mmspec.audio.models.flat.soprano import soprano_style
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -24,7 +25,7 @@ from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.processed_target import ProcessedTarget
+from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
@@ -32,7 +33,7 @@ from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, slice_head, 
 from mmspec.hf.plan import position_ids_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
-from mmspec.sampling.logits_processors import RepetitionPenalty
+from mmspec.sampling.logits_processors import MinPAfterTruncation, RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
 
@@ -219,6 +220,7 @@ STYLES_OF_MODEL: dict[str, Callable[[Any, Any], Style]] = {
     "neutts": lambda config, tokenizer: neutts_style(tokenizer),
     "kani": kani_style,
     "soprano": soprano_style,
+    "outetts": outetts_style,
 }
 
 
@@ -266,11 +268,12 @@ class FlatAdapter:
                 style = STYLES[style]
             else:
                 raise unknown_name("style", style, [*STYLES, *STYLES_OF_MODEL])
-        stream = style.stream
-        if codec.codebooks != len(stream.slots) or codec.codebook_size < stream.codes:
+        stream, marked = style.stream, style.marked
+        books, codes = (len(stream.slots), stream.codes) if marked is None else (len(marked.firsts), marked.codes)
+        if codec.codebooks != books or codec.codebook_size < codes:
             raise ModelError(
-                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model's stream "
-                f"{len(stream.slots)} slots of {stream.codes}"
+                f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model's stream {books} slots "
+                f"of {codes}"
             )
         vocab_size = model.lm_head.weight.shape[0]
         for one, name in ((model, "model"), (draft_model, "draft_model")):
@@ -336,19 +339,25 @@ class FlatAdapter:
             frozenset() if stream.end is None else frozenset({stream.end - self._low}),
             0 if stream.end is None else stream.end - self._low,
         )
-        draft = self.draft_model
+        draft, processors, own = self.draft_model, self.style.processors, list(samplings)
+        if self.style.min_p and own[0].temperature:
+            first = own[0]
+            last = MinPAfterTruncation(first.temperature, first.top_k, first.top_p, self.style.min_p)
+            processors, own = (*processors, last), [SamplingParams(1.0)] * len(own)
         resources = DraftResources(
             codebook=self.codebook,
-            draft_model=None if draft is None else lambda: self._target(draft, prompts, recipe.window),
-            draft_sampling=samplings,
+            draft_model=None if draft is None else lambda: self._target(draft, prompts, recipe.window, processors),
+            draft_sampling=own,
             adaptive_windows=adaptive_windows_of(self.model),
         )
-        return TargetJob(self._target(self.model, prompts, recipe.window), layout, resources)
+        return TargetJob(self._target(self.model, prompts, recipe.window, processors), layout, resources, own)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ids = tokens + self._low
         stream, slots = self.style.stream, len(self.style.stream.slots)
         ids = stream.until_end(ids)
+        if self.style.marked is not None:
+            return self.style.marked.frames(ids)
         frames = ids[: len(ids) // slots * slots].view(-1, slots)
         return (frames - stream.first_ids().to(ids.device)).T
 
@@ -358,14 +367,16 @@ class FlatAdapter:
         return codec.of_part(self.model, torch.tensor(part.ids)) if isinstance(codec, Soprano) else codec
 
     def codebook(self) -> Codebook | None:
-        """The vectors that tokens stand for; None if there are several slots."""
+        """The vectors that tokens stand for; None if there are several slots, or other tokens too."""
         stream = self.style.stream
-        if len(stream.slots) > 1:
+        if len(stream.slots) > 1 or self.style.marked is not None:
             return None
         tokens = torch.arange(stream.codes) + stream.first - self._low
         return Codebook(self.codec.tables()[0][: stream.codes], tokens, self._high - self._low)
 
-    def _target(self, model: Any, parts: Sequence[list[int]], window: int) -> Target:
+    def _target(
+        self, model: Any, parts: Sequence[list[int]], window: int, processors: Sequence[LogitsProcessor]
+    ) -> Target:
         longest = max(len(part) for part in parts)
         refuse_backbone(model, longest + self.style.tokens)
         ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=model.device)
@@ -381,10 +392,10 @@ class FlatAdapter:
         )
         prompt = Prompt(embed(ids), mask, position_ids_of(mask))
         target = with_cuda_graphs(CausalTarget(backbone, prompt, None, self.style.tokens, window))
-        if not self.style.processors:
+        if not processors:
             return target
         history = torch.where(mask, ids - self._low, -1)
-        return ProcessedTarget(target, self.style.processors, history, self.style.tokens + window)
+        return ProcessedTarget(target, processors, history, self.style.tokens + window)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> FlatAdapter:
@@ -395,7 +406,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     """
     options = dict(config)
     style, voice = options.pop("style", None), options.pop("voice", None)
-    description = options.pop("description", None)
+    description, speaker = options.pop("description", None), options.pop("speaker", None)
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     if options or (style is None and codec is not None):
@@ -409,6 +420,10 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
             f"style={shown(style)} is not allowed; name one of {', '.join([*STYLES, *STYLES_OF_MODEL])}, or pass a "
             "mmspec.audio.models.flat.style.Style"
         )
+    if speaker is not None:
+        if style != "outetts":
+            raise ArgumentError(f"speaker={shown(speaker)} is not allowed; it is for the style 'outetts'")
+        style = outetts_style(model.config, processor, read_speaker(speaker))
     known = STYLES.get(style) if isinstance(style, str) else style
     if description is not None:
         if known is None or not known.described or not isinstance(description, str):

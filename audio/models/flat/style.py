@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.decoding import MarkedCodes, StreamFormat
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.sampling.params import SamplingParams
@@ -29,6 +29,8 @@ class Style:
             for families that do not. Without a named or a given voice, the later parts of a text continue its first.
         least: Tokens before the end, at least.
         split: Maps a text to its parts; None splits it after sentences where `letters` are exceeded.
+        marked: How frames are read off a stream that has other tokens too; None reads its slots.
+        min_p: Tokens that are less likely than this times the most likely one are left out, after top-k and top-p.
         described: Whether voices are descriptions in words, which the option `description` replaces.
     """
 
@@ -44,3 +46,5 @@ class Style:
     described: bool = False
     least: int = 0
     split: Callable[[str], list[str]] | None = None
+    marked: MarkedCodes | None = None
+    min_p: float = 0.0

@@ -1,0 +1,173 @@
+"""OuteTTS 1.0 from its published folder, against prompts, tokens and probabilities of its package."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_codecs
+import tiny_outetts
+import torch
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.flat.outetts import outetts_style, prompt_of, read_speaker, separator_of
+from mmspec.audio.models.flat.speech import FlatAdapter
+from mmspec.decoding.target import Target
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.recipes import parse
+from mmspec.sampling.logits_processors import MinPAfterTruncation, RepetitionPenalty
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.adapters import check_windows
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "outetts.json").read_text())
+LENGTH, RECORDED = len(GOLDEN["greedy"][0]), len(GOLDEN["probs"][0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_outetts.outetts(tmp_path_factory.mktemp("outetts"))
+
+
+def codec() -> Any:
+    return codec_of(tiny_codecs.mimi(codebooks=2, codebook_size=1024))
+
+
+@pytest.fixture
+def pipe(folder: Path, tmp_path: Path) -> Any:
+    (tmp_path / "speaker.json").write_text(json.dumps(tiny_outetts.SPEAKER))
+    options = {"style": "outetts", "codec": codec(), "speaker": str(tmp_path / "speaker.json")}
+    made = mmspec.load(str(folder), config=options)
+    object.__setattr__(made.adapter.style, "tokens", LENGTH)
+    return made
+
+
+def parts(pipe: Any) -> list[Any]:
+    """The texts as parts, with the speaker where the package had one."""
+    plain = pipe.adapter.style.prompt
+    found = []
+    for text, spoken in GOLDEN["texts"]:
+        (part,) = pipe.read(text, None).parts
+        ids = plain(pipe.adapter.tokenizer, text, None) if spoken else None
+        if ids is None:
+            ids = pipe.adapter.tokenizer.encode(prompt_of(text, None), add_special_tokens=False)
+        found.append(replace(part, ids=ids))
+    return found
+
+
+def test_prompts_are_the_packages(pipe: Any) -> None:
+    assert [part.ids for part in parts(pipe)] == GOLDEN["prompts"]
+    assert pipe.read("One\u2014two", None).parts[0].ids == GOLDEN["prompts"][1]
+    assert [separator_of(text) for text in ("a", "a!", "", "\u4e00", "\u4e00\u3002")] == [". ", " ", "", "\u3002", ""]
+
+
+@pytest.mark.parametrize("recipe", ["plain", "recycle:window=4", "scd:window=5", "tree:branch=2/1,layers=1"])
+def test_greedy_tokens_and_frames_are_the_packages(pipe: Any, recipe: str) -> None:
+    """Prompts of three lengths in a batch; the code after the last one is read as the last."""
+    greedy = SamplingParams(0.0)
+    job = pipe.adapter.job(parts(pipe), parse(recipe), [greedy] * 3)
+    out = job.run(parse(recipe), [greedy] * 3, [0, 1, 2], None, False)
+    assert out.tokens.tolist() == GOLDEN["greedy"]
+    for row, frames in zip(out.tokens, GOLDEN["frames"], strict=True):
+        assert pipe.adapter.codes(row).tolist() == [[min(code, 1023) for code in book] for book in frames]
+
+
+@torch.inference_mode()
+def test_probabilities_are_the_packages(pipe: Any) -> None:
+    """After the penalty of the latest 64 tokens, temperature, top-k, top-p and min-p, and twins without some of it."""
+    sampling = pipe.adapter.sampling
+
+    def distance() -> float:
+        found = 0.0
+        for row, part in enumerate(parts(pipe)):
+            job = pipe.adapter.job([part], parse("plain"), [sampling])
+            sampler = job.layout.sampler(job.samplings, job.target.device)
+            p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
+            window = job.target.forward(torch.tensor([GOLDEN["greedy"][row][: RECORDED - 1]]), np.zeros(1, np.int64))
+            p = torch.cat([p, sampler(window, np.arange(1, RECORDED)[None])], dim=1)[0]
+            q = torch.zeros_like(p)
+            for each, recorded in zip(q, GOLDEN["probs"][row], strict=True):
+                for name, value in recorded.items():
+                    each[int(name)] = value
+            found = max(found, float((p - q).abs().max()))
+        return found
+
+    assert distance() < 1e-5
+    style = pipe.adapter.style
+    for name, value in (("min_p", 0.0), ("processors", ()), ("processors", (RepetitionPenalty(1.1, last=1),))):
+        own = getattr(style, name)
+        object.__setattr__(style, name, value)
+        assert distance() > 1e-2
+        object.__setattr__(style, name, own)
+
+
+def test_windows_match_single_tokens(pipe: Any) -> None:
+    part = parts(pipe)[0]
+
+    def make(rows: int, window: int) -> Target:
+        recipe = parse(f"scd:window={window}")
+        found: Target = pipe.adapter.job([part] * rows, recipe, [SamplingParams(0.0)] * rows).target
+        return found
+
+    assert check_windows(make, LENGTH - 1) < 1e-4
+
+
+def test_samples_follow_truncation_at_drafted_positions(pipe: Any) -> None:
+    """Pearson's chi-square of both tokens, the second drafted, with the distribution that the job states.
+
+    A right pipeline fails less than once in a million tests; the twin without min-p draws what cannot be drawn.
+    """
+    rows, part, adapter = 1200, parts(pipe)[1], pipe.adapter
+    sampling, recipe = SamplingParams(0.6, 40, 0.98), parse("scd:window=2")
+    object.__setattr__(adapter.style, "tokens", 2)
+
+    def sampled() -> Any:
+        job = adapter.job([part] * rows, recipe, [sampling] * rows)
+        return job.run(recipe, [sampling] * rows, range(rows), None, False).tokens
+
+    one = adapter.job([part], parse("plain"), [sampling])
+    with torch.inference_mode():
+        sampler = one.layout.sampler(one.samplings, one.target.device)
+        first = sampler(one.target.prefill(), np.zeros((1, 1), dtype=np.int64))[0, 0]
+        likely = int(first.argmax())
+        second = sampler(one.target.forward(torch.tensor([[likely]]), np.zeros(1, np.int64)), np.array([[1]]))[0, 0]
+    tokens = sampled()
+    for p, found in ((first, tokens[:, 0]), (second, tokens[tokens[:, 0] == likely, 1])):
+        expected, counted = p * len(found), torch.bincount(found, minlength=len(p))
+        cells = expected > 5
+        statistic, count = float(((counted - expected) ** 2 / expected)[cells].sum()), int(cells.sum())
+        assert len(found) > 100 and not bool(counted[p == 0].any())
+        assert statistic < count + 7 * (2 * count) ** 0.5 + 20, (statistic, count)
+    object.__setattr__(adapter.style, "min_p", 0.0)
+    assert bool((first[sampled()[:, 0]] == 0).any())
+
+
+def test_min_p_comes_after_top_p() -> None:
+    logits = torch.tensor([[0.0, -0.1, -0.2, -3.2]])
+    kept = MinPAfterTruncation(1.0, 0, 0.98, 0.05)(torch.zeros(1, 0), logits).softmax(-1)
+    # Top-p keeps three of four by the whole mass; of the mass that min-p leaves, it would keep three as well, not two.
+    assert (kept[0] > 0).tolist() == [True, True, True, False]
+    assert MinPAfterTruncation(1.0, 2, 1.0, 0.0)(torch.zeros(1, 0), logits).softmax(-1)[0, 2] == 0
+
+
+def test_errors(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="speaker='x.json' is not allowed; it is for the style 'outetts'"):
+        mmspec.load(str(folder), config={"style": "llasa", "codec": codec(), "speaker": "x.json"})
+    words = tiny_outetts.SPEAKER["words"]
+    for wrong, said in (
+        ({"text": "a", "words": []}, "must have a 'text' and 'words'"),
+        ({"text": "a", "words": [{"word": "a"}]}, "it needs 'word', 'c1', 'c2' and 'features'"),
+        ({"text": "a", "words": [{**words[0], "c1": [1024, 1]}]}, "other codes than pairs of 0 to 1023"),
+        ({"text": "a", "words": [{**words[0], "duration": "x"}]}, "no duration of 'The'"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            read_speaker(wrong)
+    model = tiny_outetts.model()
+    with pytest.raises(ModelError, match="does not number the codes 'c1'"):
+        outetts_style(model.config, type("T", (), {"unk_token_id": 0, "convert_tokens_to_ids": lambda *_: 0})())
+    with pytest.raises(ModelError, match="the model's stream 2 slots of 1024"):
+        FlatAdapter(model, tiny_outetts.tokenizer(), codec_of(tiny_codecs.mimi(3, 1024)), "outetts")
