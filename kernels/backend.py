@@ -55,7 +55,8 @@ def choose(device: str) -> str:
     return wanted
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Operator(Generic[P, R]):

@@ -19,6 +19,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import tiny_magnet as tiny
 import torch
+from tiny_music import tokenizer
 from torch import Tensor, nn
 
 from mmspec.sampling.rng import CounterRNG
@@ -77,7 +78,7 @@ def main() -> None:
         def __init__(self) -> None:
             conditioners.TextConditioner.__init__(self, tiny.TEXT, tiny.DIM)
             self.device, self.finetune, self.word_dropout, self.normalize_text = "cpu", False, 0.0, False
-            self.autocast, self.t5_tokenizer = TorchAutocast(enabled=False), tiny.tokenizer()
+            self.autocast, self.t5_tokenizer = TorchAutocast(enabled=False), tokenizer()
             self.__dict__["t5"] = tiny.t5()
 
     model = lm_magnet.MagnetLMModel(
@@ -109,6 +110,7 @@ def main() -> None:
     lm_magnet.utils.sample_top_p = sample_top_p
     lm_magnet.utils.multinomial = lambda probs, num_samples: sample(probs)
     cases = []
+    first: list[list[int]] = []
     for settings in (
         {"temp": 3.0, "top_p": 0.9, "max_cfg_coef": 10.0},
         {"temp": 1.0, "top_p": 0.0, "top_k": 0, "max_cfg_coef": 3.0},
@@ -120,6 +122,7 @@ def main() -> None:
             codes = model.generate(None, attributes, max_gen_len=25, decoding_steps=list(tiny.STEPS), **settings)
             found.append(codes[0].tolist())
         cases.append({"settings": settings, "codes": found})
+        first = first or found[0]
     decoder = seanet.SEANetDecoder(
         dimension=8,
         n_filters=4,
@@ -132,8 +135,9 @@ def main() -> None:
     ).eval()
     weights = tiny.codec_state()
     decoder.load_state_dict({k.removeprefix("decoder."): v for k, v in weights.items() if k.startswith("decoder.")})
-    codes = torch.tensor(cases[0]["codes"][0])
-    latents = sum(weights[f"quantizer.vq.layers.{k}._codebook.embed"][codes[k]] for k in range(tiny.BOOKS))
+    codes = torch.tensor(first)
+    embedded = [weights[f"quantizer.vq.layers.{k}._codebook.embed"][codes[k]] for k in range(tiny.BOOKS)]
+    latents = torch.stack(embedded).sum(0)
     audio = decoder(latents.T[None])[0, 0]
     FILE.write_text(
         json.dumps({"texts": TEXTS, "cases": cases, "audio": [round(x, 6) for x in audio.tolist()]}) + "\n",

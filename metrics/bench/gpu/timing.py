@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from mmspec.decoding.attention_backends import with_plans
@@ -82,7 +81,7 @@ def _busy_seconds(calls: Sequence[Callable[[], object]], device: torch.device, r
             calls[n % len(calls)]()
             synchronize(device)
         events = profiled.events() or []
-        spans.append(sum(event.device_time for event in events if event.device_type == DeviceType.CUDA) / 1e6)
+        spans.append(sum(event.device_time for event in events if event.device_type.name == "CUDA") / 1e6)
     return spans
 
 
