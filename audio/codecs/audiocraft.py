@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers import EncodecConfig, EncodecModel
 
-from mmspec.checkpoint import building, check_tensors, sizes_of
+from mmspec.checkpoint import building, check_depths, check_tensors, sizes_of
 from mmspec.errors import ModelError
 
+PADDING = ("constant", "reflect", "replicate")
 # Names of audiocraft -> those of transformers, in this order.
 _NAMES = (
     (r"^(encoder|decoder)\.model\.", r"\1.layers."),
@@ -43,15 +44,18 @@ def read_encodec(named: str, settings: Mapping[str, Any], tensors: Mapping[str, 
     Raises:
         ModelError: If the weights are not those of an EnCodec with these settings.
     """
-    sea = settings.get("seanet")
-    if settings.get("compression_model") != "encodec" or not isinstance(sea, Mapping):
+    sea, own = settings.get("seanet"), settings.get("encodec", {})
+    if settings.get("compression_model") != "encodec" or not isinstance(sea, Mapping) or not isinstance(own, Mapping):
         raise ModelError(f"{named} is not an EnCodec: its compression_model is {settings.get('compression_model')!r}")
     weights = {renamed(name): value for name, value in tensors.items()}
-    own = (settings.get("encodec") or {}).get("causal", False)
+    if (padding := sea.get("pad_mode", "constant")) not in PADDING:
+        raise ModelError(f"{named} has pad_mode={str(padding)[:40]!r}; it must be one of {', '.join(PADDING)}")
     with sizes_of(named, "an EnCodec"):
         books = sum(name.endswith("codebook.embed") for name in weights)
         codes, width = weights["quantizer.layers.0.codebook.embed"].shape
         ratios, rate = [int(each) for each in sea["ratios"]], int(settings["sample_rate"])
+        if not all(1 <= each <= rate for each in ratios) or len(ratios) > len(tensors):
+            raise ModelError(f"{named} has ratios={str(ratios)[:40]}; they must be a few factors of its sample rate")
         frames = math.ceil(rate / math.prod(ratios))
         config = EncodecConfig(
             # The bandwidth from which transformers computes the number of codebooks, rounded down.
@@ -67,14 +71,16 @@ def read_encodec(named: str, settings: Mapping[str, Any], tensors: Mapping[str, 
             last_kernel_size=int(sea.get("last_kernel_size", 7)),
             residual_kernel_size=int(sea.get("residual_kernel_size", 3)),
             dilation_growth_rate=int(sea.get("dilation_base", 2)),
-            use_causal_conv=bool(own),
-            pad_mode=sea.get("pad_mode", "constant"),
+            use_causal_conv=bool(own.get("causal", False)),
+            pad_mode=padding,
             compress=int(sea.get("compress", 2)),
             num_lstm_layers=int(sea.get("lstm", 2)),
             codebook_size=codes,
             codebook_dim=width,
             use_conv_shortcut=not sea.get("true_skip", True),
         )
+    depths = {"num_lstm_layers": config.num_lstm_layers, "num_residual_layers": config.num_residual_layers}
+    check_depths(named, depths, len(tensors))
     with building(named, "an EnCodec"):
         model = EncodecModel(config)
     # Buffers of training, which transformers has too, may be missing.

@@ -113,6 +113,8 @@ def test_refusals(folder: Path) -> None:
         load(folder, step=1)
     with pytest.raises(ArgumentError, match=r"steps=\[1\] is not allowed; give a number for each of 3"):
         load(folder, steps=[1])
+    with pytest.raises(ArgumentError, match=r"seconds=3 is not allowed; this model was trained for 0\.2"):
+        pipe.with_duration(3)
     with pytest.raises(ArgumentError, match="ahead=0 is not allowed"):
         load(folder, ahead=0)
     with pytest.raises(ArgumentError, match="name the folder of T5 with config="):
@@ -138,6 +140,27 @@ def test_other_settings_are_refused(folder: Path, tmp_path: Path, change: tuple[
     )
     with pytest.raises(ModelError, match=message):
         mmspec.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("ratios: [4, 2]", "ratios: [0]"), r"ratios=\[0\]; they must be a few factors"),
+        (("lstm: 2", "lstm: 1000000000"), "num_lstm_layers"),
+        (("pad_mode: constant", "pad_mode: x"), "pad_mode='x'; it must be one of constant, reflect, replicate"),
+        (("encodec: {causal: false}", "encodec: 1"), "is not an EnCodec"),
+        (("sample_rate: 1000", "sample_rate: 1000000000"), "spans of 3 frames of its codec; they must be 1 to 10000"),
+        (("n_filters: 4", "n_filters: 5"), "wrong shape"),
+    ],
+)
+def test_other_codecs_are_refused(folder: Path, tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    (tmp_path / "state_dict.bin").symlink_to(folder / "state_dict.bin")
+    torch.save(
+        {"best_state": tiny.codec_state(), "xp.cfg": tiny.CODEC_SETTINGS.replace(*change)},
+        tmp_path / "compression_state_dict.bin",
+    )
+    with pytest.raises(ModelError, match=message):
+        mmspec.load(str(tmp_path), config={"text_encoder": str(folder / "t5"), "steps": tiny.STEPS})
 
 
 def test_broken_files_are_refused(folder: Path, tmp_path: Path) -> None:

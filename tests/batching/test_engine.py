@@ -50,6 +50,7 @@ RECIPES = [
     "tree-medusa:branch=2/2",
     "swift:window=3",
     "pearl:window=2",
+    "masked:window=3",
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},

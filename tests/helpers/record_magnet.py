@@ -109,20 +109,18 @@ def main() -> None:
 
     lm_magnet.utils.sample_top_p = sample_top_p
     lm_magnet.utils.multinomial = lambda probs, num_samples: sample(probs)
-    cases = []
-    first: list[list[int]] = []
+    cases = list[dict[str, Any]]()
     for settings in (
         {"temp": 3.0, "top_p": 0.9, "max_cfg_coef": 10.0},
         {"temp": 1.0, "top_p": 0.0, "top_k": 0, "max_cfg_coef": 3.0},
     ):
-        found = []
+        found = list[Any]()
         for seed, text in enumerate(TEXTS):  # noqa: B007 (read by `sample`)
             step = 0
             attributes = [conditioners.ConditioningAttributes(text={"description": text})]
             codes = model.generate(None, attributes, max_gen_len=25, decoding_steps=list(tiny.STEPS), **settings)
             found.append(codes[0].tolist())
         cases.append({"settings": settings, "codes": found})
-        first = first or found[0]
     decoder = seanet.SEANetDecoder(
         dimension=8,
         n_filters=4,
@@ -135,9 +133,9 @@ def main() -> None:
     ).eval()
     weights = tiny.codec_state()
     decoder.load_state_dict({k.removeprefix("decoder."): v for k, v in weights.items() if k.startswith("decoder.")})
-    codes = torch.tensor(first)
-    embedded = [weights[f"quantizer.vq.layers.{k}._codebook.embed"][codes[k]] for k in range(tiny.BOOKS)]
-    latents = torch.stack(embedded).sum(0)
+    codes = torch.tensor(cases[0]["codes"][0])
+    vectors = [weights[f"quantizer.vq.layers.{k}._codebook.embed"][codes[k]] for k in range(tiny.BOOKS)]
+    latents = torch.stack(vectors).sum(0)
     audio = decoder(latents.T[None])[0, 0]
     FILE.write_text(
         json.dumps({"texts": TEXTS, "cases": cases, "audio": [round(x, 6) for x in audio.tolist()]}) + "\n",

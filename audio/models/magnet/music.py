@@ -18,7 +18,7 @@ from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.audiocraft import read_encodec
 from mmspec.audio.models.magnet.checkpoint import CODEC_FILE, read_magnet, read_package
 from mmspec.audio.models.magnet.model import MagnetTransformer
-from mmspec.audio.models.magnet.process import LAST_GUIDANCE, STEPS, MagnetProcess, SpanSchedule
+from mmspec.audio.models.magnet.process import LAST_GUIDANCE, MagnetProcess, SpanSchedule
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
@@ -30,6 +30,7 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 OPTIONS = ("text_encoder", "steps", "ahead", "last_guidance_scale")
+MAX_SPANS = 10_000  # the published models have 166 and 500
 _OWNERS = {"t5": "google-t5", "encodec": "facebook"}  # of names without an owner
 
 
@@ -53,13 +54,13 @@ class TextEncoder:
 
 
 class MagnetAdapter:
-    """The `mmspec.audio.adapter.SpeechAdapter` of MAGNeT.
+    """The `mmspec.audio.adapter.SpeechAdapter` of MAGNeT. It implements `mmspec.audio.adapter.SupportsDuration`.
 
     Args:
         model: The model.
         text_encoder: The text encoder.
         codec: The codec of its codes.
-        steps: Steps of each codebook.
+        steps: Steps of each codebook; None is as published, 20 for the first and 10 for each other.
         ahead: States of each row in a call, see `mmspec.masked.loop.decode_masked`.
         last_guidance_scale: The guidance scale where nothing is masked.
 
@@ -79,7 +80,7 @@ class MagnetAdapter:
         model: MagnetTransformer,
         text_encoder: TextEncoder,
         codec: Codec,
-        steps: Sequence[int] = STEPS,
+        steps: Sequence[int] | None = None,
         ahead: int = 1,
         last_guidance_scale: float = LAST_GUIDANCE,
     ) -> None:
@@ -88,6 +89,12 @@ class MagnetAdapter:
         if (width := text_encoder.model.config.d_model) != config.text_dim:
             raise ModelError(f"text_encoder has {width} features, the model reads {config.text_dim}")
         self.spans = int(config.seconds * codec.sampling_rate / codec.hop) // config.span
+        if not 1 <= self.spans <= MAX_SPANS:
+            raise ModelError(
+                f"{config.seconds:g} s of this model are {self.spans} spans of {config.span} frames of its codec; "
+                f"they must be 1 to {MAX_SPANS}"
+            )
+        steps = (20, *[10] * (config.codebooks - 1)) if steps is None else steps
         if not isinstance(steps, (list, tuple)) or len(steps) != config.codebooks:
             raise ArgumentError(f"steps={shown(steps)} is not allowed; give a number for each of {config.codebooks}")
         for count in steps:
@@ -96,6 +103,14 @@ class MagnetAdapter:
         check_number("last_guidance_scale", last_guidance_scale, 0, 1e4)
         self.model, self.text_encoder, self.codec = model, text_encoder, codec
         self.steps, self.ahead, self.last_guidance = tuple(steps), ahead, float(last_guidance_scale)
+
+    def with_duration(self, seconds: float) -> MagnetAdapter:
+        own = self.model.config.seconds
+        if seconds != own:
+            raise ArgumentError(
+                f"seconds={seconds:g} is not allowed; this model was trained for {own:g} and makes no other duration"
+            )
+        return self
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         return PreparedText([text])

@@ -23,7 +23,7 @@ from mmspec.sampling.sampler import keep_top_k
 from mmspec.sampling.top_p import keep_top_p
 
 KEPT = -1e4  # the score of spans that are not masked again
-STEPS, LAST_GUIDANCE = (20, 10, 10, 10), 1.0  # the published defaults
+LAST_GUIDANCE = 1.0  # the published default
 
 
 @dataclass(frozen=True)
