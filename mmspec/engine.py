@@ -19,6 +19,7 @@ from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
 from mmspec.errors import ArgumentError, PluginError
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.importing import resolve
 from mmspec.knobs import LARGEST
@@ -213,7 +214,7 @@ def window_policy(
         return FixedWindow(recipe.window if recipe.info.drafts else 1)
     head = resources.heads.get(recipe.info.runner)
     largest = min(resources.largest_window or LARGEST, LARGEST)
-    if isinstance(head, MedusaHeads):
+    if isinstance(head, MedusaHeads | HydraHeads):
         largest = min(largest, head.count + 1)
     name = str(recipe) if resources.largest_window is None else f"{recipe} up to {largest}"
     key = name, batch_size, any(s.guidance_scale != 1 for s in samplings)

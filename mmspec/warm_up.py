@@ -55,14 +55,18 @@ class RandomTarget:
     fused_layers: tuple[int, ...] = ()
     _read: int = field(default=1, init=False)
     _collected: int = field(default=1, init=False)
+    _exited: tuple[int, int] = field(default=(0, 0), init=False)
 
     def prefill(self) -> Logits:
         return self._logits(1, self.guided)
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        guided = self.guided and (early_exit is None or early_exit.guided)
         if early_exit is None:
             self._read = tokens.shape[1]
-        return self._logits(tokens.shape[1], self.guided and (early_exit is None or early_exit.guided))
+        else:
+            self._exited = self.rows * (1 + guided), tokens.shape[1]
+        return self._logits(tokens.shape[1], guided)
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
@@ -78,6 +82,10 @@ class RandomTarget:
     def features(self) -> Tensor:
         """Zeros [R, W, D]."""
         return torch.zeros(self._all_rows, self._read, self.width, dtype=self.dtype, device=self.device)
+
+    def exit_features(self) -> Tensor:
+        """Zeros [R, W, D]."""
+        return torch.zeros(*self._exited, self.width, dtype=self.dtype, device=self.device)
 
     def head(self, features: Tensor) -> Tensor:
         """Random logits [R, W, V]."""

@@ -27,7 +27,8 @@ class RecipeInfo:
         knobs: The knobs, by name. A recipe that drafts has `window`, `branch`, or `drafts` and `length`, which set the
             number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
-        runner: The network that drafts are sampled from: "model", "eagle", "medusa", "block", "grid" or "frame".
+        runner: The network that drafts are sampled from: "model", "eagle", "medusa", "hydra", "kangaroo", "block",
+            "grid" or "frame".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
             knobs.
@@ -358,6 +359,25 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"tokens": "mmspec.drafters.masked:build", "columns": "mmspec.drafters.masked:build"},
             {"window": _window(8)},
             draft_model=True,
+        ),
+        "hydra": RecipeInfo(
+            "Hydra heads: Medusa heads that also read the drafts before them",
+            {"tokens": "mmspec.drafters.chain:build"},
+            {"window": _window(5)},
+            runner="hydra",
+        ),
+        "tree-hydra": RecipeInfo(
+            "a tree from Hydra heads, siblings sampled without replacement",
+            {"tokens": "mmspec.drafters.tree.specinfer:build_without_replacement"},
+            {"branch": _branch("3/2/1")},
+            tree=True,
+            runner="hydra",
+        ),
+        "kangaroo": RecipeInfo(
+            "an early exit and a trained adapter after it (Kangaroo)",
+            {"tokens": "mmspec.drafters.chain:build"},
+            {"window": _window(5)},
+            runner="kangaroo",
         ),
     }
 )

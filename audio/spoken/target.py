@@ -75,6 +75,7 @@ class SpokenTarget:
         )  # the same after the entries of a tree
         self._token_bias = _token_bias(net.codes).to(self.device, net.start.dtype)
         self._features: Tensor | None = None
+        self._exit_features: Tensor | None = None  # of the last early exit
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
 
@@ -167,6 +168,10 @@ class SpokenTarget:
         assert self._features is not None, "no call yet"
         return self._features
 
+    def exit_features(self) -> Tensor:
+        assert self._exit_features is not None, "no early exit yet"
+        return self._exit_features
+
     def head(self, features: Tensor) -> Tensor:
         """Logits of features, without the bias that depends on the phone: drafts that it forbids are rejected."""
         return self._net.head(features)
@@ -236,6 +241,8 @@ class SpokenTarget:
         features = self._net.run(h, rotary, bias, self._cache, window, runs, states)
         if early_exit is None:
             self._features = features
+        else:
+            self._exit_features = features
         if states is not None:
             row_ids = torch.arange(len(h), device=self.device)[:, None]
             for ahead in range(1, 1 + _PHONES_AHEAD):

@@ -20,7 +20,20 @@ from mmspec.files import check_writable
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
 
-KINDS = ("eagle", "eagle3", "medusa", "block", "grid", "frame", "small", "retrieval", "swift")
+KINDS = (
+    "eagle",
+    "eagle3",
+    "mtp",
+    "medusa",
+    "hydra",
+    "block",
+    "grid",
+    "kangaroo",
+    "frame",
+    "small",
+    "retrieval",
+    "swift",
+)
 LOSSES = ("kl", "tvd", "tvd++", "lk", "smooth-l1+ce")
 ROTARY = ("auto", "1d")
 # Tokens ahead by default, of a frame head frames; 4 for other kinds.
@@ -43,8 +56,9 @@ def train_drafter(
         str,
         typer.Option(
             help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
-            "the features; block: a whole block in one pass; grid: the next row of an image; frame: whole frames of "
-            "codes, for speech models with a depth decoder; small: a smaller model; "
+            "the features; hydra: heads that also read the drafts before them; block: a whole block in one pass; grid: "
+            "the next row of an image; kangaroo: an adapter after an early exit; frame: whole frames of codes, for "
+            "speech models with a depth decoder; small: a smaller model; "
             "retrieval: a datastore of the model's sequences; swift: which of the model's layers its own drafts skip."
         ),
     ] = "eagle",
@@ -66,15 +80,17 @@ def train_drafter(
         typer.Option(
             min=1,
             max=64,
-            help="Tokens ahead: unrolled drafts (eagle), heads (medusa), or the block or row; 4, or 15 for these two. "
-            "Frames ahead of a frame head; 2.",
+            help="Tokens ahead: unrolled drafts (eagle), heads (medusa, hydra), or the block or row; 4, or 15 for "
+            "these two. Frames ahead of a frame head; 2.",
         ),
     ] = None,
     hidden: Annotated[
         int,
         typer.Option(min=0, max=2**20, help="Width of a head's feed-forward layers; 0 is 8/3 of the features' width."),
     ] = 0,
-    layers: Annotated[int, typer.Option(min=1, max=16, help="Layers of a block head.")] = 2,
+    layers: Annotated[
+        int, typer.Option(min=1, max=16, help="Layers of a block head; of the model, before a Kangaroo adapter.")
+    ] = 2,
     markov_rank: Annotated[
         int,
         typer.Option(

@@ -28,6 +28,7 @@ from mmspec.decoding.attention_backends import with_plans
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import (
     EarlyExit,
+    ExitFeatureTarget,
     LayerFeatureTarget,
     SupportsTreeEarlyExit,
     cache_bytes,
@@ -52,7 +53,7 @@ _MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and
 Read = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
-class Capturable(SupportsTreeEarlyExit, LayerFeatureTarget, Protocol):
+class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, Protocol):
     """A target with a KV cache by slot and a `read` that can be captured: it never reads tensor values on the host."""
 
     @property
@@ -339,6 +340,9 @@ class CUDAGraphTarget:
             self._features = self._replayed.clone() if self._index is None else self._replayed[self._index]
             self._replayed = None
         return self._features
+
+    def exit_features(self) -> Tensor:
+        return self._target.exit_features()
 
     def head(self, features: Tensor) -> Tensor:
         return self._target.head(features)

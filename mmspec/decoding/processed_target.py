@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmspec.decoding.target import (
     EarlyExit,
+    ExitFeatureTarget,
     FeatureTarget,
     LayerFeatureTarget,
     PaddedTarget,
@@ -74,6 +75,8 @@ class ProcessedTarget:
         self.can_skip_layers = skips_layers(target)
         if isinstance(target, FeatureTarget):
             self.features, self.head = target.features, target.head
+        if isinstance(target, ExitFeatureTarget):
+            self.exit_features = target.exit_features
         if isinstance(target, LayerFeatureTarget):
             self.fused_layers = target.fused_layers
             self.collect_layers, self.layer_features = target.collect_layers, target.layer_features

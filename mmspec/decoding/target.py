@@ -244,6 +244,15 @@ class SupportsEarlyExit(Target, Protocol):
 
 
 @runtime_checkable
+class ExitFeatureTarget(SupportsEarlyExit, FeatureTarget, Protocol):
+    """A target that returns the features of its early exits, for adapters that continue them."""
+
+    def exit_features(self) -> Tensor:
+        """The hidden states of the last early exit after the final norm, [R, W, D]; R is B if it was not guided."""
+        ...
+
+
+@runtime_checkable
 class PaddedTarget(Target, Protocol):
     """A target whose rows may have prompts of different lengths, which it pads at their beginning."""
 

@@ -1,4 +1,4 @@
-"""The draft runner of an EAGLE head (Li et al. 2024, arXiv 2401.15077) or an EAGLE-3 head (arXiv 2503.01840).
+"""The draft runner of EAGLE heads (Li et al. 2024, arXiv 2401.15077; EAGLE-3: arXiv 2503.01840) and MTP modules.
 
 At committed tokens the head reads the target's features, at draft tokens its own outputs: the features that it predicts
 (EAGLE), or the output of its layer in place of the target's fused features (EAGLE-3). Its KV cache is indexed by slot.
@@ -20,6 +20,7 @@ from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.mtp import MTPHead
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
@@ -28,7 +29,7 @@ from mmspec.sampling.tree_rejection import Outcome
 
 
 class EagleRunner:
-    """Runs an EAGLE head on pairs of a token and the feature that it was sampled from.
+    """Runs an EAGLE head or an MTP module on pairs of a token and the feature that it was sampled from.
 
     R is B, or 2 B with guidance: the head then runs on the features of conditional and unconditional rows.
 
@@ -41,7 +42,12 @@ class EagleRunner:
     """
 
     def __init__(
-        self, head: EagleHead | Eagle3Head, target: FeatureTarget, sampler: TokenSampler, length: int, window: int
+        self,
+        head: EagleHead | Eagle3Head | MTPHead,
+        target: FeatureTarget,
+        sampler: TokenSampler,
+        length: int,
+        window: int,
     ) -> None:
         self.calls = 0
         self._head = head

@@ -9,9 +9,9 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.drafters.last_feature import LastFeature
 from mmspec.heads.medusa import MedusaHeads
-from mmspec.sampling.logits import cfg_rows, split_cfg
-from mmspec.sampling.rows import put_rows
+from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 from mmspec.sampling.tree_rejection import Outcome
@@ -33,42 +33,28 @@ class MedusaRunner:
         self._heads = heads
         self._target = target
         self._sampler = HeadSampler(sampler, target)
-        self._feature: Tensor | None = None  # [R, D]
+        self._feature = LastFeature(target)
         self._logits = torch.empty(0)  # [R, heads, V]
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
-        if self._feature is None:
-            self._feature = self._target.features()[:, -1]
-            return
-        last = np.pad(verdict.path, ((0, 0), (1, 0)))[np.arange(len(verdict.path)), verdict.accepted]
-        features = self._target.features()
-        row = torch.arange(len(features), device=features.device)
-        self._feature = features[row, torch.from_numpy(np.resize(last, len(features))).to(features.device)]
+        self._feature.observe(verdict)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        if self._feature is not None:
-            count = self._sampler.rows
-            self._feature = self._feature[cfg_rows(row_ids, count, len(self._feature) > count, self._feature.device)]
+        self._feature.select_rows(row_ids, self._sampler.rows)
         self._sampler.select_rows(row_ids)
 
     def join(self, other: MedusaRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """See `mmspec.decoding.loop.JoinableDrafter`."""
-        for runner in (self, other):
-            if runner._feature is None:
-                runner._feature = runner._target.features()[:, -1]
-        assert self._feature is not None and other._feature is not None
-        factor = len(self._feature) // self._sampler.rows
-        self._feature = put_rows(self._feature, other._feature, row_ids, cfg_factor=factor)
+        self._feature.join(other._feature, row_ids, self._sampler.rows)
         self._sampler.join(other._sampler, row_ids)
         self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
-        if self._feature is None:
-            self._feature = self._target.features()[:, -1]
+        feature = self._feature.get()
         self.calls += 1
-        predicted = self._heads(self._feature.to(self._heads.device)).to(self._feature)
+        predicted = self._heads(feature.to(self._heads.device)).to(feature)
         self._logits = self._target.head(predicted)
-        return self._sampler.root(state, split_cfg(self._logits[:, :1], len(self._feature) > len(state.ids)))
+        return self._sampler.root(state, split_cfg(self._logits[:, :1], len(feature) > len(state.ids)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)

@@ -6,22 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmspec.decoding.resources import DraftingContext
-from mmspec.decoding.target import FeatureTarget, FrameFeatureTarget, LayerFeatureTarget, TreeTarget
+from mmspec.decoding.target import ExitFeatureTarget, FeatureTarget, FrameFeatureTarget, LayerFeatureTarget, TreeTarget
 from mmspec.drafters.block import BlockRunner
 from mmspec.drafters.draft_model import draft_model_of
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.eagle import EagleRunner
 from mmspec.drafters.frame import FrameRunner
 from mmspec.drafters.grid import GridRunner
+from mmspec.drafters.hydra import HydraRunner
+from mmspec.drafters.kangaroo import KangarooRunner
 from mmspec.drafters.medusa import MedusaRunner
 from mmspec.drafters.model_runner import ModelRunner
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.mtp import MTPHead
 from mmspec.sampling.params import SamplingParams, change_each
 from mmspec.sampling.sampler import TokenSampler
 
@@ -31,7 +36,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
 
     Args:
         context: The recipe and the model's resources.
-        kind: "model", "eagle", "medusa", "block", "grid" or "frame".
+        kind: "model", "eagle", "medusa", "hydra", "kangaroo", "block", "grid" or "frame".
         greedy_as_warm: Whether greedy rows draft at temperature 1. A tree that ranks tokens by their probability needs
             it, because the one-hot distribution of a greedy row ranks nothing.
 
@@ -79,7 +84,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             f"recipe {recipe.name!r} is not possible here: an EAGLE-3 head reads features of several layers, and "
             f"{type(target).__name__} provides those of the last one only"
         )
-    if isinstance(head, EagleHead | Eagle3Head):
+    if isinstance(head, EagleHead | Eagle3Head | MTPHead):
         return EagleRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
     if isinstance(head, BlockHead):
         if head.layer_ids and not isinstance(target, LayerFeatureTarget):
@@ -94,9 +99,19 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
         if layout.width != head.grid_width:
             raise ModelError(f"drafter is for lines of {head.grid_width} tokens, and this model's have {layout.width}")
         return GridRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
-    assert isinstance(head, MedusaHeads), kind
+    if isinstance(head, ExitAdapter):
+        if not isinstance(target, ExitFeatureTarget):
+            raise ArgumentError(
+                f"recipe {recipe.name!r} is not possible here: {type(target).__name__} does not provide the features "
+                "of an early exit"
+            )
+        return KangarooRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
+    assert isinstance(head, MedusaHeads | HydraHeads), kind
     if recipe.depth > head.count and not (recipe.auto or recipe.auto_branch):
         raise ArgumentError(
-            f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} Medusa heads"
+            f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} "
+            f"{kind.title()} heads"
         )
+    if isinstance(head, HydraHeads):
+        return HydraRunner(head, target, sampler(context.samplings))
     return MedusaRunner(head, target, sampler(context.samplings))

@@ -18,11 +18,14 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
+from mmspec.heads.mtp import MTPHead, has_mtp, mtp_arguments, mtp_tensors
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.heads.speculators import (
     block_arguments,
@@ -34,7 +37,20 @@ from mmspec.heads.speculators import (
     vocabulary_of,
 )
 
-Head = EagleHead | Eagle3Head | MedusaHeads | BlockHead | GridHead | FrameHead | Datastore | Judge | SkippedLayers
+Head = (
+    EagleHead
+    | Eagle3Head
+    | MTPHead
+    | MedusaHeads
+    | HydraHeads
+    | BlockHead
+    | GridHead
+    | FrameHead
+    | ExitAdapter
+    | Datastore
+    | Judge
+    | SkippedLayers
+)
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # `input_type` of a LANTERN drafter for LlamaGen names the stage, which fixes the tokens per image side. Its features
@@ -47,7 +63,8 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     """Loads a draft head from a folder with `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
     Reads folders written by `save_pretrained`; folders of the package `speculators` and EAGLE-3 heads of AngelSlim, see
-    `mmspec.heads.speculators`; and the published LANTERN drafters (for LlamaGen, Anole and Lumina-mGPT), whose
+    `mmspec.heads.speculators`; whole models with a module for multi-token prediction, see `mmspec.heads.mtp`, of which
+    only that module is kept; and the published LANTERN drafters (for LlamaGen, Anole and Lumina-mGPT), whose
     `config.json` is that of a one-layer Llama.
 
     Args:
@@ -63,6 +80,8 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     config, tensors = read_object(folder / "config.json"), read_tensors(folder)
     if merged is not None and embedding is not None and vocabulary_of(config) not in (None, len(embedding)):
         config, tensors = cut_to_codes(str(folder), config, head_tensors(tensors), merged, embedding)
+    if has_mtp(config):
+        tensors = mtp_tensors(config, tensors, embedding)
     head_class, arguments = head_arguments(str(folder), config, tensors)
     foreign = is_eagle3(config) or is_block(config)
     if foreign:
@@ -95,6 +114,8 @@ def head_arguments(
     Raises:
         ModelError: If the configuration asks for something that no head does.
     """
+    if has_mtp(config):
+        return MTPHead, mtp_arguments(folder, config, tensors)
     if is_eagle3(config):
         return Eagle3Head, eagle3_arguments(folder, config)
     if is_block(config):
@@ -106,6 +127,12 @@ def head_arguments(
         )
     if "medusa_num_heads" in config:
         return MedusaHeads, config
+    if "mtp_qk_norm" in config:
+        return MTPHead, config
+    if "hydra_num_heads" in config:
+        return HydraHeads, config
+    if "exit_layer" in config:
+        return ExitAdapter, config
     if "judge_metric" in config:
         return Judge, config
     if "datastore_size" in config:

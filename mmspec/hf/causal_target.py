@@ -110,6 +110,7 @@ class CausalTarget:
         self._added = torch.cat(added) if added else None  # [R, n, D]
         self._cache = SlotCache(capacity)
         self._features: Tensor | None = None
+        self._exit_features: Tensor | None = None  # of the last early exit
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
         self.layers = count_layers(backbone.decoder)
@@ -257,6 +258,10 @@ class CausalTarget:
         assert self._features is not None, "no call yet"
         return self._features
 
+    def exit_features(self) -> Tensor:
+        assert self._exit_features is not None, "no early exit yet"
+        return self._exit_features
+
     def head(self, features: Tensor) -> Tensor:
         return self._backbone.head(features).to(self.device)
 
@@ -347,6 +352,8 @@ class CausalTarget:
         """Logits of the last `last` tokens of a window (0: of all), given its features [R, W, D]."""
         if early_exit is None:
             self._features = features
+        else:
+            self._exit_features = features
         return split_cfg(self.head(features[:, -last:]), self._cfg_factor(early_exit) == 2)
 
 

@@ -28,8 +28,10 @@ from mmspec.heads.datastore import Datastore
 from mmspec.heads.draft_vocabulary import restrict
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.skipped_layers import SkippedLayers
@@ -73,7 +75,7 @@ class ToyTarget:
         generators = [torch.Generator().manual_seed(s) for s in table_seeds(seed)]
         shape = int(starts[-1]), vocab_size
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
-        self._features = self._layer_features = torch.empty(0)
+        self._features = self._layer_features = self._exit_features = torch.empty(0)
         self._collected: tuple[int, ...] = ()
         # The cache: the prefix x_1 .. x_n as a number in base V, by row and n.
         self._number = torch.zeros(batch_size, length + 1, dtype=torch.int64)
@@ -85,6 +87,8 @@ class ToyTarget:
         index = self._first[length] + number
         guided = len(table) > 1 and (early_exit is None or early_exit.guided)
         logits = Logits(table[0][index], table[1][index] if guided else None)
+        if early_exit is not None:
+            self._exit_features = logits.cond if logits.uncond is None else torch.cat([logits.cond, logits.uncond])
         if early_exit is None:
             self._features = logits.cond if logits.uncond is None else torch.cat([logits.cond, logits.uncond])
             if self._collected:
@@ -97,6 +101,10 @@ class ToyTarget:
     def features(self) -> Tensor:
         """The logits of the last call, padded to `FEATURES`."""
         return F.pad(self._features, (0, FEATURES - self.vocab_size))
+
+    def exit_features(self) -> Tensor:
+        """The logits of the last early exit, padded to `FEATURES`."""
+        return F.pad(self._exit_features, (0, FEATURES - self.vocab_size))
 
     @property
     def fused_layers(self) -> tuple[int, ...]:
@@ -329,7 +337,12 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
             torch.nn.init.normal_(p, std=0.5)
         judge = Judge(vocab_size, FEATURES, "toy")
         torch.nn.init.normal_(judge.weight)
+        hydra = HydraHeads(vocab_size, FEATURES, 24, 8)
+        adapter = ExitAdapter(vocab_size, FEATURES, 24, 2, 2, grid_size=width, max_position_embeddings=64)
+        for p in (*hydra.parameters(), *adapter.parameters()):
+            torch.nn.init.normal_(p, std=0.5)
     drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
+    drafters |= {"hydra": hydra, "kangaroo": adapter}
     return {**drafters, "retrieval": store, "judge": judge, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
 
 

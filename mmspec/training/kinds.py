@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import FeatureTarget, LayerFeatureTarget
+from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, FeatureTarget, LayerFeatureTarget
+from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
+from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
@@ -32,6 +35,8 @@ from mmspec.training.objectives import (
     eagle3_loss,
     eagle_loss,
     feature_target,
+    hydra_loss,
+    kangaroo_loss,
     medusa_loss,
     run_teacher,
 )
@@ -114,6 +119,10 @@ def _new_medusa(sizes: HeadSizes, settings: TrainingSettings) -> MedusaHeads:
     return MedusaHeads(sizes.target.vocab_size, sizes.dim, settings.depth)
 
 
+def _new_hydra(sizes: HeadSizes, settings: TrainingSettings) -> HydraHeads:
+    return HydraHeads(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, settings.depth)
+
+
 def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
     return BlockHead(
         sizes.target.vocab_size,
@@ -136,6 +145,22 @@ def _new_grid(sizes: HeadSizes, settings: TrainingSettings) -> GridHead:
     if sizes.layout.width is None:
         raise ArgumentError("--kind grid is for images, whose tokens have rows; this model generates a stream")
     return GridHead(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, sizes.layout.width)
+
+
+def _new_adapter(sizes: HeadSizes, settings: TrainingSettings) -> ExitAdapter:
+    if not isinstance(sizes.target, ExitFeatureTarget):
+        raise ArgumentError("no drafter of kind 'kangaroo' can be trained for this model: it has no early exit")
+    EarlyExitTarget(sizes.target, EarlyExit(settings.layers, guided=True))  # refuses a number that is too large
+    return ExitAdapter(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        settings.layers,
+        rope_theta=sizes.rope_theta,
+        grid_size=sizes.grid_size,
+        max_position_embeddings=sizes.layout.length,
+    )
 
 
 def _teach_tokens(
@@ -188,11 +213,15 @@ KINDS = {
         "eagle", lambda head, b: eagle3_loss(head, b.teacher, b.settings.loss, b.settings.depth), _new_eagle3
     ),
     "medusa": DrafterKind("medusa", lambda head, b: medusa_loss(head, b.teacher, b.settings.loss), _new_medusa),
+    "hydra": DrafterKind("hydra", lambda head, b: hydra_loss(head, b.teacher, b.settings.loss), _new_hydra),
     "block": DrafterKind(
         "block", lambda head, b: block_loss(head, b.teacher, b.settings.loss, b.generator), _new_block
     ),
     "grid": DrafterKind(
         "grid", lambda head, b: grid_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator), _new_grid
+    ),
+    "kangaroo": DrafterKind(
+        "kangaroo", lambda adapter, b: kangaroo_loss(adapter, b.prepared, b.teacher, b.settings.loss), _new_adapter
     ),
     "frame": DrafterKind(
         "frame",
@@ -237,7 +266,7 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
         if isinstance(head, MedusaHeads):
             return head.to(target.device)
         head.init_weights()
-        if prepared.embedding is not None:
+        if prepared.embedding is not None and not isinstance(head, ExitAdapter):
             table = head.left if isinstance(head, GridHead) else head.embed_tokens
             table.weight.data[: len(prepared.embedding)].copy_(prepared.embedding)
         if settings.mask_token is not None:

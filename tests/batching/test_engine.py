@@ -51,6 +51,8 @@ RECIPES = [
     "swift:window=3",
     "pearl:window=2",
     "masked:window=3",
+    "tree-hydra:branch=2/2",
+    "kangaroo:window=3",
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},

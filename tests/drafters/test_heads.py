@@ -38,7 +38,10 @@ GRID = Layout(length=4, width=2)
 RECIPES = ["eagle:window=4", "medusa:window=4", "tree-eagle:branch=2/2/1", "tree-medusa:branch=2/1", "eagle-2:window=5"]
 
 
-@pytest.mark.parametrize("recipe", ["eagle:window=3", "medusa:window=3", "block:window=3", "grid:window=3"])
+TWINS = [f"{head}:window=3" for head in ("eagle", "medusa", "hydra", "block", "grid", "kangaroo")]
+
+
+@pytest.mark.parametrize("recipe", TWINS)
 def test_argmax_drafts_with_a_softmax_q_are_found(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmspec.drafters.chain, "sample_draft", lambda q, u: q.argmax(-1))
     result = check(recipe, SamplingParams(temperature=1.6), samples=20_000, layout=GRID, seed=3)

@@ -27,6 +27,7 @@ from mmspec.drafters.tree.eagle2 import DynamicTreeDrafter
 from mmspec.drafters.tree.specinfer import DISTINCT, StaticTreeDrafter
 from mmspec.engine import run
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.recipes import parse
 from mmspec.sampling.k_seq import smallest_rho
@@ -92,6 +93,30 @@ def test_all_drafts_of_the_target_itself_are_accepted(recipe: str, depth: int) -
 )
 def test_all_drafts_of_a_head_that_equals_the_target_are_accepted(recipe: str) -> None:
     assert decode(recipe, 9, Memoryless).nfe == 3
+
+
+class LastToken(ToyTarget):
+    """A toy whose distribution depends on the last token alone."""
+
+    def logits(self, length: Tensor, number: Tensor, early_exit: EarlyExit | None = None) -> Logits:
+        return super().logits(length.clamp(max=1), number % self.vocab_size, early_exit)
+
+
+class TrueHydra(HydraHeads):
+    """Heads that know the distribution of `LastToken` after the last token that they read."""
+
+    table = LastToken(1, V, 9, 5)._tables[0][0][1 : 1 + V]
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
+        return torch.nn.functional.pad(self.table[tokens[..., -1]], (0, FEATURES - V))
+
+
+@pytest.mark.parametrize("recipe", ["hydra:window=4", "tree-hydra:branch=2/2/1"])
+def test_hydra_heads_read_the_drafts_before_them(recipe: str) -> None:
+    resources = DraftResources(heads={"hydra": TrueHydra(V, FEATURES, 8, 3)})
+    settings = [SamplingParams()] * ROWS
+    stats = run(LastToken(ROWS, V, 9, 5), parse(recipe), Layout(9), settings, range(ROWS), resources).stats
+    assert stats.nfe == 3
 
 
 @pytest.mark.parametrize(

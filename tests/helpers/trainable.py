@@ -51,5 +51,5 @@ def settings(kind: str, **changes: Any) -> TrainingSettings:
         "sequences": 18,
         "steps": 6,
     }
-    values |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0}
+    values |= {"batch": 4, "lr": 3e-3, "depth": 2, "hidden": 48, "seed": 0, "layers": 1}
     return TrainingSettings(kind, **values | changes)

@@ -100,6 +100,11 @@ LATER = [
     "pearl:window=2,guidance=1.5",
     "masked:window=3",
     "masked:window=6",
+    "hydra:window=3",
+    "hydra:window=6",
+    "tree-hydra:branch=2/2",
+    "kangaroo:window=3",
+    "kangaroo:window=5",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {

@@ -24,7 +24,9 @@ from mmspec.heads.block import BlockHead
 from mmspec.heads.checkpoint import load_head
 from mmspec.heads.datastore import Datastore
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.grid import GridHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.loading import add_drafter
@@ -36,6 +38,15 @@ from mmspec.training.skipped_layers import write_skipped_layers
 from mmspec.training.trainer import Trainer
 from mmspec.vision.hf.pipeline import TransformersPipeline
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
+
+HEADS: dict[str, Any] = {
+    "eagle": EagleHead,
+    "medusa": MedusaHeads,
+    "hydra": HydraHeads,
+    "block": BlockHead,
+    "grid": GridHead,
+    "kangaroo": ExitAdapter,
+}
 
 
 class Killed(Exception):
@@ -74,7 +85,16 @@ def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss"), [("eagle", "smooth-l1+ce"), ("medusa", "tvd"), ("block", "lk"), ("grid", "kl"), ("small", "kl")]
+    ("kind", "loss"),
+    [
+        ("eagle", "smooth-l1+ce"),
+        ("medusa", "tvd"),
+        ("hydra", "smooth-l1+ce"),
+        ("block", "lk"),
+        ("grid", "kl"),
+        ("kangaroo", "kl"),
+        ("small", "kl"),
+    ],
 )
 def test_a_trained_drafter_loads_and_drafts(kind: str, loss: str, tmp_path: Path) -> None:
     pipe = tiny_pipe()
@@ -87,8 +107,7 @@ def test_a_trained_drafter_loads_and_drafts(kind: str, loss: str, tmp_path: Path
     assert last.tokens_per_call > 1
     recipe = {"small": "draft"}.get(kind, kind) + ":window=3"
     if kind != "small":
-        kinds: dict[str, Any] = {"eagle": EagleHead, "medusa": MedusaHeads, "block": BlockHead, "grid": GridHead}
-        loaded = kinds[kind].from_pretrained(tmp_path)
+        loaded: Any = HEADS[kind].from_pretrained(tmp_path)
         assert all(
             torch.equal(a, b) for a, b in zip(loaded.parameters(), load_head(tmp_path).parameters(), strict=True)
         )

@@ -66,6 +66,7 @@ class LlamaGenTarget:
         shape = c.n_layer, len(self._condition), heads, capacity, head_dim
         self._cache = KVCache(*shape, self._dtype, self.device, cache_bits())
         self._features: Tensor | None = None
+        self._exit_features: Tensor | None = None  # of the last early exit
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
         # Tables by slot. Slots past the end repeat the last one; their logits are not used.
@@ -224,6 +225,10 @@ class LlamaGenTarget:
         assert self._features is not None, "no call yet"
         return self._features
 
+    def exit_features(self) -> Tensor:
+        assert self._exit_features is not None, "no early exit yet"
+        return self._exit_features
+
     def head(self, features: Tensor) -> Tensor:
         return self._gpt.output(features)
 
@@ -245,6 +250,8 @@ class LlamaGenTarget:
             features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.runs, states)
         if early_exit is None:
             self._features = features
+        else:
+            self._exit_features = features
         if states is not None:
             self._layer_features = torch.cat([states[n] for n in self._collected], dim=-1)
         return split_cfg(self._gpt.output(features[:, -last:]), self._cfg_factor(early_exit) == 2)

@@ -24,6 +24,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.tree_loop import TreeVerification
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runners import build_runner
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.knobs import branches
 from mmspec.sampling.k_seq import verify_drafts
@@ -124,7 +125,7 @@ K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
 
 
 def build_without_replacement(context: DraftingContext) -> StaticTreeDrafter:
-    """Builds the drafter of the recipes `tree`, `tree-eagle` and `tree-medusa`."""
+    """Builds the drafter of the recipes `tree` and of trees from heads, such as `tree-eagle`."""
     return _build(context, branching_of(context), DISTINCT)
 
 
@@ -150,7 +151,7 @@ def branching_of(context: DraftingContext) -> Branching:
     if not recipe.auto_branch:
         return FixedBranching(branches(str(recipe.knobs["branch"])))
     head = resources.heads.get(recipe.info.runner)
-    deepest = min(recipe.depth, head.count) if isinstance(head, MedusaHeads) else recipe.depth
+    deepest = min(recipe.depth, head.count) if isinstance(head, MedusaHeads | HydraHeads) else recipe.depth
     key = str(recipe), context.batch_size, any(s.guidance_scale != 1 for s in context.samplings)
     policy = resources.adaptive_windows.setdefault(key, AdaptiveBranching(recipe.window - 1, deepest))
     assert isinstance(policy, AdaptiveBranching)

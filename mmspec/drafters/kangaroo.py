@@ -1,0 +1,125 @@
+"""The draft runner of Kangaroo (Liu et al. 2024, arXiv 2404.18911): an early exit of the target, then an adapter.
+
+The exit's layers run on the target's own KV cache, as in `mmspec.drafters.early_exit`; the adapter has a cache by slot.
+Rollback is writing again. The paper also stops drafting where the adapter is unsure, as the recipe `draft-stop` does
+with a draft model; here the window is fixed, or `window=auto`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.attention_masks import additive_mask
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.target import EarlyExit, ExitFeatureTarget
+from mmspec.drafters.early_exit import EarlyExitTarget
+from mmspec.drafters.head_sampler import HeadSampler
+from mmspec.heads.exit_adapter import ExitAdapter
+from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.rows import put_host_rows
+from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.tree import Tree
+from mmspec.sampling.tree_rejection import Outcome
+
+
+class KangarooRunner:
+    """Runs an adapter on the features of an early exit. R is B, or 2 B with guidance.
+
+    Args:
+        adapter: The adapter.
+        target: The target that is decoding.
+        sampler: Makes the draft distributions.
+        length: Positions per row.
+        window: Tokens in one target call.
+
+    Raises:
+        ArgumentError: If the target has fewer layers than the adapter expects.
+    """
+
+    def __init__(
+        self, adapter: ExitAdapter, target: ExitFeatureTarget, sampler: TokenSampler, length: int, window: int
+    ) -> None:
+        self.calls = 0
+        self._adapter = adapter
+        self._target = target
+        self._exit = EarlyExitTarget(target, EarlyExit(adapter.exit_layer, guided=True))
+        self._sampler = HeadSampler(sampler, target)
+        self._capacity = length + window
+        self._cache: KVCache | None = None
+        self._guided = False
+        self._read: NDArray[np.int64] = np.zeros(self._sampler.rows, dtype=np.int64)  # committed tokens read, by row
+
+    def observe(self, verdict: Outcome, state: BatchState) -> None:
+        """Does nothing: `root` reads the new tokens from `state`."""
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        if self._cache is not None:
+            index = cfg_rows(row_ids, self._sampler.rows, self._guided, self._adapter.device)
+            self._cache.select_rows(index)
+        self._sampler.select_rows(row_ids)
+        self._read = self._read[row_ids]
+
+    def join(self, other: KangarooRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        own, new = self._started(), other._started()
+        own.join(new, row_ids, 1 + self._guided)
+        self._read = put_host_rows(self._read, other._read, row_ids)
+        self._sampler.join(other._sampler, row_ids)
+        self.calls += other.calls
+
+    def root(self, state: BatchState) -> Tensor:
+        # All rows read the same number of tokens. Rows with fewer unread ones read some tokens twice, which does no
+        # harm. Rows shorter than that number repeat their last token after the root, where no output is used.
+        unread, last = int((state.length - self._read).max()), state.length - 1
+        start = np.maximum(state.length - unread, 0)
+        tokens = state.at(np.minimum(start[:, None] + np.arange(unread), last[:, None]))
+        predicted = self._forward(tokens, start)
+        self._read = state.length
+        index = self._with_uncond((last - start)[:, None])[..., None].expand(-1, -1, predicted.shape[-1])
+        return self._sampler.root(state, self._logits(predicted.gather(1, index)))
+
+    def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
+        assert tree.chain, "Kangaroo drafts chains"
+        predicted = self._forward(tokens, state.length - 1 + first)
+        return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))
+
+    def _forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
+        """The features [R, W, D] predicted after tokens int64 [B, W] at positions from `at`, host int64 [B], on."""
+        cache, adapter = self._started(), self._adapter
+        self.calls += 1
+        self._exit.forward(tokens, at)
+        features = self._target.exit_features().to(adapter.device)
+        slots = at[:, None] + np.arange(tokens.shape[1])
+        end = int(slots.max()) + 1
+        index = self._with_uncond(slots)
+        q, (k, v) = adapter.project(features, index)
+        window = WindowSlots(end - tokens.shape[1], end)
+        if (slots != slots[0]).any():
+            window.slots = index
+        keys, values = cache.layer(0)
+        seen = window.write(keys, k), window.write(values, v)
+        bias = None
+        if tokens.shape[1] > 1 or window.slots is not None:
+            mask = index[..., None] >= torch.arange(end, device=index.device)
+            bias = additive_mask(mask, q.dtype, hidden=-torch.inf)
+        return adapter.finish(features, q, seen, bias)
+
+    def _started(self) -> KVCache:
+        """The adapter's cache, which is allocated once the target has read the prompts."""
+        if self._cache is None:
+            rows, adapter = len(self._target.features()), self._adapter
+            self._guided = rows > self._sampler.rows
+            shape = (1, rows, adapter.heads, self._capacity, adapter.head_dim)
+            self._cache = KVCache(*shape, adapter.dtype, adapter.device)
+        return self._cache
+
+    def _logits(self, predicted: Tensor) -> Logits:
+        return split_cfg(self._target.head(predicted.to(self._target.exit_features())), self._guided)
+
+    def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:
+        """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
+        return torch.from_numpy(np.concatenate([values] * (1 + self._guided))).to(self._adapter.device)
