@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -163,3 +164,13 @@ def test_models_whose_sequences_end_are_refused() -> None:
 
     with pytest.raises(ArgumentError, match="one code per position"):
         train_judge(Ending(toy), in_small_tokens, JudgeSettings("toy", 0.5, ("a",), ("b",), ROWS, 0))
+
+
+def test_the_shipped_judge_fits_its_model() -> None:
+    model = Path(__file__).parents[2] / "examples" / "quality_vs_speed" / "model"
+    judge = load_head(model / "drafters" / "judge")
+    transformer = json.loads((model / "transformer" / "config.json").read_text())
+    assert judge.kind == "judge" and judge.hidden_size == transformer["dim"]
+    assert judge.vocab_size == transformer["vocab_size"]
+    quality = json.loads((model / "drafters" / "judge" / "training.json").read_text())["quality"]
+    assert quality["auc"] > 0.7
