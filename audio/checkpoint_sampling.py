@@ -31,6 +31,8 @@ def checkpoint_sampling(config: Any, original: SamplingParams | None = None) -> 
         int(value("top_k")),
         float(value("top_p")),
         float(value("guidance_scale")),
+        min_p=float(value("min_p")),
+        typical_p=float(value("typical_p")),
     )
 
 
@@ -42,6 +44,6 @@ def stage_sampling(own: SamplingParams, default: SamplingParams, called: Samplin
         default: Those of the pipeline, which a call gets for what it leaves out.
         called: Those of the call.
     """
-    names = ("temperature", "top_k", "top_p")
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
     changed = {name: getattr(called, name) for name in names if getattr(called, name) != getattr(default, name)}
     return replace(own, **changed)

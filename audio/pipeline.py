@@ -131,7 +131,7 @@ class SpeechPipeline:
         if not isinstance(adapter, SupportsHeads):
             raise ArgumentError(f"no drafter can be trained for this model: {type(adapter).__name__} takes no heads")
         parts = [self.read(prompt, None).parts[0] for prompt in prompts]
-        samplings = [self._sampling(temperature, None, None, guidance_scale)] * len(parts)
+        samplings = [self._sampling(temperature, None, None, None, None, guidance_scale)] * len(parts)
         frames = isinstance(adapter, SupportsFrameHeads)
         recipe = parse("frame" if frames else "scd").with_knobs(window=max(slack, 2))
 
@@ -220,6 +220,8 @@ class SpeechPipeline:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
         guidance_scale: float | None = None,
         batch_size: int | None = None,
         pause: float = 0.0,
@@ -240,6 +242,10 @@ class SpeechPipeline:
             temperature: 0 takes the most likely token; None is the model's default.
             top_k: Keeps the k most likely tokens, 0 all; None is the model's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None is the model's default.
+            min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all; None is the model's
+                default.
+            typical_p: Keeps the tokens with the most typical information up to this total probability, 1 all; None
+                is the model's default.
             guidance_scale: Classifier-free guidance, 1 is off; None is the model's default.
             batch_size: Parts to decode at a time, at most; None is the number of texts, but at least 8. The audio does
                 not depend on it.
@@ -267,7 +273,7 @@ class SpeechPipeline:
         if sampling_rate is not None:
             Resampler(self.sampling_rate, sampling_rate)  # refuses an impossible rate before any work
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
-        sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
+        sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         prepared = [self.read(t, voice) for t in texts]
         seeds = row_seeds(seed, len(texts))
 
@@ -288,15 +294,15 @@ class SpeechPipeline:
 
         Args:
             prompt: A text.
-            options: `seed`, `voice`, `temperature`, `top_k`, `top_p`, `guidance_scale`, `pause`, `sampling_rate`, and
-                `output_type`: "audio" for an `AudioOutput`, "latent" for one without samples.
+            options: `seed`, `voice`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `pause`,
+                `sampling_rate`, and `output_type`: "audio" for an `AudioOutput`, "latent" for one without samples.
             recipe: How it is decoded.
 
         Raises:
             PromptError: For a text that the model cannot speak.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
-        names = ("temperature", "top_k", "top_p", "guidance_scale")
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
         check_options(options, ("seed", "voice", *names, "pause", "sampling_rate", "output_type"))
         output_type, sampling_rate = options.get("output_type", "audio"), options.get("sampling_rate")
         if output_type not in ("audio", "latent"):
@@ -360,6 +366,8 @@ class SpeechPipeline:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
         guidance_scale: float | None = None,
         pause: float = 0.0,
         sampling_rate: int | None = None,
@@ -380,6 +388,8 @@ class SpeechPipeline:
             temperature: As in a call.
             top_k: As in a call.
             top_p: As in a call.
+            min_p: As in a call.
+            typical_p: As in a call.
             guidance_scale: As in a call.
             pause: As in a call.
             sampling_rate: As in a call.
@@ -396,7 +406,7 @@ class SpeechPipeline:
         check_integer("every", every, 1, 2**31)
         check_callback("on_step", on_step)
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
-        sampling = self._sampling(temperature, top_k, top_p, guidance_scale)
+        sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         rate, silence = self.sampling_rate, self._silence(pause)
         resampler = None if sampling_rate in (None, rate) else Resampler(rate, sampling_rate)
         prepared = self.read(text, voice)
@@ -475,16 +485,27 @@ class SpeechPipeline:
         return np.zeros((self.adapter.codec.channels, round(seconds * self.sampling_rate)), dtype=np.float32)
 
     def _sampling(
-        self, temperature: float | None, top_k: int | None, top_p: float | None, guidance_scale: float | None
+        self,
+        temperature: float | None,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        typical_p: float | None,
+        guidance_scale: float | None,
     ) -> SamplingParams:
         own = self.adapter.sampling
         if guidance_scale not in (None, 1) and not self.adapter.guided:
             raise ArgumentError(f"guidance_scale={guidance_scale} is not possible: this model has no guidance")
+        for name, value in (("min_p", min_p), ("typical_p", typical_p)):
+            if value is not None and getattr(self.adapter, "own_truncation", False):
+                raise ArgumentError(f"{name}={shown(value)} is not possible: this model has a truncation of its own")
         return SamplingParams(
             own.temperature if temperature is None else temperature,
             own.top_k if top_k is None else top_k,
             own.top_p if top_p is None else top_p,
             own.guidance_scale if guidance_scale is None else guidance_scale,
+            min_p=own.min_p if min_p is None else min_p,
+            typical_p=own.typical_p if typical_p is None else typical_p,
         )
 
     def _decode(

@@ -112,6 +112,28 @@ def test_numbers(value: Any, latents: Any, spoken: Any, llamagen: Any) -> None:
         refused("cfg_interval", lambda: llamagen(prompt_embeds=features, cfg_interval=value, output_type="latent"))
 
 
+@pytest.mark.parametrize("name", ["min_p", "typical_p"])
+def test_min_p_and_typical_p_reach_the_sampler(name: str, spoken: Any, llamagen: Any) -> None:
+    """min_p=1 leaves the most likely token, and a tiny typical_p a single one, whatever the seed."""
+    only, features, recipe = {name: {"min_p": 1.0, "typical_p": 1e-4}[name]}, torch.randn(1, SLOTS, 7), parse("scd")
+
+    def speak(**options: Any) -> torch.Tensor:
+        return torch.cat(spoken("one", **options).tokens)
+
+    def draw(**options: Any) -> torch.Tensor:
+        return torch.as_tensor(llamagen(prompt_embeds=features, output_type="latent", **options).tokens)
+
+    for call in (speak, draw):
+        found = call(seed=1, **only)
+        assert torch.equal(call(seed=2, **only), found) and not torch.equal(call(seed=1), found)
+        assert torch.equal(call(temperature=0), found) == (name == "min_p")
+        refused(name, lambda call=call: call(**{name: 2}))
+    (row,) = spoken.read_request("one", {"seed": 3, **only}, recipe).rows
+    assert torch.equal(spoken.decode_row(row, recipe), speak(seed=1, **only))
+    assert torch.cat(list(map(torch.as_tensor, spoken.stream("one", seed=4, **only))), -1).shape[-1]
+    assert getattr(llamagen._sampling(None, None, None, None, **only), name) == only[name]
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3))  # type: ignore[arg-type]
     assert (params.temperature, params.top_k) == (0.5, 3)

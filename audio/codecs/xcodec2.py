@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import FEATURE_EXTRACTOR_MAPPING
 
 from mmspec.audio.codec import CodecStream, OverlapStream
+from mmspec.audio.reference_audio import ReferenceAudio
 
 
 class XCodec2:
@@ -31,6 +33,19 @@ class XCodec2:
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         return self._model.decode(audio_codes=codes.to(self._model.device)).audio_values.float()
+
+    @torch.inference_mode()
+    def encode(self, reference: ReferenceAudio) -> Tensor:
+        """The codes int64 [F] of reference audio, as the feature extractor of the codec's class prepares it."""
+        config = self._model.config
+        rate = int(getattr(config, "input_sampling_rate", None) or config.sampling_rate)
+        extractor = FEATURE_EXTRACTOR_MAPPING[type(config)](sampling_rate=rate)
+        # The mask of the spectrogram is for batches.
+        inputs = extractor(reference.mono(rate).numpy(), sampling_rate=rate, return_tensors="pt")
+        weight = next(self._model.parameters())
+        values, features = (inputs[name].to(weight.device, weight.dtype) for name in ("input_values", "input_features"))
+        codes: Tensor = self._model.encode(values, features).audio_codes[0, 0]
+        return codes.long()
 
     def stream(self) -> CodecStream:
         return OverlapStream(self, None, sys.maxsize)

@@ -21,6 +21,8 @@ class GenerationRequest(BaseModel):
         temperature: 0 takes the most likely token.
         top_k: Keeps the k most likely tokens, 0 all.
         top_p: Keeps the most likely tokens of this total probability.
+        min_p: Keeps the tokens at least this much as likely as the most likely one.
+        typical_p: Keeps the tokens with the most typical information up to this total probability.
         guidance_scale: Classifier-free guidance; 1 is off.
     """
 
@@ -33,11 +35,13 @@ class GenerationRequest(BaseModel):
     temperature: Number | None = None
     top_k: int | None = None
     top_p: Number | None = None
+    min_p: Number | None = None
+    typical_p: Number | None = None
     guidance_scale: Number | None = None
 
     def settings(self) -> dict[str, float | int]:
         """The sampling parameters that are set."""
-        names = ("temperature", "top_k", "top_p", "guidance_scale")
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 

@@ -24,7 +24,7 @@ from mmspec.engine import Decoded, run
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.limits import FALSE_ALARM, mean_limits, tv_limit
+from mmspec.testing.limits import FALSE_ALARM, mean_limits, remembered, tv_limit
 from mmspec.testing.toys import ToyTarget, toy_resources
 
 
@@ -82,6 +82,7 @@ def exact_joint(target: ToyTarget, sampling: SamplingParams, layout: Layout) -> 
     return joint
 
 
+@remembered
 def noise_floor(joint: Tensor, samples: int, repeats: int = 200) -> tuple[float, float]:
     """Mean and standard deviation of the total variation distance between exact samples and `joint`."""
     counts = np.random.default_rng(0).multinomial(samples, (joint / joint.sum()).numpy(), size=repeats)

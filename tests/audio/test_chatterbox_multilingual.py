@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,7 @@ def test_hebrew_stays_as_it_is_where_dicta_is_installed(folder: Path, monkeypatc
 def target_of(pipe: Any, text: str, rows: int, slack: int = 0, settings: Any = None) -> Target:
     frontend = pipe.adapter.frontend
     prompt = frontend.prompt(text)
-    settings = settings or frontend.settings(SamplingParams(0.8, top_p=0.9, guidance_scale=1.5))
+    settings = settings or frontend.settings(replace(frontend.sampling, top_p=0.9))
     before = torch.full((rows, 1), frontend.start)
     found: Target = frontend.codec_lm.target(
         [prompt.cond] * rows, [prompt.uncond] * rows, LENGTH, slack, settings, before
@@ -103,7 +104,8 @@ def test_greedy_codes_are_the_packages(folder: Path, recipe: str) -> None:
 def distance(pipe: Any, case: Any, settings: Any = None) -> float:
     """The largest difference of probabilities from the recorded ones."""
     target, found = target_of(pipe, case["text"], 1, settings=settings), 0.0
-    sampling = (settings or pipe.adapter.frontend.settings(SamplingParams(0.8, top_p=0.9))).sampling
+    frontend = pipe.adapter.frontend
+    sampling = (settings or frontend.settings(replace(frontend.sampling, top_p=0.9))).sampling
     z = [target.prefill().cond[:, -1]]
     z += list(target.forward(torch.tensor([case["codes"][:3]]), np.zeros(1, dtype=np.int64)).cond.unbind(1))
     for logits, recorded in zip(z, case["probs"], strict=True):
@@ -120,7 +122,7 @@ def test_probabilities_are_the_packages(folder: Path) -> None:
     pipe = load(folder, language="fr")
     for case in GOLDEN["cases"][:2]:
         assert distance(pipe, case) < 2e-5
-        settings = pipe.adapter.frontend.settings(SamplingParams(0.8, top_p=0.9, guidance_scale=1.5))
+        settings = pipe.adapter.frontend.settings(replace(pipe.adapter.sampling, top_p=0.9))
         broken = type(settings)(settings.processors[1:], settings.sampling, settings.guidance)
         assert distance(pipe, case, broken) > 1e-3
 

@@ -7,6 +7,7 @@ import types
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_codecs
 import tiny_speech as tiny
@@ -14,7 +15,7 @@ import torch
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
+from transformers import FEATURE_EXTRACTOR_MAPPING, PreTrainedTokenizerFast
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -85,7 +86,7 @@ def test_spark_prompts_are_those_of_its_package() -> None:
         STYLES["spark"].prompt(tokenizer, "ab", None)
 
 
-def pipeline(voice: Any = None) -> Any:
+def pipeline(voice: Any = None, codec: Any = None) -> Any:
     def prompt(tokens: Any, text: str, name: str | None) -> list[int]:
         return list(tokens(text)["input_ids"])
 
@@ -93,7 +94,7 @@ def pipeline(voice: Any = None) -> Any:
         return [*prompt(tokens, voice.transcript, None), *(voice.codes[:3] + 11).tolist(), *prompt(tokens, text, None)]
 
     style = Style(StreamFormat(16, 11, 10), prompt, SamplingParams(0.9), (), 12, letters=9, voice_prompt=voiced)
-    codec = codec_of(tiny_codecs.xcodec2())
+    codec = codec_of(tiny_codecs.xcodec2() if codec is None else codec)
     config = {"style": style, "codec": codec} | ({} if voice is None else {"voice": voice})
     return mmspec.load(tiny.flat(vocab_size=27), processor=tiny.tokenizer(), config=config)
 
@@ -117,6 +118,30 @@ def test_later_parts_continue_the_first_part_or_a_given_voice() -> None:
             pipeline(ReferenceCodes("two", wrong))
     with pytest.raises(ArgumentError, match="pass a mmspec.audio.reference_audio.ReferenceCodes"):
         pipeline("anna")
+
+
+@pytest.mark.parametrize("name", ["xcodec2", "neucodec"])
+def test_a_recording_is_a_voice_by_its_codes(name: str) -> None:
+    """The codes are those of the codec's class with its own feature extractor, masks included."""
+    model = getattr(tiny_codecs, name)(real=True)
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():  # large weights, so that codes differ
+        if weight.ndim > 1:
+            weight.data.normal_(0, 0.3, generator=generator)
+    audio = 0.3 * np.random.default_rng(0).standard_normal((2, 3000)).astype(np.float32)
+    pipe = pipeline(codec=model)
+    voiced = pipe.with_reference_audio(audio, 16000, " two ")
+    extractor = FEATURE_EXTRACTOR_MAPPING[type(model.config)]()
+    inputs = extractor(audio.mean(0), sampling_rate=16000, return_tensors="pt")
+    with torch.no_grad():
+        codes = model.encode(**inputs).audio_codes[0, 0]
+    assert len(set(codes.tolist())) > 1 and len(codes) in (9, 10)
+    given = pipeline(ReferenceCodes("two", codes), model)
+    text = "one two three two"
+    assert [part.ids for part in voiced.read(text, None).parts] == [part.ids for part in given.read(text, None).parts]
+    assert torch.equal(torch.cat(voiced(text, seed=1).tokens), torch.cat(given(text, seed=1).tokens))
+    with pytest.raises(ArgumentError, match="transcript of the reference audio is missing; this model continues"):
+        pipe.with_reference_audio(audio, 16000)
 
 
 def test_limits_fit_the_pieces() -> None:

@@ -73,6 +73,16 @@ def test_the_limit_of_pocket_is_that_of_each_text() -> None:
         np.testing.assert_allclose(pipe(text, seed=seed).audio, out.audio, atol=1e-3)
 
 
+def test_the_frames_of_pocket_are_those_of_its_option() -> None:
+    limited, free = pocket(frames=3), pocket()
+    assert limited("one two.", seed=1).stats.rows[0].tokens <= 3 < free("one two.", seed=1).stats.rows[0].tokens
+    assert limited.with_reference_audio(np.ones((1, 4000), np.float32), 24000).adapter.frames == 3
+    with pytest.raises(ArgumentError, match="frames=0 is not allowed; it must be an integer from 1"):
+        pocket(frames=0)
+    with pytest.raises(ArgumentError, match="min_p=0.5 is not possible: this model has a truncation of its own"):
+        free("one", min_p=0.5)
+
+
 def test_pocket_pipeline_matches_its_parts() -> None:
     model, processor = tiny("pocket"), pocket_processor()
     pipe = mmspec.load(model, processor=processor)

@@ -107,16 +107,25 @@ def _levels(levels: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def xcodec2(levels: tuple[int, ...] = (4, 4)) -> Any:
+def xcodec2(levels: tuple[int, ...] = (4, 4), real: bool = False) -> Any:
+    """An X-codec2.
+
+    Args:
+        levels: Of each digit of a code.
+        real: With the published sampling rate and strides, outside of which the model cannot encode; else with 1000
+            samples and 125 frames per second.
+    """
     torch.manual_seed(0)
-    return filled(Xcodec2Model(Xcodec2Config(sampling_rate=1000, **_levels(levels))))
+    changes = {"sampling_rate": 16000, "downsampling_ratios": [2, 2, 4, 4, 5]} if real else {"sampling_rate": 1000}
+    return filled(Xcodec2Model(Xcodec2Config(**_levels(levels) | changes)))
 
 
-def neucodec(levels: tuple[int, ...] = (4, 4)) -> Any:
-    """A NeuCodec; its audio has 1.5 times the rate of what it encodes."""
+def neucodec(levels: tuple[int, ...] = (4, 4), real: bool = False) -> Any:
+    """A NeuCodec, as `xcodec2`; its audio has 1.5 times the rate of what it encodes."""
     torch.manual_seed(0)
-    config = NeuCodecConfig(input_sampling_rate=1000, output_sampling_rate=1500, **_levels(levels))
-    return filled(NeuCodecModel(config))
+    rate, ratios = (16000, [2, 2, 4, 4, 5]) if real else (1000, [2, 4])
+    rates = {"input_sampling_rate": rate, "output_sampling_rate": rate * 3 // 2, "downsampling_ratios": ratios}
+    return filled(NeuCodecModel(NeuCodecConfig(**_levels(levels) | rates)))
 
 
 def higgs(real: bool = False) -> Any:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -275,27 +276,25 @@ RELAXED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@lru_cache
 def window_of_probs(device: torch.device, batch: int, m: int, vocab: int) -> tuple[Any, Any, Tensor]:
-    """The output of kernel 1 for m + 1 slots of p and m of a similar q, and drafts sampled from q."""
+    """The output of kernel 1 for m + 1 slots of p and m of a similar q, and drafts sampled from q.
+
+    This is what takes long in Triton's interpreter; the tests of all rules share it.
+    """
+    torch.manual_seed(1)
     logits = torch.randn(batch, m + 1, vocab).to(device)
-    near = logits[:, :m] + 0.3 * torch.randn_like(logits[:, :m])
+    near = logits[:, :m] + 0.3 * torch.randn(batch, m, vocab).to(device)
     q = run_sampler(near, top_p=0.95, u=numbers(batch, m).to(device))
-    return run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
+    p = run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens)
+    torch.manual_seed(0)
+    return p, q, q.tokens
 
 
 def verified(p: Any, q: Any, x: Tensor, u: Tensor, rule: KernelRule | None = None) -> accept.Verified:
     """The verification of drafts at `u` [B, m]; p has a slot more."""
     u = torch.cat([u, torch.full_like(u[:, :1], 0.4)], dim=1)
     return accept.verify_window(p.stats, q.stats, x, p.chance, p.tokens, u, 1 - u, rule or KernelRule())
-
-
-def pair_of_probs(device: torch.device, batch: int, m: int, vocab: int, same: bool = False) -> tuple[Any, Any, Tensor]:
-    """The output of kernel 1 for similar p and q of m slots, and drafts sampled from q."""
-    logits = torch.randn(batch, m, vocab).to(device)
-    q = run_sampler(logits + 0.3 * torch.randn(logits.shape).to(device), top_p=0.95, u=numbers(batch, m).to(device))
-    if same:
-        return q, q, q.tokens
-    return run_sampler(logits, temperature=0.8, top_k=max(vocab // 2, 1), drafts=q.tokens), q, q.tokens
 
 
 @pytest.mark.parametrize(
@@ -383,25 +382,26 @@ def test_equal_distributions_accept_whatever_the_random_number(device: torch.dev
 def test_resampled_tokens_are_the_core_s(
     device: torch.device, vocab: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    p, q, x = pair_of_probs(device, 2, 2, vocab, same=kind == "same")
+    p, q, x = window_of_probs(device, 2, 2, vocab)
+    p_stats = q.stats if kind == "same" else p.stats[:, :2]
     probs = {
-        "chosen": softmax_stats.point_mass_stats(p.stats, x),
+        "chosen": softmax_stats.point_mass_stats(p_stats, x),
         "dense": softmax_stats.stats_of_probs(q.stats.dense()),
     }.get(kind, q.stats)
     active = torch.tensor([[True, False], [True, True]], device=device)
     u = numbers(2, 2).to(device)
-    p_probs = p.stats.dense()
+    p_probs = p_stats.dense()
     wanted = torch.where(active, sample(residual(p_probs, probs.dense()), u, fallback=p_probs), -1)
     left = residual(p_probs, probs.dense())
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, p_probs)
     for whole in [True, False] if vocab == 500 else [True]:
         if not whole:
             monkeypatch.setattr(residual_kernel, "CHUNK", 256)
-        got = residual_kernel.resample(p.stats, probs, active, u)
+        got = residual_kernel.resample(p_stats, probs, active, u)
         assert same_tokens(got, wanted, left, u)
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
-        assert torch.equal(residual_kernel.resample(p.stats, probs, active, u), wanted)
+        assert torch.equal(residual_kernel.resample(p_stats, probs, active, u), wanted)
 
 
 def test_an_invalid_q_takes_nothing_away(device: torch.device) -> None:
@@ -411,15 +411,26 @@ def test_an_invalid_q_takes_nothing_away(device: torch.device) -> None:
     assert residual_kernel.resample(p.stats, q.stats, active, u)[0, 1] == p.tokens[0, 1]
 
 
+@lru_cache
+def tree_of_probs(device: torch.device, branching: tuple[int, ...], vocab: int) -> tuple[Tree, Tensor, Any]:
+    """A tree for two rows, and the logits and the output of kernel 1 for its entries."""
+    torch.manual_seed(1)
+    shape = Tree.branching(branching, device)
+    logits = torch.randn(2, 1 + shape.parents.shape[1], vocab).to(device)
+    p = run_sampler(
+        2 * logits, torch.randn(logits.shape).to(device), scale=1.2, temperature=0.8, top_k=max(vocab // 2, 2)
+    ).stats
+    torch.manual_seed(0)
+    return shape, logits, p
+
+
 @pytest.mark.parametrize("siblings", [tree.WITHOUT_REPLACEMENT, tree.INDEPENDENT, tree.CHOSEN])
 @pytest.mark.parametrize(("vocab", "branching"), [(11, (3, 2, 1)), (200, (2, 2)), (2, (3, 1))])
 def test_the_walk_down_a_tree_is_the_core_s(
     device: torch.device, siblings: int, vocab: int, branching: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, shape = 2, Tree.branching(branching, device)
-    m = shape.parents.shape[1]
-    logits = torch.randn(batch, 1 + m, vocab, device=device)
-    p = run_sampler(2 * logits, torch.randn_like(logits), scale=1.2, temperature=0.8, top_k=max(vocab // 2, 2)).stats
+    shape, logits, p = tree_of_probs(device, branching, vocab)
+    batch, m = 2, shape.parents.shape[1]
     probs = (logits + 0.7 * torch.randn_like(logits)).softmax(-1)
     tokens = torch.zeros(batch, m, dtype=torch.int64, device=device)
     for row in range(batch):

@@ -7,6 +7,7 @@ and a bias of 0.02 in total variation is found nearly always.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from mmspec.sampling.rejection import ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, CounterRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
-from mmspec.testing.exactness import check
+from mmspec.testing.exactness import ExactnessResult, check
 from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
@@ -332,13 +333,19 @@ TWINS: dict[str, tuple[Break, str]] = {
 }
 
 
+def checked(recipe: str) -> ExactnessResult:
+    return check(recipe, SamplingParams(temperature=1.6), samples=60_000, layout=GRID, seed=1)
+
+
+unbroken = lru_cache(checked)
+
+
 @pytest.mark.parametrize("twin", TWINS)
 def test_twins_are_caught(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, recipe = TWINS[twin]
-    sampling = SamplingParams(temperature=1.6)
-    assert check(recipe, sampling, samples=60_000, layout=GRID, seed=1).ok
+    assert unbroken(recipe).ok
     break_it(monkeypatch)
-    verdict = check(recipe, sampling, samples=60_000, layout=GRID, seed=1)
+    verdict = checked(recipe)
     assert not verdict.ok, verdict
     print(f"{twin}: {verdict}")
 

@@ -9,6 +9,7 @@ variation is found in 69 to 100 of 100 runs if it is spread evenly over all sequ
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import Draft, Verdict, ratio, residual, sample
 from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
 from mmspec.sampling.sampler import TokenSampler
-from mmspec.testing.exactness import check, exact_joint
+from mmspec.testing.exactness import ExactnessResult, check, exact_joint
 from mmspec.testing.toys import ToyTarget
 
 GRID = Layout(length=4, width=2)
@@ -405,13 +406,19 @@ BROKEN: dict[str, tuple[Break, str]] = {
 }
 
 
+def checked(recipe: str) -> ExactnessResult:
+    return check(recipe, SamplingParams(temperature=1.6), samples=60_000, layout=LONGER, seed=1)
+
+
+unbroken = lru_cache(checked)
+
+
 @pytest.mark.parametrize("broken", BROKEN)
 def test_published_biases_are_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, recipe = BROKEN[broken]
-    sampling = SamplingParams(temperature=1.6)
-    assert check(recipe, sampling, samples=60_000, layout=LONGER, seed=1).ok
+    assert unbroken(recipe).ok
     break_it(monkeypatch)
-    result = check(recipe, sampling, samples=60_000, layout=LONGER, seed=1)
+    result = checked(recipe)
     assert not result.ok, result
     print(f"{broken}: {result}")
 

@@ -25,6 +25,7 @@ import mmspec
 from mmspec.cli.app import main
 from mmspec.decoding.batch import Step
 from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
+from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds
 from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE as NEGATIVE
@@ -391,6 +392,20 @@ def test_the_generation_config_sets_the_defaults() -> None:
     explicit = load(tiny_models.janus(), processor=tiny_processors.janus())
     assert torch.equal(explicit("cat", seed=1, temperature=0.7, top_k=9, guidance_scale=2.5).tokens, out.tokens)
     assert not torch.equal(explicit("cat", seed=1, temperature=0.7, top_k=9, guidance_scale=1).tokens, out.tokens)
+
+
+def test_min_p_and_typical_p_are_the_models_own_or_the_calls(janus: Any) -> None:
+    model = tiny_models.janus()
+    model.generation_config.min_p = 1.0  # leaves the most likely token
+    own = load(model, processor=tiny_processors.janus())
+    greedy, free = janus("cat", temperature=0).tokens, janus("cat", seed=1).tokens
+    assert not torch.equal(greedy, free)
+    assert torch.equal(own("cat", seed=1).tokens, greedy) and torch.equal(janus("cat", seed=1, min_p=1).tokens, greedy)
+    assert torch.equal(own("cat", seed=1, min_p=0).tokens, free)
+    typical = janus("cat", seed=1, typical_p=1e-4).tokens
+    assert torch.equal(janus("cat", seed=2, typical_p=1e-4).tokens, typical)
+    sampling = own.read_request("cat", {"typical_p": 0.5}, parse("scd")).rows[0].sampling
+    assert (sampling.min_p, sampling.typical_p) == (1.0, 0.5)
 
 
 # --- Folders and commands -------------------------------------------------------------------------------------------

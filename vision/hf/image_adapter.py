@@ -163,6 +163,7 @@ def default_sampling(model: Any, published: SamplingParams) -> SamplingParams:
         top_k=published.top_k if config.top_k is None else int(config.top_k),
         top_p=own(config.top_p, published.top_p),
         guidance_scale=own(config.guidance_scale, published.guidance_scale),
+        min_p=own(config.min_p, published.min_p),
     )
 
 

@@ -114,6 +114,7 @@ class TransformersPipeline(DiffusionPipeline):
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
+        typical_p: float | None = None,
         guidance_scale: float | None = None,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
@@ -142,6 +143,8 @@ class TransformersPipeline(DiffusionPipeline):
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
             min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all; None takes the
                 pipeline's default.
+            typical_p: Keeps the tokens with the most typical information up to this total probability, 1 all; None
+                takes the model's own.
             guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
@@ -170,13 +173,7 @@ class TransformersPipeline(DiffusionPipeline):
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
         default = self.config
-        sampling = SamplingParams(
-            temperature=default.temperature if temperature is None else temperature,
-            top_k=default.top_k if top_k is None else top_k,
-            top_p=default.top_p if top_p is None else top_p,
-            guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
-            min_p=default.min_p if min_p is None else min_p,
-        )
+        sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         given = read_prompts(prompt)
         negatives = read_negative_prompts(negative_prompt, len(given))
         prompts = [text for text in given for _ in range(num_images_per_prompt)]
@@ -279,14 +276,7 @@ class TransformersPipeline(DiffusionPipeline):
             PromptError: If the model does not accept a prompt, or it is too long.
             ArgumentError: If the model does not support the pipeline's defaults.
         """
-        c = self.config
-        sampling = SamplingParams(
-            c.temperature if temperature is None else temperature,
-            c.top_k,
-            c.top_p,
-            c.guidance_scale if guidance_scale is None else guidance_scale,
-            min_p=c.min_p,
-        )
+        sampling = self._sampling(temperature, None, None, None, None, guidance_scale)
         job = self._generate_job(
             ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None), sampling
         )
@@ -300,22 +290,22 @@ class TransformersPipeline(DiffusionPipeline):
 
         Args:
             prompt: A prompt; None for ImageGPT.
-            options: `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `guidance_scale`, `negative_prompt`, `height`,
-                `width`, `output_type`.
+            options: `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `negative_prompt`,
+                `height`, `width`, `output_type`.
             recipe: How it is decoded.
 
         Raises:
             PromptError: If the model does not accept the prompt.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
-        names = ("temperature", "top_k", "top_p", "min_p", "guidance_scale")
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
         check_options(options, ("seed", *names, "negative_prompt", "height", "width", "output_type"))
         output_type = options.get("output_type", "pil")
         check_output_type(output_type)
         adapter = self._adapter()
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
-        sampling = SamplingParams(**{name: options.get(name, self.config[name]) for name in names})
+        sampling = self._sampling(*(options.get(name) for name in names))
         (text,) = read_prompts(prompt if prompt is None else one_text("prompt", prompt))
         negatives = read_negative_prompts(options.get("negative_prompt"), 1)
         height, width = options.get("height"), options.get("width")
@@ -348,6 +338,28 @@ class TransformersPipeline(DiffusionPipeline):
         seeds = salted(seeds, plan.salt)
         return PreparedRows(
             target, job.layout, samplings, resources, None, seeds, lambda tokens: tokens + plan.first_id
+        )
+
+    def _sampling(
+        self,
+        temperature: float | None,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        typical_p: float | None,
+        guidance_scale: float | None,
+    ) -> SamplingParams:
+        """The sampling parameters of a call, with the pipeline's defaults, or the model's own, in place of None."""
+        default = self.config
+        if typical_p is None:
+            typical_p = self.model.generation_config.typical_p
+        return SamplingParams(
+            default.temperature if temperature is None else temperature,
+            default.top_k if top_k is None else top_k,
+            default.top_p if top_p is None else top_p,
+            default.guidance_scale if guidance_scale is None else guidance_scale,
+            min_p=default.min_p if min_p is None else min_p,
+            typical_p=1.0 if typical_p is None else typical_p,
         )
 
     def _adapter(self) -> ImageAdapter:
@@ -431,10 +443,8 @@ def sampling_arguments(sampling: SamplingParams) -> dict[str, Any]:
     guidance = {"guidance_scale": sampling.guidance_scale}
     if sampling.temperature == 0:
         return {"do_sample": False, **guidance}
-    names = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-    if sampling.min_p:
-        names["min_p"] = sampling.min_p
-    return {"do_sample": True, **names, **guidance}
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    return {"do_sample": True, **{name: getattr(sampling, name) for name in names}, **guidance}
 
 
 def convert_images(pixels: NDArray[np.uint8], output_type: str) -> Any:

@@ -122,6 +122,8 @@ class LlamaGenGenerator:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
         guidance_scale: float | None = None,
         cfg_interval: int = -1,
         num_images_per_prompt: int = 1,
@@ -148,6 +150,8 @@ class LlamaGenGenerator:
             temperature: 0 takes the most likely token; None takes the pipeline's default.
             top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
+            min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all.
+            typical_p: Keeps the tokens with the most typical information up to this total probability, 1 all.
             guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
             cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
@@ -172,7 +176,7 @@ class LlamaGenGenerator:
         check_callback("callback_on_step_end", callback_on_step_end)
         self._check_output(output_type)
         recipe = default_recipe(self) if recipe is None else parse(recipe)
-        sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval)
+        sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval, min_p, typical_p)
         condition = self._condition(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         condition = condition.repeat(num_images_per_prompt)
         ready = self._ready(condition, [sampling] * len(condition.features), recipe.window)
@@ -244,14 +248,16 @@ class LlamaGenGenerator:
 
         Args:
             prompt: A prompt, or the class label of a class-conditional model.
-            options: `seed`, `temperature`, `top_k`, `top_p`, `guidance_scale`, `cfg_interval`, `output_type`.
+            options: `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `cfg_interval`,
+                `output_type`.
             recipe: How it is decoded.
 
         Raises:
             PromptError: If the model does not accept the prompt.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
-        names = {"temperature": None, "top_k": None, "top_p": None, "guidance_scale": None, "cfg_interval": -1}
+        names: dict[str, Any] = {"temperature": None, "top_k": None, "top_p": None, "guidance_scale": None}
+        names |= {"cfg_interval": -1, "min_p": 0.0, "typical_p": 1.0}
         check_options(options, ("seed", "output_type", *names))
         output_type = options.get("output_type", "pil")
         self._check_output(output_type)
@@ -365,6 +371,8 @@ class LlamaGenGenerator:
         top_p: float | None,
         guidance_scale: float | None,
         cfg_interval: int = -1,
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
     ) -> SamplingParams:
         """The sampling parameters of a call, with the pipeline's defaults in place of None."""
         check_integer("cfg_interval", cfg_interval, -1, 2**31)
@@ -375,6 +383,8 @@ class LlamaGenGenerator:
             top_p=default.top_p if top_p is None else top_p,
             guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
             guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
+            min_p=min_p,
+            typical_p=typical_p,
         )
 
     def _ready(self, condition: Condition, samplings: Sequence[SamplingParams], slack: int) -> PreparedPrompts:

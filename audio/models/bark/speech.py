@@ -274,7 +274,8 @@ class Stages:
     def _sampled(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with which a stage decodes, by its part of the generation config."""
         s = stage_sampling(stage_defaults(config), self._adapter.sampling, self._sampling)
-        sampling = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p} if s.temperature else {}
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p") if s.temperature else ()
+        sampling = {name: getattr(s, name) for name in names}
         return {"do_sample": bool(s.temperature), **sampling, "custom_generate": self._decode}
 
     def _decode(
@@ -304,7 +305,7 @@ class Stages:
 
 def stage_defaults(config: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters of a stage, by its part of the generation config."""
-    own = {name: config.get(name) for name in ("do_sample", "temperature", "top_k", "top_p")}
+    own = {name: config.get(name) for name in ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p")}
     return checkpoint_sampling(GenerationConfig(**own), ORIGINAL)
 
 

@@ -71,8 +71,9 @@ class Chatterbox:
     codes = CODES
     ends: Sequence[int] = (STOP_SPEECH,)
     start: int | None = START_SPEECH
-    sampling = SamplingParams(0.8, guidance_scale=1.5)
+    sampling = SamplingParams(0.8, guidance_scale=1.5, min_p=0.05)
     guided = True
+    own_truncation = False
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class Chatterbox:
 
     def settings(self, sampling: SamplingParams) -> CodecLMSettings:
         s = sampling
-        settings = chatterbox(s.temperature, top_p=s.top_p, cfg_weight=s.guidance_scale - 1)
-        return replace(settings, sampling=replace(settings.sampling, top_k=s.top_k))
+        settings = chatterbox(s.temperature, s.min_p, s.top_p, cfg_weight=s.guidance_scale - 1)
+        return replace(settings, sampling=replace(settings.sampling, top_k=s.top_k, typical_p=s.typical_p))
 
     def merged_vocabulary(self) -> None:
         """None: its texts have an embedding of their own everywhere."""

@@ -38,8 +38,10 @@ def chatterbox(
     temperature: float = 0.8, min_p: float = 0.05, top_p: float = 1.0, penalty: float = 1.2, cfg_weight: float = 0.5
 ) -> CodecLMSettings:
     """The settings of Chatterbox, whose guidance is `cond + cfg_weight * (cond - uncond)`: g is `1 + cfg_weight`."""
-    processors = (RepetitionPenalty(penalty), MinP(min_p, temperature))
-    return CodecLMSettings(processors, SamplingParams(temperature, top_p=top_p), 1 + cfg_weight)
+    processors: list[LogitsProcessor] = [RepetitionPenalty(penalty)]
+    if min_p:
+        processors.append(MinP(min_p, temperature))
+    return CodecLMSettings(tuple(processors), SamplingParams(temperature, top_p=top_p), 1 + cfg_weight)
 
 
 class LearnedPositions:

@@ -158,7 +158,7 @@ class DiaAdapter:
             torch.arange(longest, device=device) >= columns_of_padding,
             known,
             guidance,
-            SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p),
+            replace(sampling, guidance_scale=1.0),
             {"encoder_outputs": model.model.encoder(input_ids=ids, attention_mask=mask), "attention_mask": mask},
         )
 

@@ -15,12 +15,13 @@ from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.codecs.soprano import Soprano
+from mmspec.audio.codecs.xcodec2 import XCodec2
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, decoder_of, refuse_backbone
 from mmspec.audio.models.flat.kani import kani_style
 from mmspec.audio.models.flat.outetts import outetts_style, read_speaker
 from mmspec.audio.models.flat.soprano import soprano_style
 from mmspec.audio.models.flat.style import Style
-from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -281,7 +282,7 @@ class FlatAdapter:
                 raise ModelError(f"{name} has {one.lm_head.weight.shape[0]} ids, the model {vocab_size}")
         self.model, self.tokenizer, self.codec, self.style = model.eval(), tokenizer, codec, style
         self.draft_model = None if draft_model is None else draft_model.eval()
-        self.sampling = style.sampling
+        self.sampling, self.own_truncation = style.sampling, bool(style.min_p)
         self.voices: Sequence[str] = style.voices
         ids = [i for slot in range(len(stream.slots)) for i in stream.allowed(slot)]
         self._low, self._high = min(ids), max(ids) + 1
@@ -319,6 +320,19 @@ class FlatAdapter:
                     f"into {longest} positions; use shorter sentences"
                 )
         return PreparedText([FlatPart(piece, ids) for piece, ids in zip(pieces, parts, strict=True)], texts=pieces)
+
+    def with_reference_audio(self, reference: ReferenceAudio) -> FlatAdapter:
+        """The adapter with the voice of a recording, whose codes the codec makes.
+
+        Raises:
+            ArgumentError: For a style without a prompt that continues a voice, a codec that is not X-codec2 or
+                NeuCodec, and a recording without its transcript.
+        """
+        if self.style.voice_prompt is None or not isinstance(self.codec, XCodec2):
+            raise ArgumentError("this model does not accept reference audio")
+        transcript = reference.require_transcript("this model")
+        voice = ReferenceCodes(transcript, self.codec.encode(reference).cpu())
+        return FlatAdapter(self.model, self.tokenizer, self.codec, self.style, self.draft_model, voice)
 
     def continue_voice(self, part: FlatPart, first: FlatPart, tokens: Tensor) -> FlatPart:
         codes = self.codes(tokens).T

@@ -96,6 +96,7 @@ class MossAdapter:
 
     recipe = "scd:window=4"
     guided = False
+    own_truncation = True
     voices: Sequence[str] = ()
     sampling = SamplingParams(1.7, 25, 0.8)
 

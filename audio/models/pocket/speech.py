@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
@@ -42,13 +43,21 @@ class PocketAdapter:
         processor: A `PocketTTSProcessor` with its audio tokenizer.
         voice_latents: Latents [frames, D] of voices, by name.
         draft_model: A smaller model of the same latents, or None.
+        frames: Frames of a part, at most; None is the `max_new_tokens` of the checkpoint, or what the model's own
+            `generate` allows for the text.
     """
 
     recipe = "plain"
     guided = False
+    own_truncation = True
 
     def __init__(
-        self, model: Any, processor: Any, voice_latents: Mapping[str, Tensor], draft_model: Any = None
+        self,
+        model: Any,
+        processor: Any,
+        voice_latents: Mapping[str, Tensor],
+        draft_model: Any = None,
+        frames: int | None = None,
     ) -> None:
         self.model, self.processor, self.draft_model = model.eval(), processor, draft_model
         self.codec = PocketCodec(processor.audio_tokenizer, processor.fade_in_duration)
@@ -56,8 +65,7 @@ class PocketAdapter:
         config = model.generation_config
         temperature = TEMPERATURE if config.temperature is None else float(config.temperature)
         self.sampling = SamplingParams(0.0 if config.do_sample is False else temperature)
-        # The frames that the model's own `generate` allows for a text of that length, unless the checkpoint says.
-        self.frames = config.max_new_tokens or frames_for(MAX_TEXT_TOKENS, model.config.frame_rate)
+        self.frames = frames or config.max_new_tokens
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         name = voice or (self.voices[0] if self.voices else None)
@@ -68,7 +76,7 @@ class PocketAdapter:
         wave = reference.mono(self.codec.sampling_rate)
         latents = read_voice(REFERENCE, wave, voice_width(self.model), self.processor)
         voice_latents = {REFERENCE: latents, **self.voice_latents}
-        return PocketAdapter(self.model, self.processor, voice_latents, self.draft_model)
+        return PocketAdapter(self.model, self.processor, voice_latents, self.draft_model, self.frames)
 
     def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PocketJob:
         if any(sampling.top_k or sampling.top_p != 1 for sampling in samplings):
@@ -91,9 +99,8 @@ class PocketAdapter:
         names = ("audio_prompt_bos_token_id", "audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
         marks = torch.tensor([getattr(self.model.config, name, -1) for name in names])
         words = (inputs["attention_mask"].bool() & ~torch.isin(inputs["input_ids"], marks)).sum(1).tolist()
-        limits = [self.frames] * len(words)
-        if not self.model.generation_config.max_new_tokens:
-            limits = [min(self.frames, frames_for(count, self.model.config.frame_rate)) for count in words]
+        rate = self.model.config.frame_rate
+        limits = [self.frames or frames_for(min(count, MAX_TEXT_TOKENS), rate) for count in words]
         return PocketJob(self, {key: value.to(self.model.device) for key, value in inputs.items()}, limits)
 
     def codes(self, tokens: Tensor) -> Tensor:
@@ -163,10 +170,14 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         ArgumentError: For unknown options, invalid voices, and a processor without its audio tokenizer.
     """
     options, name = dict(config), type(model).__name__
-    given = options.pop("voices", {})
+    given, frames = options.pop("voices", {}), options.pop("frames", None)
     if options:
         wrong = sorted(options)[0]
-        raise ArgumentError(f"config has {wrong!r}, which {name} does not have; it may have 'draft_model' and 'voices'")
+        raise ArgumentError(
+            f"config has {wrong!r}, which {name} does not have; it may have 'draft_model', 'frames' and 'voices'"
+        )
+    if frames is not None:
+        check_integer("frames", frames, 1, 2**31)
     if getattr(processor, "audio_tokenizer", None) is None or processor.audio_tokenizer.decoder is None:
         raise ArgumentError(f"processor of {name} has no audio tokenizer that decodes; load the complete processor")
     if codec is not None:
@@ -179,7 +190,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     voice_latents = {str(name): read_voice(str(name), voice, width, processor) for name, voice in given.items()}
     for name in sorted(set(published) - set(voice_latents), key=lambda name: (name != DEFAULT_VOICE, name)):
         voice_latents[name] = read_voice(name, published[name], width, processor)
-    return PocketAdapter(model, processor, voice_latents, draft_model)
+    return PocketAdapter(model, processor, voice_latents, draft_model, frames)
 
 
 def voice_width(model: Any) -> int:
