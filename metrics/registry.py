@@ -6,6 +6,7 @@
 | `attributes@scenes`, `captions@scenes` | images | the same on `scenes` |
 | `clip` | images | CLIP score, needs weights of CLIP |
 | `hpsv2`, `pickscore` | images | human preference by HPSv2 and PickScore, need their weights |
+| `imagereward` | images | human preference by ImageReward, needs its weights |
 | `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
 | `diversity@X` | both | mean distance between seeds of one prompt, over features of X |
 | `dnsmos` | speech | DNSMOS (overall), needs `pip install "mmspec[dnsmos]"`, which holds the weights |
@@ -48,6 +49,7 @@ METRICS: Mapping[str, str] = {
     "clip": "mmspec.metrics.image.clip_score:CLIP_SCORE",
     "hpsv2": "mmspec.metrics.image.preference:HPSV2",
     "pickscore": "mmspec.metrics.image.preference:PICKSCORE",
+    "imagereward": "mmspec.metrics.image.image_reward:IMAGE_REWARD",
     "geneval": "mmspec.metrics.image.geneval:GENEVAL",
     "geneval@EXTRACTOR": "mmspec.metrics.image.geneval:task_metric",
     "diversity@EXTRACTOR": "mmspec.metrics.image.diversity:Diversity",

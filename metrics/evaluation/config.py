@@ -52,6 +52,7 @@ class EvalConfig:
         whisper: Weights of the extractor.
         hpsv2: Weights of the extractor.
         pickscore: Weights of the extractor.
+        imagereward: Weights of the extractor.
         detector: Weights of the extractor.
         drafter: A folder that `mmspec train-drafter` wrote, for recipes that draft with it.
         temperature: None is the model's default.
@@ -82,6 +83,7 @@ class EvalConfig:
     whisper: str | None = None
     hpsv2: str | None = None
     pickscore: str | None = None
+    imagereward: str | None = None
     detector: str | None = None
     drafter: str | None = None
     temperature: float | None = None

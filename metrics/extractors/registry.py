@@ -19,6 +19,7 @@ EXTRACTORS: Mapping[str, str] = {
     "whisper": "mmspec.metrics.extractors.whisper:WhisperExtractor",
     "hpsv2": "mmspec.metrics.extractors.preference:hpsv2",
     "pickscore": "mmspec.metrics.extractors.preference:pickscore",
+    "imagereward": "mmspec.metrics.extractors.image_reward:ImageReward",
     "detector": "mmspec.metrics.extractors.detector:ObjectDetector",
     "spoken": "mmspec.metrics.extractors.spoken:load",
 }

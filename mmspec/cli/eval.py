@@ -21,6 +21,7 @@ from mmspec.cli.metric_weights import (
     DetectorWeights,
     Dinov2Weights,
     HPSv2Weights,
+    ImageRewardWeights,
     InceptionWeights,
     PickScoreWeights,
     ShapesWeights,
@@ -95,6 +96,7 @@ def evaluate(
     whisper: WhisperWeights = None,
     hpsv2: HPSv2Weights = None,
     pickscore: PickScoreWeights = None,
+    imagereward: ImageRewardWeights = None,
     detector: DetectorWeights = None,
     drafter: Drafter = None,
     temperature: Temperature = None,
@@ -133,6 +135,7 @@ def evaluate(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
         "dtype": None if dtype is None else dtype.value,
         "strict": strict, "suite": suite, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
+        "imagereward": imagereward,
     }  # fmt: skip
     from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
 

@@ -16,6 +16,7 @@ from mmspec.cli.metric_weights import (
     DetectorWeights,
     Dinov2Weights,
     HPSv2Weights,
+    ImageRewardWeights,
     InceptionWeights,
     PickScoreWeights,
     ShapesWeights,
@@ -50,6 +51,7 @@ def measure(
     whisper: WhisperWeights = None,
     hpsv2: HPSv2Weights = None,
     pickscore: PickScoreWeights = None,
+    imagereward: ImageRewardWeights = None,
     detector: DetectorWeights = None,
     device: Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="Refuse files that cannot be read.")] = False,
@@ -63,6 +65,7 @@ def measure(
     networks = {
         "shapes": shapes, "inception": inception, "clip": clip, "dinov2": dinov2, "clap": clap, "wavlm": wavlm,
         "whisper": whisper, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
+        "imagereward": imagereward,
     }  # fmt: skip
     weights = {name: where for name, where in networks.items() if where}
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))

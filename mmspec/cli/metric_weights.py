@@ -20,4 +20,5 @@ WavLMWeights = Annotated[str | None, _option("Folder or Hub id of a WavLM for sp
 WhisperWeights = Annotated[str | None, _option("Folder or Hub id of a Whisper.")]
 HPSv2Weights = Annotated[str | None, _option("Folder or Hub id of HPSv2 as a CLIP of transformers.")]
 PickScoreWeights = Annotated[str | None, _option("Folder or Hub id of PickScore.")]
+ImageRewardWeights = Annotated[str | None, _option("Folder with ImageReward.pt and BERT's vocab.txt.")]
 DetectorWeights = Annotated[str | None, _option("Folder or Hub id of a Mask2Former of COCO instances, for geneval.")]

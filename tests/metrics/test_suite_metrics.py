@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_image_reward
 import torch
 from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor, SwinConfig
 from transformers.models.mask2former import modeling_mask2former
 
-from mmspec.errors import ArgumentError, PromptError, UnknownNameError
+from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.metrics.audio.dnsmos import DNSMOS
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.detector import Detection, ObjectDetector
@@ -22,6 +23,7 @@ from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.preference import hpsv2, pickscore
 from mmspec.metrics.image.diversity import Diversity
 from mmspec.metrics.image.geneval import GENEVAL, TASKS, ClipColors, crop_of, parse, shows, task_metric
+from mmspec.metrics.image.image_reward import IMAGE_REWARD
 from mmspec.metrics.image.preference import HPSV2, PICKSCORE
 from mmspec.metrics.metric import SampleBatch
 
@@ -119,6 +121,31 @@ def test_preference_scores_are_those_of_the_model(root: Path) -> None:
     cosines = (output.image_embeds * output.text_embeds).sum(1).numpy()
     assert HPSV2.scores(batch, hpsv2(str(root / CLIP), "cpu")) == pytest.approx(100 * cosines, rel=1e-4)
     assert extractor.name == "pickscore"
+
+
+def test_image_reward_is_that_of_its_package(root: Path, tmp_path: Path) -> None:
+    """A file of the published names; images of three sizes, prompts of one word and of too many."""
+    golden = json.loads((root / "tests/golden/image_reward.json").read_text())
+    tensors = {name: tiny_image_reward.values(name, torch.Size(shape)) for name, shape in golden["shapes"].items()}
+    ids = [name for name in tensors if name.endswith("position_ids")]
+    torch.save({name: value for name, value in tensors.items() if name not in ids}, tmp_path / "ImageReward.pt")
+    tiny_image_reward.write_vocabulary(tmp_path)
+    extractor = IMAGE_REWARD.load_extractor({"imagereward": str(tmp_path)}, "cpu")
+    found = [
+        IMAGE_REWARD.scores(SampleBatch([Path("a")], [prompt], images=image[None]), extractor)[0]
+        for prompt, image in zip(tiny_image_reward.PROMPTS, tiny_image_reward.images(), strict=True)
+    ]
+    assert found == pytest.approx(golden["scores"], rel=1e-4)
+    both = SampleBatch([Path("a"), Path("b")], tiny_image_reward.PROMPTS[:2], images=np.zeros((2, 9, 9, 3), np.uint8))
+    assert len(IMAGE_REWARD.extract(both, extractor)) == 2 and len(extractor.fingerprint) == 12
+    del tensors["mlp.layers.0.weight"]
+    torch.save(tensors, tmp_path / "ImageReward.pt")
+    with pytest.raises(ModelError, match="ImageReward"):
+        IMAGE_REWARD.load_extractor({"imagereward": str(tmp_path)}, "cpu")
+    with pytest.raises(ModelError, match=r"has no ImageReward.pt; name a folder with it and vocab.txt"):
+        IMAGE_REWARD.load_extractor({"imagereward": str(tmp_path / "none")}, "cpu")
+    with pytest.raises(ArgumentError, match="name a folder or Hub id with --imagereward"):
+        IMAGE_REWARD.load_extractor({}, "cpu")
 
 
 def test_colors_are_named_by_clip(root: Path) -> None:
