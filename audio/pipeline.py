@@ -499,11 +499,12 @@ class SpeechPipeline:
         for name, value in (("min_p", min_p), ("typical_p", typical_p)):
             if value is not None and getattr(self.adapter, "own_truncation", False):
                 raise ArgumentError(f"{name}={shown(value)} is not possible: this model has a truncation of its own")
-        return SamplingParams(
-            own.temperature if temperature is None else temperature,
-            own.top_k if top_k is None else top_k,
-            own.top_p if top_p is None else top_p,
-            own.guidance_scale if guidance_scale is None else guidance_scale,
+        return replace(
+            own,
+            temperature=own.temperature if temperature is None else temperature,
+            top_k=own.top_k if top_k is None else top_k,
+            top_p=own.top_p if top_p is None else top_p,
+            guidance_scale=own.guidance_scale if guidance_scale is None else guidance_scale,
             min_p=own.min_p if min_p is None else min_p,
             typical_p=own.typical_p if typical_p is None else typical_p,
         )

@@ -80,33 +80,6 @@ class MinP:
 
 
 @dataclass(frozen=True)
-class MinPAfterTruncation:
-    """Temperature, top-k and top-p, then min-p, as in transformers; the parameters of its rows are off.
-
-    Args:
-        temperature: Above 0.
-        top_k: Keeps the k most likely tokens; 0 is all.
-        top_p: Keeps the most likely tokens of this total probability; 1 is all.
-        least: Tokens less likely than `least` times the most likely one are forbidden.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    least: float
-
-    def __call__(self, prefix: Tensor, logits: Tensor) -> Tensor:
-        z = logits / self.temperature
-        p = z.softmax(-1)
-        if 0 < self.top_k < logits.shape[-1]:
-            p = p.masked_fill(z < z.topk(self.top_k).values[:, -1:], 0.0)
-            p = p / p.sum(-1, keepdim=True)
-        p = keep_top_p(p, torch.full_like(p[:, :1], self.top_p))
-        kept = (p > 0) & (p >= self.least * p.max(dim=-1, keepdim=True).values)
-        return torch.where(kept, z, z - FORBIDDEN)
-
-
-@dataclass(frozen=True)
 class RepetitionAware:
     """Repetition-aware sampling (RAS; VALL-E 2, arXiv 2406.05370).
 

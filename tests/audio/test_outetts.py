@@ -20,7 +20,7 @@ from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
-from mmspec.sampling.logits_processors import MinPAfterTruncation, RepetitionPenalty
+from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_windows
 
@@ -79,13 +79,14 @@ def test_greedy_tokens_and_frames_are_the_packages(pipe: Any, recipe: str) -> No
 @torch.inference_mode()
 def test_probabilities_are_the_packages(pipe: Any) -> None:
     """After the penalty of the latest 64 tokens, temperature, top-k, top-p and min-p, and twins without some of it."""
-    sampling = pipe.adapter.sampling
+    own = pipe.adapter.sampling
+    assert pipe._sampling(0.5, None, None, None) == replace(own, temperature=0.5) and own.min_p == 0.05
 
-    def distance() -> float:
+    def distance(sampling: SamplingParams = own) -> float:
         found = 0.0
         for row, part in enumerate(parts(pipe)):
             job = pipe.adapter.job([part], parse("plain"), [sampling])
-            sampler = job.layout.sampler(job.samplings, job.target.device)
+            sampler = job.layout.sampler([sampling], job.target.device)
             p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
             window = job.target.forward(torch.tensor([GOLDEN["greedy"][row][: RECORDED - 1]]), np.zeros(1, np.int64))
             p = torch.cat([p, sampler(window, np.arange(1, RECORDED)[None])], dim=1)[0]
@@ -97,12 +98,11 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
         return found
 
     assert distance() < 1e-5
+    assert distance(replace(own, min_p=0.0)) > 1e-2
     style = pipe.adapter.style
-    for name, value in (("min_p", 0.0), ("processors", ()), ("processors", (RepetitionPenalty(1.1, last=1),))):
-        own = getattr(style, name)
-        object.__setattr__(style, name, value)
+    for processors in ((), (RepetitionPenalty(1.1, last=1),)):
+        object.__setattr__(style, "processors", processors)
         assert distance() > 1e-2
-        object.__setattr__(style, name, own)
 
 
 def test_windows_match_single_tokens(pipe: Any) -> None:
@@ -122,36 +122,27 @@ def test_samples_follow_truncation_at_drafted_positions(pipe: Any) -> None:
     A right pipeline fails less than once in a million tests; the twin without min-p draws what cannot be drawn.
     """
     rows, part, adapter = 1200, parts(pipe)[1], pipe.adapter
-    sampling, recipe = SamplingParams(0.6, 40, 0.98), parse("scd:window=2")
+    sampling, recipe = SamplingParams(0.6, 40, 0.98, min_p=0.05), parse("scd:window=2")
     object.__setattr__(adapter.style, "tokens", 2)
 
-    def sampled() -> Any:
-        job = adapter.job([part] * rows, recipe, [sampling] * rows)
-        return job.run(recipe, [sampling] * rows, range(rows), None, False).tokens
+    def sampled(params: SamplingParams) -> Any:
+        job = adapter.job([part] * rows, recipe, [params] * rows)
+        return job.run(recipe, [params] * rows, range(rows), None, False).tokens
 
     one = adapter.job([part], parse("plain"), [sampling])
     with torch.inference_mode():
-        sampler = one.layout.sampler(one.samplings, one.target.device)
+        sampler = one.layout.sampler([sampling], one.target.device)
         first = sampler(one.target.prefill(), np.zeros((1, 1), dtype=np.int64))[0, 0]
         likely = int(first.argmax())
         second = sampler(one.target.forward(torch.tensor([[likely]]), np.zeros(1, np.int64)), np.array([[1]]))[0, 0]
-    tokens = sampled()
+    tokens = sampled(sampling)
     for p, found in ((first, tokens[:, 0]), (second, tokens[tokens[:, 0] == likely, 1])):
         expected, counted = p * len(found), torch.bincount(found, minlength=len(p))
         cells = expected > 5
         statistic, count = float(((counted - expected) ** 2 / expected)[cells].sum()), int(cells.sum())
         assert len(found) > 100 and not bool(counted[p == 0].any())
         assert statistic < count + 7 * (2 * count) ** 0.5 + 20, (statistic, count)
-    object.__setattr__(adapter.style, "min_p", 0.0)
-    assert bool((first[sampled()[:, 0]] == 0).any())
-
-
-def test_min_p_comes_after_top_p() -> None:
-    logits = torch.tensor([[0.0, -0.1, -0.2, -3.2]])
-    kept = MinPAfterTruncation(1.0, 0, 0.98, 0.05)(torch.zeros(1, 0), logits).softmax(-1)
-    # Top-p keeps three of four by the whole mass; of the mass that min-p leaves, it would keep three as well, not two.
-    assert (kept[0] > 0).tolist() == [True, True, True, False]
-    assert MinPAfterTruncation(1.0, 2, 1.0, 0.0)(torch.zeros(1, 0), logits).softmax(-1)[0, 2] == 0
+    assert bool((first[sampled(replace(sampling, min_p=0.0))[:, 0]] == 0).any())
 
 
 def test_errors(folder: Path) -> None:

@@ -73,12 +73,11 @@ def outetts_style(config: Any, tokenizer: Any, speaker: Mapping[str, Any] | None
     return Style(
         StreamFormat(config.vocab_size, 0, end if isinstance(end, int) else end[0]),
         prompt,
-        SamplingParams(0.4, 40, 0.9),
+        SamplingParams(0.4, 40, 0.9, min_p=0.05),
         (RepetitionPenalty(1.1, last=64),),
         tokens=3000,  # 20 seconds at most: two codes per frame, and the words
         letters=180,
         marked=MarkedCodes(tuple(firsts), CODES),
-        min_p=0.05,
     )
 
 

@@ -16,6 +16,8 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.snac import read_snac
 from mmspec.audio.codecs.soprano import Soprano
 from mmspec.audio.codecs.xcodec2 import XCodec2
+from mmspec.audio.models.flat.ace_step import AceStepAdapter
+from mmspec.audio.models.flat.ace_step import make as make_ace_step
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, decoder_of, refuse_backbone
 from mmspec.audio.models.flat.kani import kani_style
 from mmspec.audio.models.flat.outetts import outetts_style, read_speaker
@@ -26,7 +28,7 @@ from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
+from mmspec.decoding.processed_target import ProcessedTarget
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError, unknown_name
@@ -34,7 +36,7 @@ from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, slice_head, 
 from mmspec.hf.plan import position_ids_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
-from mmspec.sampling.logits_processors import MinPAfterTruncation, RepetitionPenalty
+from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
 
@@ -353,18 +355,14 @@ class FlatAdapter:
             frozenset() if stream.end is None else frozenset({stream.end - self._low}),
             0 if stream.end is None else stream.end - self._low,
         )
-        draft, processors, own = self.draft_model, self.style.processors, list(samplings)
-        if self.style.min_p and own[0].temperature:
-            first = own[0]
-            last = MinPAfterTruncation(first.temperature, first.top_k, first.top_p, self.style.min_p)
-            processors, own = (*processors, last), [SamplingParams(1.0)] * len(own)
+        draft = self.draft_model
         resources = DraftResources(
             codebook=self.codebook,
-            draft_model=None if draft is None else lambda: self._target(draft, prompts, recipe.window, processors),
-            draft_sampling=own,
+            draft_model=None if draft is None else lambda: self._target(draft, prompts, recipe.window),
+            draft_sampling=samplings,
             adaptive_windows=adaptive_windows_of(self.model),
         )
-        return TargetJob(self._target(self.model, prompts, recipe.window, processors), layout, resources, own)
+        return TargetJob(self._target(self.model, prompts, recipe.window), layout, resources)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ids = tokens + self._low
@@ -388,9 +386,7 @@ class FlatAdapter:
         tokens = torch.arange(stream.codes) + stream.first - self._low
         return Codebook(self.codec.tables()[0][: stream.codes], tokens, self._high - self._low)
 
-    def _target(
-        self, model: Any, parts: Sequence[list[int]], window: int, processors: Sequence[LogitsProcessor]
-    ) -> Target:
+    def _target(self, model: Any, parts: Sequence[list[int]], window: int) -> Target:
         longest = max(len(part) for part in parts)
         refuse_backbone(model, longest + self.style.tokens)
         ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=model.device)
@@ -406,20 +402,24 @@ class FlatAdapter:
         )
         prompt = Prompt(embed(ids), mask, position_ids_of(mask))
         target = with_cuda_graphs(CausalTarget(backbone, prompt, None, self.style.tokens, window))
-        if not processors:
+        if not self.style.processors:
             return target
         history = torch.where(mask, ids - self._low, -1)
-        return ProcessedTarget(target, processors, history, self.style.tokens + window)
+        return ProcessedTarget(target, self.style.processors, history, self.style.tokens + window)
 
 
-def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> FlatAdapter:
-    """The `FlatAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
+def make(
+    model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any
+) -> FlatAdapter | AceStepAdapter:
+    """The adapter of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
     Raises:
         ArgumentError: For unknown options, and if the style or the codec is missing.
     """
     options = dict(config)
     style, voice = options.pop("style", None), options.pop("voice", None)
+    if style == "ace-step":
+        return make_ace_step(model, processor, codec, options, draft_model)
     description, speaker = options.pop("description", None), options.pop("speaker", None)
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")

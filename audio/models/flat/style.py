@@ -30,7 +30,6 @@ class Style:
         least: Tokens before the end, at least.
         split: Maps a text to its parts; None splits it after sentences where `letters` are exceeded.
         marked: How frames are read off a stream that has other tokens too; None reads its slots.
-        min_p: Tokens that are less likely than this times the most likely one are left out, after top-k and top-p.
         described: Whether voices are descriptions in words, which the option `description` replaces.
     """
 
@@ -47,4 +46,3 @@ class Style:
     least: int = 0
     split: Callable[[str], list[str]] | None = None
     marked: MarkedCodes | None = None
-    min_p: float = 0.0

@@ -1,0 +1,123 @@
+"""The 5 Hz language model of ACE-Step 1.5, against prompts, codes and probabilities of its repository."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_ace_step
+import tiny_codecs
+import torch
+
+import mmspec
+from mmspec.audio.codecs import codec_of
+from mmspec.audio.models.flat.ace_step import AceStepAdapter, Song, code_ids
+from mmspec.decoding.target import Target
+from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.adapters import check_windows
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "ace_step.json").read_text())
+METADATA = {name: value for name, value in GOLDEN["metadata"].items() if name != "duration"}
+RECORDED = len(GOLDEN["sampled"][0])
+
+
+class Codec:
+    """Four samples per code, its number."""
+
+    sampling_rate, channels, hop, codebooks, codebook_size = 20, 1, 4, 1, tiny_ace_step.CODES
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes.float().repeat_interleave(4, -1) / 64
+
+    def tables(self) -> list[torch.Tensor]:
+        return [torch.arange(self.codebook_size)[:, None].float()]
+
+
+def pipeline(song: dict[str, str], **more: Any) -> Any:
+    options = {"style": "ace-step", "codec": Codec(), "metadata": METADATA}
+    options |= {name: song[name] for name in ("lyrics", "negative_prompt") if name in song} | more
+    made = mmspec.load(tiny_ace_step.model(), processor=tiny_ace_step.tokenizer(), config=options)
+    return made.with_duration(10)
+
+
+def parts() -> list[Any]:
+    return [pipeline(song).read(song["caption"], None).parts[0] for song in GOLDEN["songs"]]
+
+
+def test_prompts_are_the_originals() -> None:
+    assert [list(part) for part in parts()] == GOLDEN["prompts"]
+
+
+@pytest.mark.parametrize("recipe", ["plain", "recycle:window=4", "scd:window=6", "tree:branch=2/1,layers=1"])
+def test_greedy_codes_are_the_originals(recipe: str) -> None:
+    """Three songs in a batch, guided; prompts of several lengths on both sides. 10 seconds are 50 codes, and no end."""
+    adapter, params = pipeline(GOLDEN["songs"][0]).adapter, SamplingParams(0.0, guidance_scale=2.0)
+    job = adapter.job(parts(), parse(recipe), [params] * 3)
+    out = job.run(parse(recipe), [params] * 3, [0, 1, 2], None, False)
+    assert out.tokens.tolist() == GOLDEN["greedy"] and len(GOLDEN["greedy"][0]) == 50
+    assert not any(row.truncated for row in out.stats.rows)
+    assert torch.equal(adapter.codes(out.tokens[0]), out.tokens[:1])
+
+
+@torch.inference_mode()
+def test_probabilities_are_the_originals() -> None:
+    """Truncation comes before the temperature; the twin truncates after it, as other models do."""
+    own, (adapter, rows) = GOLDEN["sampling"], (pipeline(GOLDEN["songs"][0]).adapter, parts())
+    sampling = SamplingParams(own["temperature"], own["top_k"], own["top_p"], own["cfg_scale"])
+
+    def distance(params: SamplingParams, last: SamplingParams | None) -> float:
+        found = 0.0
+        for row, part in enumerate(rows):
+            job = adapter.job([part], parse("plain"), [params])
+            sampler = job.layout.sampler(job.samplings if last is None else [last], job.target.device)
+            p = sampler(job.target.prefill(), np.zeros((1, 1), dtype=np.int64))
+            window = job.target.forward(torch.tensor([GOLDEN["sampled"][row][:-1]]), np.zeros(1, dtype=np.int64))
+            p = torch.cat([p, sampler(window, np.arange(1, RECORDED)[None])], dim=1)[0]
+            q = torch.zeros_like(p)
+            for each, recorded in zip(q, GOLDEN["probs"][row], strict=True):
+                for name, value in recorded.items():
+                    each[int(name)] = value
+            found = max(found, float((p - q).abs().max()))
+        return found
+
+    assert distance(sampling, None) < 1e-5
+    assert adapter.sampling == SamplingParams(0.85, 0, 0.9, 2.0)
+    guided = SamplingParams(own["temperature"], guidance_scale=own["cfg_scale"])
+    assert distance(guided, SamplingParams(own["temperature"], own["top_k"], own["top_p"])) > 1e-3
+
+
+def test_windows_match_single_tokens() -> None:
+    adapter, (part, *_) = pipeline(GOLDEN["songs"][0]).adapter, parts()
+
+    def make(rows: int, window: int) -> Target:
+        params = SamplingParams(0.0, guidance_scale=2.0)
+        found: Target = adapter.job([part] * rows, parse(f"scd:window={window}"), [params] * rows).target
+        return found
+
+    assert check_windows(make, 20) < 1e-4
+
+
+def test_calls_and_errors() -> None:
+    pipe = pipeline(GOLDEN["songs"][1])
+    out = pipe("a song", seed=0)
+    assert out.tokens[0].shape == (50,) and not out.truncated
+    assert pipe.with_duration(12).adapter.read("a song", None).parts[0] != pipe.adapter.read("a song", None).parts[0]
+    with pytest.raises(ArgumentError, match="this model makes 10 to 600 seconds"):
+        pipe.with_duration(601)
+    with pytest.raises(PromptError, match="2500 are for codes"):
+        pipe.with_duration(500)("a song")
+    with pytest.raises(ArgumentError, match="'tags', which ACE-Step does not have"):
+        pipeline(GOLDEN["songs"][0], tags="x")
+    with pytest.raises(ArgumentError, match="it needs bpm, keyscale, timesignature"):
+        pipeline(GOLDEN["songs"][0], metadata={"bpm": 120})
+    with pytest.raises(ModelError, match="has no '<.audio_code_0.>'"):
+        code_ids(type("T", (), {"unk_token_id": 0, "convert_tokens_to_ids": lambda *_: 0})())
+    with pytest.raises(ModelError, match="the codec has 1 codebooks of 16, the model 1 of 40"):
+        AceStepAdapter(
+            tiny_ace_step.model(), tiny_ace_step.tokenizer(), codec_of(tiny_codecs.xcodec2()), Song("", METADATA)
+        )
