@@ -7,6 +7,7 @@
 | `clip` | images | CLIP score, needs weights of CLIP |
 | `hpsv2`, `pickscore` | images | human preference by HPSv2 and PickScore, need their weights |
 | `imagereward` | images | human preference by ImageReward, needs its weights |
+| `dpg` | images | DPG-Bench: share of a prompt's statements shown, by a network that answers questions |
 | `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
 | `diversity@X` | both | mean distance between seeds of one prompt, over features of X |
 | `dnsmos` | speech | DNSMOS (overall), needs `pip install "mmspec[dnsmos]"`, which holds the weights |
@@ -50,6 +51,7 @@ METRICS: Mapping[str, str] = {
     "hpsv2": "mmspec.metrics.image.preference:HPSV2",
     "pickscore": "mmspec.metrics.image.preference:PICKSCORE",
     "imagereward": "mmspec.metrics.image.image_reward:IMAGE_REWARD",
+    "dpg": "mmspec.metrics.image.dpg:DPG",
     "geneval": "mmspec.metrics.image.geneval:GENEVAL",
     "geneval@EXTRACTOR": "mmspec.metrics.image.geneval:task_metric",
     "diversity@EXTRACTOR": "mmspec.metrics.image.diversity:Diversity",

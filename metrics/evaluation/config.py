@@ -53,6 +53,8 @@ class EvalConfig:
         hpsv2: Weights of the extractor.
         pickscore: Weights of the extractor.
         imagereward: Weights of the extractor.
+        vqa: Weights of the extractor.
+        dpg: The file of questions of the metric `dpg`.
         detector: Weights of the extractor.
         drafter: A folder that `mmspec train-drafter` wrote, for recipes that draft with it.
         temperature: None is the model's default.
@@ -84,6 +86,8 @@ class EvalConfig:
     hpsv2: str | None = None
     pickscore: str | None = None
     imagereward: str | None = None
+    vqa: str | None = None
+    dpg: str | None = None
     detector: str | None = None
     drafter: str | None = None
     temperature: float | None = None

@@ -20,11 +20,13 @@ from mmspec.cli.metric_weights import (
     ClipWeights,
     DetectorWeights,
     Dinov2Weights,
+    DPGQuestions,
     HPSv2Weights,
     ImageRewardWeights,
     InceptionWeights,
     PickScoreWeights,
     ShapesWeights,
+    VQAWeights,
     WavLMWeights,
     WhisperWeights,
 )
@@ -97,6 +99,8 @@ def evaluate(
     hpsv2: HPSv2Weights = None,
     pickscore: PickScoreWeights = None,
     imagereward: ImageRewardWeights = None,
+    vqa: VQAWeights = None,
+    dpg: DPGQuestions = None,
     detector: DetectorWeights = None,
     drafter: Drafter = None,
     temperature: Temperature = None,
@@ -135,7 +139,7 @@ def evaluate(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
         "dtype": None if dtype is None else dtype.value,
         "strict": strict, "suite": suite, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
-        "imagereward": imagereward,
+        "imagereward": imagereward, "vqa": vqa, "dpg": dpg,
     }  # fmt: skip
     from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
 

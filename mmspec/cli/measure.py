@@ -15,11 +15,13 @@ from mmspec.cli.metric_weights import (
     ClipWeights,
     DetectorWeights,
     Dinov2Weights,
+    DPGQuestions,
     HPSv2Weights,
     ImageRewardWeights,
     InceptionWeights,
     PickScoreWeights,
     ShapesWeights,
+    VQAWeights,
     WavLMWeights,
     WhisperWeights,
 )
@@ -52,6 +54,8 @@ def measure(
     hpsv2: HPSv2Weights = None,
     pickscore: PickScoreWeights = None,
     imagereward: ImageRewardWeights = None,
+    vqa: VQAWeights = None,
+    dpg: DPGQuestions = None,
     detector: DetectorWeights = None,
     device: Device = "cpu",
     strict: Annotated[bool, typer.Option("--strict", help="Refuse files that cannot be read.")] = False,
@@ -65,7 +69,7 @@ def measure(
     networks = {
         "shapes": shapes, "inception": inception, "clip": clip, "dinov2": dinov2, "clap": clap, "wavlm": wavlm,
         "whisper": whisper, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
-        "imagereward": imagereward,
+        "imagereward": imagereward, "vqa": vqa, "dpg": dpg,
     }  # fmt: skip
     weights = {name: where for name, where in networks.items() if where}
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))

@@ -37,6 +37,7 @@ EXPECTED = {
     "hpsv2": ("image", "hpsv2", False, True, True, 2),
     "pickscore": ("image", "pickscore", False, True, True, 2),
     "imagereward": ("image", "imagereward", False, True, True, 2),
+    "dpg": ("image", "", False, True, True, 2),
     "geneval": ("image", "detector", False, True, True, 2),
     "geneval@counting": ("image", "detector", False, True, True, 2),
     "diversity@shapes": ("image", "shapes", False, True, True, 4),

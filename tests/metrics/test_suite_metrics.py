@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import tiny_image_reward
 import torch
-from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor, SwinConfig
+from transformers import (
+    BertTokenizer,
+    BlipConfig,
+    BlipForQuestionAnswering,
+    BlipImageProcessor,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    Mask2FormerImageProcessor,
+    SwinConfig,
+)
 from transformers.models.mask2former import modeling_mask2former
 
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
@@ -21,7 +30,9 @@ from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.detector import Detection, ObjectDetector
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.preference import hpsv2, pickscore
+from mmspec.metrics.extractors.questions import VisualQuestions
 from mmspec.metrics.image.diversity import Diversity
+from mmspec.metrics.image.dpg import DPG, Judge, read_questions
 from mmspec.metrics.image.geneval import GENEVAL, TASKS, ClipColors, crop_of, parse, shows, task_metric
 from mmspec.metrics.image.image_reward import IMAGE_REWARD
 from mmspec.metrics.image.preference import HPSV2, PICKSCORE
@@ -146,6 +157,50 @@ def test_image_reward_is_that_of_its_package(root: Path, tmp_path: Path) -> None
         IMAGE_REWARD.load_extractor({"imagereward": str(tmp_path / "none")}, "cpu")
     with pytest.raises(ArgumentError, match="name a folder or Hub id with --imagereward"):
         IMAGE_REWARD.load_extractor({}, "cpu")
+
+
+def test_dpg_is_scored_as_by_its_own_code(root: Path, tmp_path: Path) -> None:
+    golden = json.loads((root / "tests/golden/dpg.json").read_text())
+    (tmp_path / "dpg.csv").write_text(golden["csv"], encoding="utf-8")
+    known = read_questions(tmp_path / "dpg.csv")
+
+    class Answers:
+        def answer(self, image: Any, questions: list[str]) -> list[str]:
+            return [golden["answers"][question] for question in questions]
+
+    judge: Any = Judge(Answers(), known, "vqa", "")  # type: ignore[arg-type]
+    prompts = list(golden["scores"])
+    batch = SampleBatch(
+        [Path(prompt) for prompt in prompts], prompts, images=np.zeros((len(prompts), 2, 2, 3), np.uint8)
+    )
+    own = [100 * score for score in golden["scores"].values()]
+    assert DPG.scores(batch, judge) == pytest.approx(own) and len(set(own)) > 4
+    with pytest.raises(PromptError, match="'a cat' is not one of DPG-Bench's"):
+        DPG.scores(SampleBatch([Path("a")], ["a cat"], images=np.zeros((1, 2, 2, 3), np.uint8)), judge)
+    with pytest.raises(ArgumentError, match="name them with --vqa and --dpg"):
+        DPG.load_extractor({"vqa": "x"}, "cpu")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(ArgumentError, match="is not a readable dpg_bench.csv"):
+        read_questions(tmp_path / "other.csv")
+
+
+def test_questions_are_answered_by_blip(tmp_path: Path) -> None:
+    """A tiny network of the class: its answers are those of its own generate, one question at a time."""
+    tiny_image_reward.write_vocabulary(tmp_path)
+    text = {"vocab_size": 14, "hidden_size": 16, "encoder_hidden_size": 16, "intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16, "bos_token_id": 2,
+            "sep_token_id": 3, "eos_token_id": 3, "pad_token_id": 0}  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 32, "patch_size": 16}  # fmt: skip
+    torch.manual_seed(0)
+    model = BlipForQuestionAnswering(BlipConfig(text_config=text, vision_config=vision)).eval()
+    model.save_pretrained(tmp_path)
+    BertTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    BlipImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    network = VisualQuestions(str(tmp_path))
+    image, asked = tiny_image_reward.images()[0], ["a red dog", "the moon on a cat"]
+    both = network.answer(image, asked)
+    assert both == [network.answer(image, [question])[0] for question in asked] and len(network.fingerprint) == 12
 
 
 def test_colors_are_named_by_clip(root: Path) -> None:
