@@ -131,7 +131,7 @@ class SpeechPipeline:
         if not isinstance(adapter, SupportsHeads):
             raise ArgumentError(f"no drafter can be trained for this model: {type(adapter).__name__} takes no heads")
         parts = [self.read(prompt, None).parts[0] for prompt in prompts]
-        samplings = [self._sampling(temperature, None, None, None, None, guidance_scale)] * len(parts)
+        samplings = [self._sampling(temperature, guidance_scale=guidance_scale)] * len(parts)
         frames = isinstance(adapter, SupportsFrameHeads)
         recipe = parse("frame" if frames else "scd").with_knobs(window=max(slack, 2))
 
@@ -486,12 +486,12 @@ class SpeechPipeline:
 
     def _sampling(
         self,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        min_p: float | None,
-        typical_p: float | None,
-        guidance_scale: float | None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        guidance_scale: float | None = None,
     ) -> SamplingParams:
         own = self.adapter.sampling
         if guidance_scale not in (None, 1) and not self.adapter.guided:

@@ -48,7 +48,7 @@ def excess(ours: Tensor, own: Tensor) -> float:
 def latents_of(pipe: SpeechPipeline, **sampling: Any) -> Tensor:
     """The first two latents of rows of a pipeline at its defaults, [ROWS, 2, D]."""
     (part,) = pipe.read(TEXT, None).parts
-    how = pipe._sampling(sampling.get("temperature"), None, None, None, None, sampling.get("guidance_scale"))
+    how = pipe._sampling(**sampling)
     return pipe._decode([part] * ROWS, parse(pipe.adapter.recipe), how, range(ROWS), None).tokens[:, :2, :-1]
 
 

@@ -276,7 +276,7 @@ class TransformersPipeline(DiffusionPipeline):
             PromptError: If the model does not accept a prompt, or it is too long.
             ArgumentError: If the model does not support the pipeline's defaults.
         """
-        sampling = self._sampling(temperature, None, None, None, None, guidance_scale)
+        sampling = self._sampling(temperature, guidance_scale=guidance_scale)
         job = self._generate_job(
             ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None), sampling
         )
@@ -342,12 +342,12 @@ class TransformersPipeline(DiffusionPipeline):
 
     def _sampling(
         self,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        min_p: float | None,
-        typical_p: float | None,
-        guidance_scale: float | None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        guidance_scale: float | None = None,
     ) -> SamplingParams:
         """The sampling parameters of a call, with the pipeline's defaults, or the model's own, in place of None."""
         default = self.config
