@@ -51,6 +51,7 @@ SPEECH_ADAPTERS = {
     "GradiumPhononTTSForConditionalGeneration": "mmspec.audio.models.pocket.speech:make",
     "VibeVoiceForConditionalGeneration": "mmspec.audio.models.vibevoice.speech:make",
     "Qwen3OmniMoeForConditionalGeneration": "mmspec.audio.models.qwen3_omni.speech:make",
+    "Qwen2_5OmniForConditionalGeneration": "mmspec.audio.models.qwen2_5_omni.speech:make",
 }
 # Class in config.json that transformers does not have -> function that reads the published folder; it takes the folder,
 # a processor or where it is, a codec or None, the remaining options of `config`, the folder of a draft model or None,

@@ -34,8 +34,8 @@ MARKED = {
     "llm.pt": ("llm.pt",),
 }
 
-# Weights of codecs beside those of a model, under names of their own.
-BESIDE = ("decoder.pth",)
+# Weights of codecs and speakers beside those of a model, under names of their own.
+BESIDE = ("decoder.pth", "spk_dict.pt")
 
 
 def read_description(folder: Path | None, file: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.hub.files import needed_files
 
 NOTES = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`")
 ASKED = ["3 4 5 6", "3 9", "7 7 7 8 8 9"]
@@ -91,6 +93,75 @@ def test_voices_seeds_streams_and_rows_of_an_engine() -> None:
         results |= {output.request_id: output.result for output in engine.step() if output.finished}
     for i, text in enumerate(ASKED):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+
+
+def load_2_5(**options: Any) -> Any:
+    model = tiny.qwen2_5(0)
+    return mmspec.load(model, processor=Chat(), config={"frames": 9, "answer_tokens": 6, **options})
+
+
+@pytest.mark.parametrize("recipe", ["plain", "scd:window=4", "recycle:window=3"])
+def test_qwen2_5_greedy_answers_are_those_of_its_own_generate(recipe: str) -> None:
+    """Three questions in a batch; the model's own `generate` is asked each alone. Noise of its decoder too."""
+    pipe = load_2_5()
+    model = pipe.adapter.model
+    made, spy, lengths = pipe(ASKED, recipe=recipe, temperature=0), tiny.Spy(model), set()
+    for text, ours in zip(ASKED, made, strict=True):
+        torch.manual_seed(0)
+        ends = {"talker_max_new_tokens": 10, "talker_eos_token_id": [20, 22]}
+        ids, wave = model.generate(**chat(text), **THINKER, **ends, talker_do_sample=False, speaker="chelsie")
+        assert ours.notes[0] == "answer: " + " ".join(map(str, ids[0, len(text.split()) + 6 :].tolist()))
+        new = spy.found[0, spy.given["input_ids"].shape[1] :]
+        codes = pipe.adapter.codes(ours.tokens[0])[0]
+        assert torch.equal(codes, new[: len(codes)]) and int(new[len(codes)]) in (20, 22)
+        lengths.add(len(codes))
+        np.testing.assert_allclose(ours.audio[0], wave.numpy(), atol=1e-4)
+    assert len(lengths) > 1
+
+
+def test_qwen2_5_seeds_streams_and_rows_of_an_engine() -> None:
+    pipe = load_2_5()
+    whole = pipe(ASKED, seed=3)
+    chunks = list(pipe.stream(ASKED[0], seed=3, first=2, every=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
+    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
+    for i, text in enumerate(ASKED):
+        engine.add(text, request_id=text, seed=3 + i)
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(ASKED):
+        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+
+
+def test_qwen2_5_samples_are_those_of_its_own_generate_with_mmspec() -> None:
+    pipe = load_2_5()
+    ours, spy = pipe(ASKED[0], seed=5, recipe="scd:window=3"), tiny.Spy(pipe.adapter.model)
+    how = {"talker_custom_generate": mmspec.generate, "talker_seed": 5, "talker_recipe": "scd:window=3"}
+    ends = {"talker_max_new_tokens": 10, "talker_eos_token_id": [20, 22]}
+    pipe.adapter.model.generate(**chat(ASKED[0]), **THINKER, **ends, **how, speaker="chelsie")
+    new = spy.found[0, spy.given["input_ids"].shape[1] :]
+    codes = pipe.adapter.codes(ours.tokens[0])[0]
+    assert len(codes) and torch.equal(codes, new[: len(codes)])
+
+
+def test_qwen2_5_from_a_folder(tmp_path: Path) -> None:
+    """Its speakers lie beside the weights, in a file of their own, which a download keeps."""
+    model = tiny.qwen2_5(0)
+    model.save_pretrained(tmp_path)
+    torch.save(model.speaker_map, tmp_path / "spk_dict.pt")
+    pipe = mmspec.load(str(tmp_path), processor=Chat(), config={"frames": 9, "answer_tokens": 6})
+    assert torch.equal(pipe(ASKED[0], seed=3).tokens[0], load_2_5()(ASKED[0], seed=3).tokens[0])
+    assert "spk_dict.pt" in needed_files([file.name for file in tmp_path.iterdir()], tmp_path)
+
+
+def test_qwen2_5_errors() -> None:
+    with pytest.raises(ArgumentError, match=r"config has 'frame', .*\(did you mean 'frames'\?\)"):
+        load_2_5(frame=3)
+    for wrong in ({"frames": 0}, {"answer_tokens": 1}, {"system": 3}, {"speaker": "unknown"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
+            load_2_5(**wrong)
+    with pytest.raises(ArgumentError, match="which has no draft model"):
+        load_2_5()("3", recipe="draft")
 
 
 def test_errors() -> None:

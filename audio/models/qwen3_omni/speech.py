@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.streamers import BaseStreamer
 
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
@@ -20,6 +19,7 @@ from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_lengt
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.models.qwen3_omni.decoding import depth_sampling, talker_frames
+from mmspec.audio.talker_call import Question, call_talker
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.heads.checkpoint import Head
@@ -98,15 +98,13 @@ class Qwen3OmniAdapter:
         self._end = int(config.codec_eos_token_id)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        messages = [] if self.options.system is None else [message("system", self.options.system)]
-        chat = self.processor.apply_chat_template(
-            [*messages, message("user", text)], add_generation_prompt=True, tokenize=False
-        )
-        tokenizer = getattr(self.processor, "tokenizer", self.processor)
-        ids = tokenizer(chat, return_tensors="pt")["input_ids"].to(self.model.device)
-        prompt, answer = asked(self.model, ids, voice or self.voices[0], self.options.answer_tokens)
-        spoken = tokenizer.decode(answer, skip_special_tokens=True)
-        return PreparedText([prompt], notes=[f"answer: {spoken}"], texts=[spoken])
+        question = Question(text, self.options.system, voice or self.voices[0], self.options.answer_tokens)
+        call = call_talker(self.model, self.processor, question, talker_repetition_penalty=1.0)
+        _, processors = read_processors(call.processors)
+        added = torch.cat([call.inputs["trailing_text_hidden"], call.inputs["tts_pad_embed"]], dim=1)[0]
+        penalty: LogitsProcessor = RepetitionPenalty(REPETITION_PENALTY)
+        prompt = TalkerPrompt(call.inputs["inputs_embeds"][0], added, (penalty, *processors))
+        return PreparedText([prompt], notes=[f"answer: {call.answer}"], texts=[call.answer])
 
     def job(self, parts: Sequence[TalkerPrompt], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
         if recipe.needs_draft_model:
@@ -136,86 +134,6 @@ class Qwen3OmniAdapter:
         # Without the frame of its end, a row that is cut has room for a frame more.
         frames = tokens[: int(ends[0]) if len(ends) else self.options.frames]
         return frames.clamp(max=self.codec.codebook_size - 1).T
-
-
-def message(role: str, text: str) -> dict[str, Any]:
-    """A message of a chat, in the form that processors and tokenizers read."""
-    return {"role": role, "content": [{"type": "text", "text": text}]}
-
-
-class Answer(BaseStreamer):
-    """Collects the ids that the thinker generates.
-
-    Attributes:
-        ids: The ids.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self._prompt = True
-
-    def put(self, value: Tensor) -> None:
-        """Takes ids, those of the prompt first."""
-        if not self._prompt:
-            self.ids += value.flatten().tolist()
-        self._prompt = False
-
-    def end(self) -> None:
-        """Does nothing."""
-
-
-class TalkerCalledError(Exception):
-    """Ends a call of the model's `generate` where it calls its talker.
-
-    Args:
-        inputs: The arguments of the talker.
-        processors: Its logits processors.
-    """
-
-    def __init__(self, inputs: Mapping[str, Any], processors: Any) -> None:
-        super().__init__("the talker was called")
-        self.inputs, self.processors = inputs, processors
-
-
-def asked(model: Any, ids: Tensor, speaker: str, tokens: int) -> tuple[TalkerPrompt, list[int]]:
-    """The prompt of the talker, as the model's own `generate` makes it, and the ids of the answer.
-
-    Args:
-        model: The model.
-        ids: The chat, int64 [1, T].
-        speaker: A name.
-        tokens: Tokens of the answer, at most.
-    """
-
-    def stop(
-        talker: Any,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **inputs: Any,
-    ) -> None:
-        raise TalkerCalledError(inputs, logits_processor)
-
-    answer = Answer()
-    try:
-        model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            speaker=speaker,
-            thinker_max_new_tokens=tokens,
-            thinker_do_sample=False,
-            thinker_streamer=answer,
-            talker_do_sample=False,
-            talker_repetition_penalty=1.0,
-            talker_custom_generate=stop,
-        )
-    except TalkerCalledError as call:
-        _, processors = read_processors(call.processors)
-        text = torch.cat([call.inputs["trailing_text_hidden"], call.inputs["tts_pad_embed"]], dim=1)[0]
-        penalty: LogitsProcessor = RepetitionPenalty(REPETITION_PENALTY)
-        return TalkerPrompt(call.inputs["inputs_embeds"][0], text, (penalty, *processors)), answer.ids
-    raise ModelError("the model answered without its talker; enable it (enable_talker)")
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft: Any) -> Qwen3OmniAdapter:
