@@ -104,7 +104,6 @@ LATER = [
     "hydra:window=6",
     "tree-hydra:branch=2/2",
     "kangaroo:window=3",
-    "kangaroo:window=5",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {
