@@ -284,7 +284,7 @@ class FlatAdapter:
                 raise ModelError(f"{name} has {one.lm_head.weight.shape[0]} ids, the model {vocab_size}")
         self.model, self.tokenizer, self.codec, self.style = model.eval(), tokenizer, codec, style
         self.draft_model = None if draft_model is None else draft_model.eval()
-        self.sampling, self.own_truncation = style.sampling, bool(style.min_p)
+        self.sampling = style.sampling
         self.voices: Sequence[str] = style.voices
         ids = [i for slot in range(len(stream.slots)) for i in stream.allowed(slot)]
         self._low, self._high = min(ids), max(ids) + 1
