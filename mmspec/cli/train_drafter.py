@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 KINDS = (
     "eagle",
     "eagle3",
-    "mtp",
     "medusa",
     "hydra",
     "block",
