@@ -17,7 +17,7 @@ from torch import Tensor
 from mmspec.kernels.backend import chosen, launchable, operator
 
 MOST_QUERIES = 64  # of a key head: tokens of a window, times the query heads that share it
-_SLOTS = 64  # that a program reads at a time
+_SLOTS = 64  # of which the slots of a part are a multiple
 _SHORTEST = 128  # slots of a part
 
 
@@ -32,11 +32,24 @@ def splits_of(programs: int, end: int, processors: int) -> int:
     return max(1, min(-(-end // _SHORTEST), -(-2 * processors // programs)))
 
 
+def slots_at_once(block: int, itemsize: int) -> int:
+    """The slots that a program reads at a time: their tiles must fit into 99 KiB, the shared memory of small devices.
+
+    Args:
+        block: Width of a head, rounded up to a power of two.
+        itemsize: Bytes per number.
+    """
+    if block * itemsize > 256:
+        return 16
+    return 64 if itemsize == 2 else 32
+
+
 def can_attend(q: Tensor, keys: Tensor, mask: Tensor) -> bool:
-    """Whether `attend` takes these shapes: few queries per key head, a mask that is added, and heads of up to 256."""
+    """Whether `attend` takes these tensors: few queries per key head, heads of up to 512 bytes, an added mask."""
     few = q.shape[1] // keys.shape[1] * q.shape[2] <= MOST_QUERIES
-    added = mask.dtype == q.dtype == keys.dtype and mask.shape[1] == 1 and mask.stride(-1) == 1
-    return few and added and q.shape[-1] <= 256
+    small = q.element_size() <= 4 and q.shape[-1] * q.element_size() <= 512
+    added = mask.dtype == q.dtype == keys.dtype and mask.shape[1] == 1 and mask.shape[-1] == keys.shape[2]
+    return few and small and added and q.stride(-1) == keys.stride(-1) == mask.stride(-1) == 1
 
 
 def pays(q: Tensor, keys: Tensor, mask: Tensor) -> bool:
@@ -55,7 +68,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, 
         q: [R, heads, W, D], of any strides but the last.
         keys: [R, key heads, end, D]; the key heads divide the heads. A slice of a longer cache.
         values: As `keys`.
-        mask: [R or 1, 1, W, end], added to the scores; no query may have only -inf.
+        mask: [R or 1, 1, W or 1, end], added to the scores; no query may have only -inf.
         scale: Of the scores.
         splits: Parts of the slots; None for `splits_of`.
 
@@ -154,7 +167,7 @@ def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
     group = heads // key_heads
     block_d, queries = max(16, triton.next_power_of_2(d)), max(16, triton.next_power_of_2(group * width))
     part = -(-end // (splits * _SLOTS)) * _SLOTS
-    splits = -(-end // part)
+    splits, mask = -(-end // part), mask.expand(rows, 1, width, end)
     places = rows * key_heads * splits * queries
     sums = torch.empty(places * block_d, dtype=torch.float32, device=q.device)
     tops, shares = torch.empty(2, places, dtype=torch.float32, device=q.device)
@@ -163,8 +176,8 @@ def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
         _attend_part[(rows * key_heads, splits)](
             q, keys, values, mask, sums, tops, shares, scale, end, part, width, group * width, key_heads,
             *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3],
-            mask.stride(0) if len(mask) > 1 else 0, mask.stride(2),
-            D=d, BLOCK_D=block_d, QUERIES=queries, SLOTS=_SLOTS, num_warps=4,
+            mask.stride(0), mask.stride(2),
+            D=d, BLOCK_D=block_d, QUERIES=queries, SLOTS=slots_at_once(block_d, q.element_size()), num_warps=4,
         )  # fmt: skip
         _join_parts[(rows * key_heads, group * width)](
             sums, tops, shares, out, splits, width, group, key_heads,

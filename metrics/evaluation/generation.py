@@ -112,10 +112,14 @@ def generate(
                     on_sample(key)
 
 
+_PREPARED = {"theta", "distance"}  # knobs of rules, besides counts, that tables of tokens or kernels are made for
+
+
 def _like(name: str) -> tuple[object, ...]:
-    """What recipes with the same work per call have in common: the names, and the knobs that are not the rule's."""
+    """What recipes with the same preparation have in common: all but the strength of their rule."""
     recipe = parse(name)
-    return recipe.name, *((knob, value) for knob, value in recipe.knobs.items() if knob not in recipe.rule.knobs)
+    strengths = {knob for knob in recipe.rule.knobs if not isinstance(recipe.knobs[knob], int)} - _PREPARED
+    return recipe.name, *((knob, value) for knob, value in recipe.knobs.items() if knob not in strengths)
 
 
 def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall:

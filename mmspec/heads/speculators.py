@@ -110,6 +110,10 @@ def block_arguments(folder: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "draft_vocab_size": config.get("draft_vocab_size"),
     }
     positions = arguments.get("max_position_embeddings", 4 * PROMPT_SLOTS)
+    if not isinstance(positions, int) or positions < 4:
+        raise ModelError(
+            f"drafter {folder!r} has max_position_embeddings={shown(positions)}; it must be an integer of at least 4"
+        )
     arguments["prefix"] = min(PROMPT_SLOTS, positions // 4)  # the other positions are those of tokens
     if dspark:
         arguments["markov_rank"] = config.get("markov_rank", 256)

@@ -231,11 +231,12 @@ def medusa_loss(heads: MedusaHeads, teacher: TeacherOutput, loss: str) -> Tensor
 
 
 def hydra_loss(heads: HydraHeads, teacher: TeacherOutput, loss: str) -> Tensor:
-    """As `medusa_loss`, for heads that also read the true tokens j to j + i."""
+    """As `medusa_loss`, for heads that also read the true tokens j to j + i; those past the end learn nothing."""
     features, count = teacher.features, teacher.tokens.shape[1]
     tokens = teacher.tokens.repeat(len(features) // len(teacher.tokens), 1)
     predictions = [
-        heads(features[:, : count - 1 - i], tokens[:, :-1].unfold(1, i + 1, 1)).to(features) for i in range(heads.count)
+        heads(features[:, : count - 1 - i], tokens[:, :-1].unfold(1, i + 1, 1)).to(features)
+        for i in range(min(heads.count, count - 1))
     ]
     return ahead_loss(loss, teacher, predictions)
 

@@ -106,11 +106,19 @@ def write_sequences(
         for first in range(rank * CHUNK_SIZE, count, world_size * CHUNK_SIZE)
     ]
     size = chunks_per_call(prepare(prompts[:1], 1).make().device) if chunks else 1
-    for i in range(0, len(chunks), size):
-        stored = {rows: load_chunk(chunk_file(folder, rows.start), len(rows)) for rows in chunks[i : i + size]}
+    done = 0
+    while done < len(chunks):
+        stored = {rows: load_chunk(chunk_file(folder, rows.start), len(rows)) for rows in chunks[done : done + size]}
         if missing := [n for rows, chunk in stored.items() if "tokens" not in chunk for n in rows]:
-            made = generate(prepare, [prompts[n % len(prompts)] for n in missing], [seed + n for n in missing])
+            try:
+                made = generate(prepare, [prompts[n % len(prompts)] for n in missing], [seed + n for n in missing])
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size //= 2
+                continue
             tokens = dict(zip(missing, made.int().cpu(), strict=True))
+        done += len(stored)
         for rows, chunk in stored.items():
             if "tokens" not in chunk:
                 chunk["tokens"] = torch.stack([tokens[n] for n in rows])
@@ -129,7 +137,7 @@ def write_sequences(
 
 
 def chunks_per_call(device: torch.device) -> int:
-    """Chunks that are generated together: a call of few rows leaves a CUDA device idle."""
+    """Chunks that are generated together, if memory suffices: a call of few rows leaves a CUDA device idle."""
     return CUDA_CHUNKS if device.type == "cuda" else 1
 
 

@@ -91,6 +91,9 @@ def test_what_cannot_be_read_or_written_is_refused(tmp_path: Path) -> None:
     sliding = {**config["transformer_layer_config"], "layer_types": ["full_attention", "sliding_attention"]}
     with pytest.raises(ModelError, match="layer_types="):
         load(transformer_layer_config=sliding)
+    for positions in ("long", 2):
+        with pytest.raises(ModelError, match="max_position_embeddings=.*; it must be an integer of at least 4"):
+            load(transformer_layer_config=config["transformer_layer_config"] | {"max_position_embeddings": positions})
     refused: list[tuple[dict[str, Any], str]] = [
         ({"grid_size": 3}, "2-D rotary embedding"),
         ({}, "mask token 9 is not one of the target's 9 tokens"),

@@ -12,7 +12,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from mmspec.kernels import accept, columns, coupling, fused_sampler, layers, philox, residual, token_init, tree
+from mmspec.kernels import (
+    accept,
+    attention,
+    columns,
+    coupling,
+    fused_sampler,
+    layers,
+    philox,
+    residual,
+    token_init,
+    tree,
+)
 from mmspec.kernels.specialization import WIDE
 
 POINTERS = {
@@ -26,6 +37,7 @@ POINTERS = {
     "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
     "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
     "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
+    "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32",
 }  # fmt: skip
 COMMON = {
     "GUIDED": True,
@@ -77,6 +89,18 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     return [*kernels, (columns._verify_columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
 
 
+def attention_variants() -> list[tuple[Any, dict[str, Any], int]]:
+    """Those of `variants` that need most shared memory, and the kernel that joins parts."""
+    kernels: list[tuple[Any, dict[str, Any], int]] = []
+    for dtype, size, bytes_each in (("bf16", 128, 2), ("bf16", 256, 2), ("fp32", 64, 4), ("fp32", 128, 4)):
+        slots = attention.slots_at_once(size, bytes_each)
+        more = {"dtype": dtype, "D": size, "BLOCK_D": size, "QUERIES": attention.MOST_QUERIES, "SLOTS": slots}
+        kernels.append((attention._attend_part, more, 4))
+    joined = {"D": 128, "BLOCK_D": 128, "QUERIES": 16, "SPLITS": 32, "out": "bf16"}
+    return [*kernels, (attention._join_parts, joined, 2)]
+
+
+SHARED = 99 * 1024  # bytes of shared memory of a program on the smallest devices
 STACK = 64  # bytes of registers per thread that a kernel may keep in memory instead
 CAPABILITIES = (80, 120)  # of the devices, besides 90, for which one variant of each kernel is compiled too
 
@@ -87,11 +111,14 @@ def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90
     known = {k: v for k, v in (COMMON | more).items() if k in names and k != "out"}
     known |= {name: 1 for name in names if name.endswith("stride_column")}
     pointers = POINTERS | ({"out": more["out"]} if "out" in more else {})
+    pointers |= dict.fromkeys(("q", "keys", "values", "mask"), more["dtype"]) if "dtype" in more else {}
     signature = {
         name: "constexpr" if name in known else f"*{pointers[name]}" if name in pointers
-        else "fp32" if name in ("a", "b", "eps") else "i32" for name in names
+        else "fp32" if name in ("a", "b", "eps", "scale") else "i32" for name in names
     }  # fmt: skip
     wide = WIDE | {"vocab"} | {name for name in names if "stride" in name}
+    if kernel is attention._attend_part:
+        wide |= {"q", "keys", "values", "mask"} | {name for name in names if name[:2] in ("q_", "k_", "v_")}
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in wide - known.keys()}
     return compile(
         ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=divisible),
@@ -124,6 +151,16 @@ def main() -> None:
             print(kernel.__name__, "for compute capability", capability, stack, "bytes of stack", flush=True)
             if not more.get("GUMBEL") and stack > STACK:
                 raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")
+        check_shared_memory(capability)
+
+
+def check_shared_memory(capability: int) -> None:
+    """Checks that the attention kernels run on the smallest devices."""
+    for kernel, more, warps in attention_variants():
+        shared = compiled(kernel, more, warps, capability).metadata.shared
+        print(kernel.__name__, more, "for compute capability", capability, shared, "bytes shared", flush=True)
+        if shared > SHARED:
+            raise SystemExit(f"{kernel.__name__} {more} needs {shared} bytes of shared memory on {capability}")
 
 
 if __name__ == "__main__":

@@ -47,10 +47,20 @@ def test_every_split_gives_the_attention_of_torch(
     assert can_attend(q, keys, mask)
     wanted = attend_reference(q, keys, values, mask, 0.3)
     assert torch.allclose(attend(q, keys, values, mask, 0.3, splits), wanted, atol=1e-5)
-    one = mask[:1].expand(1, -1, -1, -1)
-    assert torch.allclose(
-        attend(q, keys, values, one, 0.3, splits), attend_reference(q, keys, values, one, 0.3), atol=1e-5
-    )
+    for shared in (mask[:1], mask[:, :, -1:], mask[:1, :, -1:]):
+        wanted = attend_reference(q, keys, values, shared, 0.3)
+        assert torch.allclose(attend(q, keys, values, shared, 0.3, splits), wanted, atol=1e-5)
+
+
+def test_what_the_kernel_does_not_take() -> None:
+    q, keys, mask = torch.zeros(1, 4, 2, 16), torch.zeros(1, 2, 70, 16), torch.zeros(1, 1, 2, 70)
+    assert can_attend(q, keys, mask)
+    assert not can_attend(q.double(), keys.double(), mask.double())
+    assert not can_attend(q.repeat(1, 1, 1, 16), keys.repeat(1, 1, 1, 16), mask), "more than 512 bytes per head"
+    assert can_attend(q.repeat(1, 1, 1, 16).half(), keys.repeat(1, 1, 1, 16).half(), mask.half())
+    assert not can_attend(q.repeat(1, 1, 17, 1), keys, mask.repeat(1, 1, 17, 1)), "68 queries per key head"
+    assert not can_attend(q[..., ::2], keys[..., :8], mask)
+    assert not can_attend(q, keys, mask[..., :1]) and not can_attend(q, keys, mask == 0)
 
 
 def test_how_many_parts() -> None:

@@ -27,6 +27,8 @@ from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, UnknownNameError
 from mmspec.loading import load
 from mmspec.metrics import metric
+from mmspec.metrics.evaluation.config import EvalConfig
+from mmspec.metrics.evaluation.generation import generate
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
@@ -165,6 +167,13 @@ def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path) -> None:
     pipe.calls.clear()
     assert evaluate(tmp_path / "out")["rows"] == whole["rows"]
     assert pipe.calls == []
+
+
+def test_rules_that_prepare_other_tables_are_warmed_up(pipe: Pipe, tmp_path: Path) -> None:
+    recipes = ["lantern:k=2", "lantern:k=3", "lantern:delta=0.2,k=3"]
+    config = EvalConfig("toy", ["a"], recipes, [0], [])
+    generate(pipe, config, tmp_path, [[[(name, "a", 0)] for name in recipes]])
+    assert [call[0] for call in pipe.calls] == [name for name in recipes[:2] for _ in range(2)] + recipes[2:]
 
 
 def test_a_finished_run_accepts_more_recipes_and_metrics(pipe: Pipe, tmp_path: Path) -> None:

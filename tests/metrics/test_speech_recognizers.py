@@ -186,7 +186,9 @@ def test_an_evaluation_of_audio(voice: Voice, tmp_path: Path, networks: dict[str
     assert speed["real_time"] == pytest.approx(speed["seconds"] / 0.5) and speed["grid"] is None
     # For each recipe and the reference two calls of three texts, and one to warm up each rule, whatever its strength.
     assert (
-        voice.streamed.count("lantern") == 2 * 2 + 1 and voice.streamed.count("plain") == 2 * 2 + 1 and speed["first"] > 0
+        voice.streamed.count("lantern") == 2 * 2 + 1
+        and voice.streamed.count("plain") == 2 * 2 + 1
+        and speed["first"] > 0
     )
     files = sorted((tmp_path / "samples").rglob("*.wav"))
     assert len(files) == 4 * 6

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.loading import add_drafter
 from mmspec.locks import locked
+from mmspec.training import sequences
 from mmspec.training.datastore import write_datastore
 from mmspec.training.kinds import KINDS
 from mmspec.training.objectives import LOSSES, chain_loss, improvable, run_teacher
@@ -56,6 +58,32 @@ class Killed(Exception):
 def test_the_command_offers_the_kinds_and_losses_that_there_are() -> None:
     assert (*KINDS, "retrieval", "swift") == train_drafter.KINDS  # the last two are not trained
     assert set(LOSSES) == set(train_drafter.LOSSES)
+
+
+def test_hydra_heads_beyond_the_sequences_learn_nothing(tmp_path: Path) -> None:
+    pipe, chosen = tiny_pipe(), settings("hydra", depth=40, steps=1)
+    trainer = Trainer(pipe, chosen, tmp_path)
+    trainer.train(trainer.collect(), validate_every=1, save_every=1)
+    assert trainer.record()["curve"][-1]["step"] == 1
+
+
+def test_fewer_sequences_are_generated_together_where_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+
+    def generate(prepare: Any, prompts: Sequence[str], seeds: Sequence[int]) -> torch.Tensor:
+        sizes.append(len(prompts))
+        if len(prompts) > 20:
+            raise torch.OutOfMemoryError
+        return torch.tensor(seeds)[:, None]
+
+    monkeypatch.setattr(sequences, "chunks_per_call", lambda device: 4)
+    monkeypatch.setattr(sequences, "generate", generate)
+    sequences.write_sequences(tiny_pipe().prepare, ["0"], 40, 7, tmp_path, features=False)
+    assert sizes == [40, 32, 16, 16, 8]
+    found = sequences.read_sequences(tmp_path, 40, features=False).tokens
+    assert found[:, 0].tolist() == list(range(7, 47))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "block", "grid", "small"])
