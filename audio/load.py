@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec import hub
+from mmspec.arguments import shown
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.qwen3_tts import is_codec as is_qwen3_tts_codec
@@ -155,7 +156,7 @@ def from_folder(
     if is_magnet(folder):
         if processor is not None:
             raise ArgumentError("processor was given; name the folder of T5 with config={'text_encoder': ...} instead")
-        own_codec = options.pop("codec", None) if codec is None else read_codec(codec, device)
+        own_codec = given_codec(options) if codec is None else read_codec(codec, device)
         return SpeechPipeline(read_magnet(folder, own_codec, options, device, dtype))
     if (name := published(folder)) is not None:
         return from_published(resolve(PUBLISHED[name]), folder, processor, codec, options, device, dtype)
@@ -190,7 +191,7 @@ def from_model(
     refuse_flash_attention_inside(model)
     options = dict(config or {})
     draft_model = options.pop("draft_model", None)
-    own_codec: Codec | None = options.pop("codec", None)
+    own_codec = given_codec(options)
     if codec is not None:
         own_codec = read_codec(codec, str(model.device))
     make: Callable[..., Any] = resolve(SPEECH_ADAPTERS[type(model).__name__])
@@ -223,7 +224,7 @@ def from_published(
         ArgumentError: For missing or unknown options.
         ModelError: For missing, broken or unsupported files.
     """
-    draft, own_codec = options.pop("draft_model", None), options.pop("codec", None)
+    draft, own_codec = options.pop("draft_model", None), given_codec(options)
     if draft == "pair":
         draft = smaller_model(folder)
     draft = None if draft is None else draft_folder(draft)
@@ -255,7 +256,7 @@ def from_codec_lm_folder(
         ArgumentError: For missing or unknown options.
         ModelError: For missing, broken or unsupported files.
     """
-    draft, voice, own_codec = (options.pop(name, None) for name in ("draft_model", "voice", "codec"))
+    draft, voice, own_codec = options.pop("draft_model", None), options.pop("voice", None), given_codec(options)
     own = dict(options)
     side = read(folder, tokenizer, voice, device, dtype, options)
     draft_side = None
@@ -264,6 +265,21 @@ def from_codec_lm_folder(
         draft_side = (codec_lm_reader(other, own) or read)(other, tokenizer, voice, device, dtype, own)
     own_codec = own_codec if codec is None else read_codec(codec, device)
     return SpeechPipeline(make_codec_lm(side, own_codec, draft_side, options))
+
+
+def given_codec(options: dict[str, Any]) -> Codec | None:
+    """The option `codec`, which is removed from the others.
+
+    Raises:
+        ArgumentError: If it is no codec.
+    """
+    codec: Codec | None = options.pop("codec", None)
+    if codec is not None and not all(hasattr(codec, name) for name in ("codebooks", "codebook_size", "decode")):
+        raise ArgumentError(
+            f"codec={shown(codec)} is not allowed; pass a mmspec.audio.codec.Codec, or the folder or Hub id of a codec "
+            "as tokenizer="
+        )
+    return codec
 
 
 def read_codec(folder: Path, device: str) -> Codec:

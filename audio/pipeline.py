@@ -76,6 +76,8 @@ class SpeechPipeline:
         Raises:
             ArgumentError: For a model whose text determines the duration, and for a duration it cannot generate.
         """
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise ArgumentError(f"seconds={shown(seconds)} is not allowed; it must be a number")
         if not isinstance(self.adapter, SupportsDuration):
             raise ArgumentError(f"seconds={seconds:g} is not possible: this model's text determines the duration")
         return SpeechPipeline(self.adapter.with_duration(seconds))

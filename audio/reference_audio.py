@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.audio.resampling import resample
 from mmspec.errors import ArgumentError
 
@@ -34,8 +36,12 @@ class ReferenceAudio:
         shape = list(np.shape(self.audio))
         if len(shape) != 2 or not shape[0] or not shape[1] or not np.isfinite(self.audio).all():
             raise ArgumentError(f"audio has shape {shape}; it must be [channels, samples], of finite numbers")
-        if self.sampling_rate < 1:
-            raise ArgumentError(f"sampling_rate={self.sampling_rate} is not allowed; it must be 1 or more")
+        rate: Any = self.sampling_rate
+        transcript: Any = self.transcript
+        if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)) or rate < 1:
+            raise ArgumentError(f"sampling_rate={shown(rate)} is not allowed; it must be 1 or more")
+        if not isinstance(transcript, (str, type(None))):
+            raise ArgumentError(f"transcript={shown(transcript)} is not allowed; it must be a text, or None")
 
     def mono(self, sampling_rate: int) -> Tensor:
         """One channel, float32 [samples]: the mean of all channels, resampled if the rate differs.
@@ -71,8 +77,16 @@ class ReferenceCodes:
         transcript: The words spoken in it.
         codes: int64 [F, codebooks], or [F] for codecs of one codebook.
         speaker: int64 [n], the codes of the speaker, for codecs that have them apart; or None.
+
+    Raises:
+        ArgumentError: If codes or speaker are no tensors.
     """
 
     transcript: str
     codes: Tensor
     speaker: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("codes", self.codes), ("speaker", self.speaker)):
+            if not isinstance(value, Tensor) and (name, value) != ("speaker", None):
+                raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a tensor of integers")

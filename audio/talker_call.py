@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from mmspec.errors import ModelError
+from mmspec.checkpoint import describe
+from mmspec.errors import ArgumentError, ModelError
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,18 @@ def call_talker(model: Any, processor: Any, question: Question, **arguments: Any
         **arguments: Other arguments of the model's `generate`.
 
     Raises:
+        ArgumentError: If the processor has no chat template.
         ModelError: If the talker is not called.
     """
     roles = [("system", question.system), ("user", question.text)]
     messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in roles if text is not None]
-    chat = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    try:
+        chat = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except (AttributeError, ImportError, ValueError) as error:
+        name = type(processor).__name__
+        raise ArgumentError(
+            f"processor is a {name} that writes no chat, which Omni models read: {describe(error)}"
+        ) from None
     tokenizer = getattr(processor, "tokenizer", processor)
     ids, answer = tokenizer(chat, return_tensors="pt")["input_ids"].to(model.device), _Answer()
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from fractions import Fraction
 from io import BytesIO
 from itertools import repeat
-from math import gcd
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +24,7 @@ from mmspec.files import replacing
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 # What can be written; the first needs the extra.
 VIDEOS = (".mp4", ".webp", ".gif")
+FASTEST_GIF = 100  # frames per second
 MOST_REPEATS = 1000  # frames that one stored frame stands for
 
 
@@ -81,6 +81,18 @@ def write_video(frames: Sequence[Image.Image], path: Path, fps: float) -> None:
         partial.write_bytes(buffer.getvalue())
 
 
+def check_writable(path: Path, fps: float) -> None:
+    """Checks that `write_video` can write such a file.
+
+    Raises:
+        ArgumentError: If the extra is missing, or frames of a `.gif` would last less than a hundredth of a second.
+    """
+    if path.suffix.lower() == ".mp4":
+        require_video(path)
+    elif path.suffix.lower() == ".gif" and fps > FASTEST_GIF:
+        raise ArgumentError(f"fps={fps:g} is not possible for .gif; use at most {FASTEST_GIF}, or .webp")
+
+
 def require_video(path: Path) -> ModuleType:
     """PyAV, the binding of FFmpeg.
 
@@ -112,10 +124,11 @@ def _pillow(path: Path) -> Iterable[Image.Image]:
     with Image.open(path, formats=("PNG", "JPEG", "WEBP", "GIF")) as image:
         limits.PIXELS.check(f"'{path}'", image.width * image.height)
         frames = [(frame.convert("RGB"), frame.info.get("duration", 0)) for frame in ImageSequence.Iterator(image)]
-    # Equal frames in a row are stored as one that stays longer.
-    unit = gcd(*(round(duration) for _, duration in frames))
+    # Equal frames in a row are stored as one that stays longer. Those that stay about as long as the shortest are one
+    # frame: of 30 per second, some stay for 33 and some for 34 milliseconds.
+    unit = min((duration for _, duration in frames if duration > 0), default=0)
     for frame, duration in frames:
-        yield from repeat(frame, min(round(duration) // unit, MOST_REPEATS) if unit else 1)
+        yield from repeat(frame, min(max(int(duration // unit), 1), MOST_REPEATS) if unit else 1)
 
 
 def _ffmpeg(path: Path) -> Iterable[Image.Image]:

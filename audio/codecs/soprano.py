@@ -94,7 +94,6 @@ class Soprano:
 
     Args:
         model: Its modules.
-        codebook_size: Ids of the language model.
         language_model: The language model, or None for a codec that is not bound to one.
         prompt: int64 [1, T], the ids of the part's prompt.
 
@@ -212,9 +211,11 @@ def read_soprano(folder: Path, device: str = "cpu") -> Soprano:
     state = read_tensors(file, "codec")
     state.pop("head.istft.window", None)
     known = ("decoder.embed.weight", "decoder.convnext.0.dwconv.weight", "decoder.convnext.0.pwconv1.weight")
-    if any(name not in state or state[name].ndim < 2 for name in known):
+    if any(name not in state or state[name].ndim != dims for name, dims in zip(known, (3, 3, 2), strict=True)):
         raise ModelError(f"{what} is not the decoder of a Soprano")
     embed, depthwise, wide = (state[name] for name in known)
+    if not embed.shape[-1] % 2 or not depthwise.shape[-1] % 2:
+        raise ModelError(f"{what} has convolutions of an even number of frames, which no Soprano has")
     with building(what, "the decoder of a Soprano"), torch.device("meta"):
         layers = count_blocks(state, "decoder.convnext")
         model = SopranoDecoder(embed.shape[1], len(embed), len(wide), layers, depthwise.shape[-1], embed.shape[-1])

@@ -59,7 +59,7 @@ def read_questions(path: Path) -> dict[str, Questions]:
                 questions = found.setdefault(text.strip(), Questions())
                 questions.texts[int(number)] = question
                 questions.parents[int(number)] = [int(parent) for parent in parents.split(",")]
-    except (OSError, ValueError, KeyError, AttributeError, csv.Error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise ArgumentError(f"--dpg: '{path}' is not a readable dpg_bench.csv ({one_line(error)})") from None
     for text, questions in found.items():
         missing = {parent for parents in questions.parents.values() for parent in parents if parent}

@@ -66,13 +66,17 @@ def video(
     paths = plan(output, len(inputs) * number, (".webp", ".gif", ".mp4"))
 
     from mmspec.vision.cosmos_ar.frames import CONTEXTS
-    from mmspec.vision.video_files import last_frames, require_video, write_video
+    from mmspec.vision.video_files import check_writable, last_frames, write_video
 
+    if input_frames is not None and input_frames not in CONTEXTS:
+        raise ArgumentError(f"--input-frames {input_frames} is not allowed; use 1 or 9")
     for path in paths:
-        if path.suffix.lower() == ".mp4":
-            require_video(path)
+        check_writable(path, fps)
     most = max(CONTEXTS) if input_frames is None else input_frames
-    frames = [last_frames(path, max(most, 1)) for path in inputs]
+    frames = [last_frames(path, most) for path in inputs]
+    for path, found in zip(inputs, frames, strict=True):
+        if input_frames is not None and len(found) < input_frames:
+            raise ArgumentError(f"--input-frames {input_frames} is not possible: '{path}' has {len(found)}")
     pipe = load_generator(model, device, None, tokenizer, options, dtype)
 
     from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline

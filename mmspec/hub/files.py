@@ -67,7 +67,9 @@ def needed_files(files: Sequence[str], folder: Path | None, preferred: Sequence[
     by_folder: defaultdict[str, list[str]] = defaultdict(list)
     for file in kept:
         by_folder[str(PurePosixPath(file).parent)].append(file)
-    named = read_description(folder, "config.json").get("transformers_weights")
+    config = read_description(folder, "config.json")
+    # That of a Kyutai TTS names its weights, beside which lie those of the original's codec.
+    named = config.get("moshi_name" if "tts_config" in config else "transformers_weights")
     return [
         file
         for where, group in by_folder.items()

@@ -124,8 +124,9 @@ class Application:
         active = self._active(model, "audio", SpeechRequest)
         try:
             make = partial(SpeechJob, model, body, active.accounting, self.settings)
-            # Reading a recording takes long, and other requests must not wait for it.
-            job = make() if body.ref_audio is None else await _in_worker(model, make)
+            # Reading a recording takes long, and so does an answer to a text; other requests must not wait for it.
+            slow = body.ref_audio is not None or getattr(model.pipe.adapter, "answers", False)
+            job = await _in_worker(model, make) if slow else make()
             if body.stream_format == "sse":
                 return await _stream(request, active, job, MEDIA_TYPE, job.headers() | HEADERS)
             if job.streams:

@@ -16,7 +16,7 @@ import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.ace_step import AceStepAdapter, Song, code_ids
 from mmspec.decoding.target import Target
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_windows
@@ -115,6 +115,19 @@ def test_calls_and_errors() -> None:
         pipeline(GOLDEN["songs"][0], tags="x")
     with pytest.raises(ArgumentError, match="it needs bpm, keyscale, timesignature"):
         pipeline(GOLDEN["songs"][0], metadata={"bpm": 120})
+    for wrong in ({"lyrics": 5}, {"negative_prompt": 5}, {"metadata": METADATA | {"bpm": object()}}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}.*=.* is not allowed"):
+            pipeline(GOLDEN["songs"][0], **wrong)
+    assert pipeline(GOLDEN["songs"][0], metadata=METADATA | {"bpm": "\u00b2"}).read("a song", None).parts
+    for name, value in (("min_p", 0.1), ("typical_p", 0.9)):
+        with pytest.raises(ArgumentError, match=f"{name}={value} is not possible: this model has a truncation"):
+            pipe("a song", **{name: value})
+    with pytest.raises(ArgumentError, match="seconds='10' is not allowed; it must be a number"):
+        pipe.with_duration("10")
+    with pytest.raises(UnknownNameError, match="did you mean 'ace-step'"):
+        mmspec.load(
+            tiny_ace_step.model(), processor=tiny_ace_step.tokenizer(), config={"style": "ace", "codec": Codec()}
+        )
     with pytest.raises(ModelError, match="has no '<.audio_code_0.>'"):
         code_ids(type("T", (), {"unk_token_id": 0, "convert_tokens_to_ids": lambda *_: 0})())
     with pytest.raises(ModelError, match="the codec has 1 codebooks of 16, the model 1 of 40"):

@@ -32,7 +32,7 @@ from mmspec.audio.models.flat.speech import (
 )
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.pipeline import SpeechPipeline
-from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 
@@ -118,6 +118,12 @@ def test_later_parts_continue_the_first_part_or_a_given_voice() -> None:
             pipeline(ReferenceCodes("two", wrong))
     with pytest.raises(ArgumentError, match="pass a mmspec.audio.reference_audio.ReferenceCodes"):
         pipeline("anna")
+    with pytest.raises(ArgumentError, match=r"codes=\[4, 5\] is not allowed; it must be a tensor"):
+        ReferenceCodes("two", [4, 5])  # type: ignore[arg-type]
+    for name, value in (("sampling_rate", "16000"), ("transcript", 5)):
+        given: dict[str, Any] = {"audio": np.zeros((1, 9), np.float32), "sampling_rate": 16000} | {name: value}
+        with pytest.raises(ArgumentError, match=f"{name}=.* is not allowed"):
+            ReferenceAudio(**given)
 
 
 @pytest.mark.parametrize("name", ["xcodec2", "neucodec"])

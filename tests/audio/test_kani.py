@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from mmspec.audio.models.flat import kani, short_convolutions
 from mmspec.audio.models.flat.decoding import decoder_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.target import Target
+from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.recipes import parse
@@ -99,6 +101,12 @@ def test_probabilities_are_the_packages(pipe: Any) -> None:
         assert distance(row) < 1e-5
     object.__setattr__(pipe.adapter.style, "processors", ())
     assert max(distance(row) for row in range(3)) > 1e-3
+
+
+@pytest.mark.parametrize("settings", [[1], {"speaker_list": "ab"}, {"speaker_list": [1, 2]}, {"speaker_list": 5}, "x"])
+def test_speakers_in_another_form_are_refused(settings: Any) -> None:
+    with pytest.raises(ModelError, match="its speaker_list must be names"):
+        kani.kani_style(SimpleNamespace(speaker_settings=settings), None)
 
 
 def target_of(model: Any, lengths: list[int], length: int, window: int) -> Target:

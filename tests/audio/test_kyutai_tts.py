@@ -22,6 +22,7 @@ from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_config, read_mo
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.hub.files import needed_files
 from mmspec.hub.published import refuse_layout
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
@@ -223,6 +224,8 @@ def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
 def test_the_published_layout(folder: Path) -> None:
     """A repository with its codec beside the model is read; the config is otherwise of the real size."""
     refuse_layout("kyutai/tts", ["config.json", "a.safetensors", "b.safetensors"], folder, None, [])
+    files = ["config.json", "dsm_tts_tiny.safetensors", "mimi.safetensors", "text.model", "voice.safetensors"]
+    assert needed_files(files, folder) == ["config.json", "dsm_tts_tiny.safetensors", "text.model"]
     schedule = [*range(8), *[8] * 8, *[9] * 8, *[10] * 8]
     sizes = {"dim": 2048, "num_heads": 16, "num_layers": 2, "card": 2048, "n_q": 32, "dep_q": 32, "text_card": 8000,
              "delays": [0, 0, *[2] * 31], "depformer_dim": 1024, "depformer_num_heads": 16,
@@ -249,6 +252,10 @@ def test_errors(folder: Path) -> None:
         load(folder, voice=folder / "dsm_tts_tiny.safetensors")
     with pytest.raises(PromptError, match="the text has no words"):
         load(folder)('<break time="1s"/>')
+    for seconds in ("0,5", "0x5", "9" * 400):  # words, as they are not pauses
+        assert load(folder).read(f'one <break time="{seconds}s"/> two', None).parts
+    with pytest.raises((ArgumentError, ModelError), match="sentencepiece|words.model"):
+        mmspec.load(str(folder), processor="words.model", config={"codec": Codec()})
     with pytest.raises(ArgumentError, match="recipe 'draft' is not possible for Kyutai TTS"):
         load(folder)("one", recipe="draft")
     with pytest.raises(ArgumentError, match="processor=.* is not allowed; it needs a method encode"):
@@ -260,6 +267,8 @@ def test_errors(folder: Path) -> None:
         {"dim": 30},
         {"conditioners": {}},
         {"card": "x"},
+        {"max_period": 0},
+        {"tts_config": {"audio_delay": 1e9}},
     ]
     for changed in wrong_configs:
         with pytest.raises(ModelError, match="model 'x' "):

@@ -117,6 +117,10 @@ def test_refusals(folder: Path) -> None:
         pipe.with_duration(3)
     with pytest.raises(ArgumentError, match="ahead=0 is not allowed"):
         load(folder, ahead=0)
+    with pytest.raises(ArgumentError, match="measure_entropy is not possible for MAGNeT"):
+        pipe(TEXTS[0], measure_entropy=True)
+    with pytest.raises(ArgumentError, match="codec='encodec' is not allowed; pass a mmspec.audio.codec.Codec"):
+        load(folder, codec="encodec")
     with pytest.raises(ArgumentError, match="name the folder of T5 with config="):
         mmspec.load(str(folder), processor="t5")
     refuse_layout("facebook/magnet-small-10secs", ["state_dict.bin", "compression_state_dict.bin"], None, None, ())
@@ -168,6 +172,7 @@ def test_broken_files_are_refused(folder: Path, tmp_path: Path) -> None:
     del weights["out_norm.weight"]
     for content, message in (
         ({"best_state": weights, "xp.cfg": tiny.SETTINGS}, "missing: out_norm.weight"),
+        ({"best_state": weights | {5: weights["emb.0.weight"]}, "xp.cfg": tiny.SETTINGS}, "unknown: 5"),
         ({"xp.cfg": tiny.SETTINGS}, "is not a file of audiocraft"),
         ({"pretrained": "x"}, "it has no weights"),
     ):

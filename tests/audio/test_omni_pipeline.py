@@ -78,7 +78,7 @@ def test_samples_are_those_of_its_own_generate_with_mmspec() -> None:
 
 def test_voices_seeds_streams_and_rows_of_an_engine() -> None:
     pipe = load(tiny.qwen3(3, codes=5, spread=0.3))
-    assert pipe.adapter.voices == ("ethan", "aiden")
+    assert pipe.adapter.voices == ("ethan", "aiden") and pipe.adapter.answers
     whole = pipe(ASKED, seed=3)
     np.testing.assert_allclose(pipe(ASKED[1], seed=4).audio, whole[1].audio, atol=1e-5)
     prompts = [pipe.read(ASKED[1], voice).parts[0].embeds for voice in pipe.adapter.voices]
@@ -154,6 +154,32 @@ def test_qwen2_5_from_a_folder(tmp_path: Path) -> None:
     assert "spk_dict.pt" in needed_files([file.name for file in tmp_path.iterdir()], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"junk", "cannot be read"),
+        ([1, 2], "contains a list instead of speakers by name"),
+        ({"x": 5}, "has 'x', which is not a speaker"),
+        ({"x": {"bos_token": 59}}, "has 'x', which is not a speaker"),
+        (
+            {"x": {"bos_token": 99999, "cond": torch.zeros(1, 8), "ref_mel": torch.zeros(1, 6, 8)}},
+            "bos_token, below 60",
+        ),
+        ({"x": {"bos_token": 59, "cond": torch.zeros(1, 9), "ref_mel": torch.zeros(1, 6, 8)}}, r"cond \[1, 8\]"),
+    ],
+)
+def test_qwen2_5_speakers_of_another_form_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    model = tiny.qwen2_5(0)
+    model.speaker_map.clear()
+    model.name_or_path = str(tmp_path)
+    if isinstance(content, bytes):
+        (tmp_path / "spk_dict.pt").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "spk_dict.pt")
+    with pytest.raises(ModelError, match=message):
+        mmspec.load(model, processor=Chat())
+
+
 def test_qwen2_5_errors() -> None:
     with pytest.raises(ArgumentError, match=r"config has 'frame', .*\(did you mean 'frames'\?\)"):
         load_2_5(frame=3)
@@ -171,10 +197,15 @@ def test_errors() -> None:
     for wrong in ({"frames": 0}, {"ahead": 99}, {"answer_tokens": 1}, {"system": 3}):
         with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
             load(model, **wrong)
+    with pytest.raises(ArgumentError, match="processor is a object that writes no chat"):
+        mmspec.load(model, processor=object())("3")
     with pytest.raises(ArgumentError, match="draft_model is not possible"):
         load(model, draft_model=tiny.qwen3())
     with pytest.raises(ArgumentError, match="which has no draft model"):
         load(model)("3", recipe="draft")
+    model.config.talker_config.speaker_id = None
+    with pytest.raises(ModelError, match="the model has no speakers"):
+        load(model)
     model.has_talker = False
     with pytest.raises(ModelError, match="the model has no talker"):
         load(model)

@@ -153,7 +153,9 @@ def test_errors(folder: Path) -> None:
         ({"text": "a", "words": []}, "must have a 'text' and 'words'"),
         ({"text": "a", "words": [{"word": "a"}]}, "it needs 'word', 'c1', 'c2' and 'features'"),
         ({"text": "a", "words": [{**words[0], "c1": [1024, 1]}]}, "other codes than pairs of 0 to 1023"),
-        ({"text": "a", "words": [{**words[0], "duration": "x"}]}, "no duration of 'The'"),
+        ({"text": "a", "words": [{**words[0], "duration": "x"}]}, "duration of 'The'='x' is not allowed"),
+        ({"text": "a", "words": [{**words[0], "duration": float("nan")}]}, "duration of 'The'=nan is not allowed"),
+        ({"text": "a", "words": [{**words[0], "features": {"pitch": "high"}}]}, "pitch of 'The'='high' is not allowed"),
     ):
         with pytest.raises(ArgumentError, match=said):
             read_speaker(wrong)

@@ -123,6 +123,9 @@ def test_files_and_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not the decoder of a Soprano"):
         read_soprano(tmp_path)
     state = tiny_soprano.decoder_state()
+    torch.save(state | {"decoder.embed.weight": state["decoder.embed.weight"][..., 1:]}, tmp_path / "decoder.pth")
+    with pytest.raises(ModelError, match="an even number of frames, which no Soprano has"):
+        read_soprano(tmp_path)
     torch.save({name: state[name] for name in state if name != "head.out.bias"}, tmp_path / "decoder.pth")
     with pytest.raises(ModelError, match=r"head\.out\.bias"):
         read_soprano(tmp_path)

@@ -179,9 +179,11 @@ def test_dpg_is_scored_as_by_its_own_code(root: Path, tmp_path: Path) -> None:
         DPG.scores(SampleBatch([Path("a")], ["a cat"], images=np.zeros((1, 2, 2, 3), np.uint8)), judge)
     with pytest.raises(ArgumentError, match="name them with --vqa and --dpg"):
         DPG.load_extractor({"vqa": "x"}, "cpu")
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n3,4\n")
-    with pytest.raises(ArgumentError, match="is not a readable dpg_bench.csv"):
-        read_questions(tmp_path / "other.csv")
+    columns = "text,proposition_id,dependency,question_natural_language"
+    for content in ("a,b\n1,2\n3,4\n", f"{columns}\na,1,0,is it\na\n", f"{columns}\na,1,0,is it\na,2\n"):
+        (tmp_path / "other.csv").write_text(content)
+        with pytest.raises(ArgumentError, match="is not a readable dpg_bench.csv"):
+            read_questions(tmp_path / "other.csv")
 
 
 def test_questions_are_answered_by_blip(tmp_path: Path) -> None:

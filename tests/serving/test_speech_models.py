@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Callable
@@ -130,3 +131,24 @@ def test_samples_are_those_of_the_pipeline(make: Callable[[Path], Any], text: st
             assert status == 200, data
             compare(data, own)
         assert stream or int(headers["x-target-calls"]) > 0
+
+
+def test_a_text_that_is_answered_is_read_in_a_thread_of_its_own(tmp_path: Path) -> None:
+    """Other requests do not wait for the answer."""
+    pipe, beside = csm(tmp_path), list[bool]()
+    own = pipe.adapter.read
+
+    def read(text: str, voice: str | None) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            beside.append(True)
+        else:
+            beside.append(False)
+        return own(text, voice)
+
+    pipe.adapter.read, pipe.adapter.answers = read, True
+    model = ServedModel("voice", pipe, "scd:window=4", new_engine(pipe, "scd:window=4", 4, 8))
+    with served([model]) as running:
+        status, _, data = running.request(SPEECH, {"input": "two", "seed": 3, "response_format": "pcm"})
+    assert status == 200 and beside and all(beside), data

@@ -298,6 +298,36 @@ def test_the_command_reads_frames_and_writes_a_video(
     assert "does not generate videos; see `mmspec image`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("durations", "shades"),
+    [
+        ([33, 34, 33], [10, 20, 30]),
+        ([30, 40, 30], [10, 20, 30]),
+        ([40, 120, 40], [10, 20, 20, 20, 30]),
+        ([0, 40, 40], [10, 20, 30]),
+    ],
+)
+def test_stored_frames_are_repeated_where_they_stay_longer(
+    durations: list[int], shades: list[int], tmp_path: Path
+) -> None:
+    frames = [Image.new("RGB", (8, 8), (shade, shade, shade)) for shade in (10, 20, 30)]
+    path = tmp_path / "a.webp"
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, lossless=True)
+    assert [int(np.asarray(frame)[0, 0, 0]) for frame in last_frames(path, 99)] == shades
+
+
+def test_the_command_refuses_before_it_loads_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "one.png")
+    words = ["video", str(tmp_path / "one.png"), "-m", str(tmp_path)]
+    for options, message in (
+        (["--input-frames", "5"], "--input-frames 5 is not allowed; use 1 or 9"),
+        (["--input-frames", "9"], "one.png' has 1"),
+        (["--fps", "200", "-o", "out.gif"], "fps=200 is not possible for .gif; use at most 100, or .webp"),
+    ):
+        assert main([*words, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_frames_are_scaled_to_cover_and_cropped_in_the_middle() -> None:
     frames = torch.zeros(3, 3, 40, 40)
     frames[-1, :, 10:30] = 1

@@ -147,5 +147,16 @@ def test_images_have_pixels_and_wrong_calls_are_one_line() -> None:
         generator("cat", height=1600, width=16)
     with pytest.raises(ArgumentError, match="guidance_scale=2.0 is not allowed; it must be 1"):
         generator("cat", text_sampling=SamplingParams(guidance_scale=2.0))
+    for wrong in ({"text_sampling": {"top_p": 0.9}}, {"image_sampling": "x"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed; pass a SamplingParams"):
+            generator("cat", **wrong)
+    with pytest.raises(UnknownNameError, match="unknown task"):
+        generator("cat", task=None)
+    with pytest.raises(PromptError, match="prompt of 1[0-9]* tokens is too long; the model has 1024 positions"):
+        generator("cat " * 400)
+    calls: tuple[Any, ...] = (generator, generator.stream)
+    for call in calls:
+        with pytest.raises(ArgumentError, match=r"heigth is not .*\(did you mean 'height'\?\)"):
+            call("cat", heigth=3)
     with pytest.raises(ArgumentError, match="load an Emu3.5"):
         InterleavedGenerator(mmspec.load("shapes"))

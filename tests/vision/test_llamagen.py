@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from diffusers.configuration_utils import register_to_config
 from tiny_llamagen import GRID, C, N, T, V, tiny
 from torch import Tensor
 
+import mmspec
 from mmspec.decoding.batch import Step
 from mmspec.drafters.ngram import NGramTable
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.recipes import parse
 from mmspec.testing.exactness import largest_z, noise_floor, score_of_drafts
 from mmspec.testing.limits import FALSE_ALARM
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
@@ -312,3 +315,12 @@ def test_a_counted_table_holds_the_most_frequent_token_of_each_pair() -> None:
         up, left = pair
         # In the first column the token above replaces the one to the left, which adds to pairs of equal tokens.
         assert up == left or tokens[int(best[up, left])] == max(tokens.values())
+
+
+def test_a_draft_model_has_the_truncation_of_the_call() -> None:
+    pipe, recipe = mmspec.load("shapes"), parse("plain")
+    options = {"seed": 0, "temperature": 0.9, "min_p": 0.1, "typical_p": 0.8, "guidance_scale": 2.0, "cfg_interval": 3}
+    rows = pipe.read_request("a red circle", options, recipe).rows
+    found = pipe.prepare_rows(rows, recipe).resources.draft_sampling
+    assert found == [replace(rows[0].sampling, guidance_scale=1.0, guidance_end=None)]
+    assert (found[0].min_p, found[0].typical_p) == (0.1, 0.8)

@@ -156,6 +156,11 @@ def test_wrong_calls_and_files_are_one_line(pipe: Any, folder: Path, tmp_path: P
         pipe.model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=mmspec.generate)
     with pytest.raises(ModelError, match="pass custom_generate=mmspec.generate"):
         pipe.model(torch.tensor([[1, 2]]))
+    for marks in (["<SOM>"], 5, ["<SOM>", "<EOM>", 5]):
+        pipe.model.config.mm_special_tokens = marks
+        with pytest.raises(ModelError, match="has mm_special_tokens=.*; they must be three marks"):
+            pipe("cat", **SIZE, output_type="latent")
+    pipe.model.config.mm_special_tokens = ["<SOM>", "<EOM>", "<IMAGE>"]
     pipe.model.config.vocab_size = TEXTS + 1
     with pytest.raises(ModelError, match="processor has code 0 and the marks <SOM> and <IMAGE> as ids"):
         pipe("cat", **SIZE, output_type="latent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import check_integer
+from mmspec.arguments import check_integer, shown
 from mmspec.decoding.stats import Stats
-from mmspec.errors import ArgumentError, unknown_name
+from mmspec.errors import ArgumentError, PromptError, unknown_name
 from mmspec.hf.generate import generate, salted
+from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.output import Output
 from mmspec.recipes import Recipe, on_device, parse
 from mmspec.sampling.params import SamplingParams
@@ -160,6 +162,7 @@ class InterleavedGenerator:
 
     def __call__(self, prompt: str | Sequence[str], **options: Any) -> InterleavedOutput:
         """The whole answers; the arguments are those of `stream`."""
+        check_options(options, OPTIONS)
         run = _Run(self, prompt, **options)
         pieces: list[list[Piece]] = [[] for _ in run.rows]
         for row, piece in run:
@@ -170,6 +173,7 @@ class InterleavedGenerator:
             pieces, tokens, [row.seed for row in run.rows], [row.truncated for row in run.rows], run.stats
         )
 
+    @refuse_unknown_keywords
     def stream(
         self,
         prompt: str | Sequence[str],
@@ -234,8 +238,11 @@ class _Run:
         output_type: str = "pil",
     ) -> None:
         self._of, pipe = generator, generator.pipe
-        if task not in TASKS:
-            raise unknown_name("task", task, TASKS)
+        if not isinstance(task, str) or task not in TASKS:
+            raise unknown_name("task", str(task), TASKS)
+        for name, given in (("text_sampling", text_sampling), ("image_sampling", image_sampling)):
+            if not isinstance(given, (SamplingParams, type(None))):
+                raise ArgumentError(f"{name}={shown(given)} is not allowed; pass a SamplingParams, or None")
         check_integer("max_new_tokens", max_new_tokens, 1, 2**20)
         check_output_type(output_type)
         if output_type != "latent" and generator._adapter.no_pixels is not None:
@@ -255,6 +262,8 @@ class _Run:
         prompts = read_prompts(prompt)
         refuse_empty(prompts)
         ids = [self._ids(TASKS[task].prompt.format(prompt=text)) for text in prompts]
+        if (longest := max(map(len, ids))) >= (positions := generator._adapter.max_length):
+            raise PromptError(f"prompt of {longest} tokens is too long; the model has {positions} positions")
         size = None if pixels is None else (pixels[0] // FACTOR, pixels[1] // FACTOR)
         self.rows = [
             _Row(row, self._ids(UNCONDITIONAL), len(row), one, size, begun=len(row))
@@ -336,8 +345,8 @@ class _Run:
             row.uncond += [*tokens, of._end_image]
             row.state, row.begun = "text", len(row.ids)
             codes = of._adapter.codes(torch.tensor(tokens)[places])
-            shown = of.pipe.decode(codes[None].to(of.pipe.device), **pixels, output_type=self._output_type)
-            yield n, Piece("image", image=shown[0], codes=codes.view(size))
+            images = of.pipe.decode(codes[None].to(of.pipe.device), **pixels, output_type=self._output_type)
+            yield n, Piece("image", image=images[0], codes=codes.view(size))
 
     @torch.no_grad()
     def _decode(
@@ -419,3 +428,6 @@ class _Run:
         ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
         return ids, mask
+
+
+OPTIONS = tuple(inspect.signature(_Run).parameters)[2:]  # of a call, besides the prompt

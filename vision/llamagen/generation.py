@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -415,7 +416,7 @@ class LlamaGenGenerator:
             # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
             draft_model=partial(target, draft, False) if draft is not None else None,
             guided_draft_model=partial(target, draft, True) if draft is not None else None,
-            draft_sampling=[SamplingParams(each.temperature, each.top_k, each.top_p) for each in samplings],
+            draft_sampling=[replace(each, guidance_scale=1.0, guidance_end=None) for each in samplings],
             codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
             adaptive_windows=adaptive_windows_of(gpt),
             heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},

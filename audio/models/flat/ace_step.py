@@ -94,6 +94,7 @@ class AceStepAdapter:
 
     recipe = "recycle:window=4"
     guided = True
+    own_truncation = True
     voices: Sequence[str] = ()
     sampling = SamplingParams(0.85, 0, 0.9, guidance_scale=2.0)
 
@@ -150,9 +151,10 @@ class AceStepAdapter:
     def _metadata(self) -> dict[str, Any]:
         """The metadata of a song as YAML has them: digits are numbers, and a time signature is its beats."""
         found = {**self.song.metadata, "duration": int(self.song.seconds)}
-        found["timesignature"] = str(found["timesignature"]).removesuffix("/4")
+        if (beats := found["timesignature"]) is not None:
+            found["timesignature"] = str(beats).removesuffix("/4")
         return {
-            name: int(value) if isinstance(value, str) and value.isdigit() else value
+            name: int(value) if isinstance(value, str) and value.isdecimal() else value
             for name, value in found.items()
             if value is not None
         }
@@ -242,7 +244,14 @@ def make(
             f"metadata={shown(metadata)} is not allowed; it needs {', '.join(METADATA)}, and may have caption and "
             "language"
         )
+    for name, value in metadata.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
+            raise ArgumentError(f"metadata {name}={shown(value)} is not allowed; it must be a text, a number or None")
+    lyrics, negative = config.get("lyrics", "[Instrumental]"), config.get("negative_prompt")
+    if not isinstance(lyrics, str):
+        raise ArgumentError(f"lyrics={shown(lyrics)} is not allowed; it must be a text")
+    if not isinstance(negative, (str, type(None))):
+        raise ArgumentError(f"negative_prompt={shown(negative)} is not allowed; it must be a text, or None")
     if codec is None:
         raise ArgumentError("ACE-Step's codes become music by its diffusion model; pass config={'codec': ...}")
-    lyrics, negative = config.get("lyrics", "[Instrumental]"), config.get("negative_prompt")
     return AceStepAdapter(model, tokenizer, codec, Song(lyrics, metadata, negative), draft_model)

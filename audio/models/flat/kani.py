@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmspec.arguments import shown
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.style import Style
+from mmspec.errors import ModelError
 from mmspec.sampling.logits_processors import RepetitionPenalty
 from mmspec.sampling.params import SamplingParams
 
@@ -25,8 +27,14 @@ def kani_style(config: Any, tokenizer: Any) -> Style:
     Args:
         config: The model's configuration.
         tokenizer: Its tokenizer.
+
+    Raises:
+        ModelError: If the configuration names speakers in another form.
     """
     settings = getattr(config, "speaker_settings", None) or {}
+    voices = settings.get("speaker_list") or [] if isinstance(settings, dict) else None
+    if not isinstance(voices, (list, tuple)) or not all(isinstance(voice, str) and voice.strip() for voice in voices):
+        raise ModelError(f"the model's config has speaker_settings={shown(settings)}; its speaker_list must be names")
     # The package's defaults, and the top-k of transformers' generate, which it calls.
     return Style(
         StreamFormat(CODES, FIRST_CODE, END_SPEECH, slots=(0, 1, 2, 3)),
@@ -35,7 +43,7 @@ def kani_style(config: Any, tokenizer: Any) -> Style:
         (RepetitionPenalty(1.1),),
         tokens=1200,  # 300 frames, 24 seconds
         letters=250,
-        voices=tuple(settings.get("speaker_list") or ()),
+        voices=tuple(voices),
     )
 
 

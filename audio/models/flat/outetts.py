@@ -15,7 +15,7 @@ from typing import Any
 
 import ftfy
 
-from mmspec.arguments import shown
+from mmspec.arguments import check_integer, check_number, shown
 from mmspec.audio.models.flat.decoding import MarkedCodes, StreamFormat
 from mmspec.audio.models.flat.style import Style
 from mmspec.documents import read_json
@@ -139,8 +139,9 @@ def read_speaker(speaker: Any) -> dict[str, Any]:
         if not known or not isinstance(word.get("word"), str) or not isinstance(word.get("features"), Mapping):
             raise ArgumentError(f"speaker has the word {shown(word)}; it needs 'word', 'c1', 'c2' and 'features'")
         codes = [*word["c1"], *word["c2"]]
-        if len(word["c1"]) != len(word["c2"]) or not all(isinstance(c, int) and 0 <= c < CODES for c in codes):
+        if len(word["c1"]) != len(word["c2"]) or not all(type(c) is int and 0 <= c < CODES for c in codes):
             raise ArgumentError(f"speaker has other codes than pairs of 0 to {CODES - 1} in {word['word']!r}")
-        if not isinstance(word.get("duration"), (int, float)):
-            raise ArgumentError(f"speaker has no duration of {word['word']!r}")
+        check_number(f"speaker duration of {word['word']!r}", word.get("duration"), 0, 1e6)
+        for name in FEATURES:
+            check_integer(f"speaker {name} of {word['word']!r}", word["features"].get(name, 0), 0, 100)
     return dict(speaker)

@@ -227,6 +227,10 @@ STYLES_OF_MODEL: dict[str, Callable[[Any, Any], Style]] = {
 }
 
 
+# What the option `style` may name.
+NAMES = (*STYLES, *STYLES_OF_MODEL, "ace-step")
+
+
 @dataclass(frozen=True)
 class FlatPart:
     """A part of a text, and the ids of its prompt."""
@@ -270,7 +274,7 @@ class FlatAdapter:
             elif style in STYLES:
                 style = STYLES[style]
             else:
-                raise unknown_name("style", style, [*STYLES, *STYLES_OF_MODEL])
+                raise unknown_name("style", style, NAMES)
         stream, marked = style.stream, style.marked
         books, codes = (len(stream.slots), stream.codes) if marked is None else (len(marked.firsts), marked.codes)
         if codec.codebooks != books or codec.codebook_size < codes:
@@ -425,13 +429,10 @@ def make(
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     if options or (style is None and codec is not None):
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
-        raise ArgumentError(
-            f"{wrong}; name one of {', '.join([*STYLES, *STYLES_OF_MODEL])}, or pass a "
-            "mmspec.audio.models.flat.style.Style"
-        )
+        raise ArgumentError(f"{wrong}; name one of {', '.join(NAMES)}, or pass a mmspec.audio.models.flat.style.Style")
     if style is not None and not isinstance(style, (str, Style)):
         raise ArgumentError(
-            f"style={shown(style)} is not allowed; name one of {', '.join([*STYLES, *STYLES_OF_MODEL])}, or pass a "
+            f"style={shown(style)} is not allowed; name one of {', '.join(NAMES)}, or pass a "
             "mmspec.audio.models.flat.style.Style"
         )
     if speaker is not None:

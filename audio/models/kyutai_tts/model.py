@@ -173,6 +173,10 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
     tts, dim, depth = mapping(found, "tts_config"), value("dim"), value("depformer_dim")
     if tts.get("multistream"):
         raise ModelError(f"{what} has multistream=True in its tts_config, which is not supported")
+    delay, period = float(tts.get("audio_delay", 0)), float(found.get("max_period", 10_000))
+    for name, number, low, high in (("audio_delay", delay, 0, 60), ("max_period", period, 1, 1e12)):
+        if not low <= number <= high:
+            raise ModelError(f"{what} has {name}={number:g}; it must be {low:g} to {high:g}")
     hidden, own = float(found.get("hidden_scale", 4)), found.get("depformer_dim_feedforward")
     if isinstance(own, list):
         if len(set(map(str, own))) != 1:
@@ -200,11 +204,11 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
         low_rank=None if low_rank is None else value("depformer_low_rank_embeddings"),
         schedule=tuple(schedule),
         context=value("context", LARGEST - 1),
-        max_period=float(found.get("max_period", 10_000)),
+        max_period=period,
         tables=tables,
         voice=value("dim", place=voice),
         voice_positions=scale,
-        delay_steps=int(float(tts.get("audio_delay", 0)) * 12.5),
+        delay_steps=int(delay * 12.5),
         look_ahead=value("second_stream_ahead", 0, 0, tts),
     )
 

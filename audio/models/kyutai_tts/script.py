@@ -10,7 +10,7 @@ from mmspec.audio.models.kyutai_tts.machine import Entry
 SPEAKER_ID = 1  # the text id before the first word of the main speaker
 FRAME_RATE = 12.5
 # White space, or a pause such as <break time="0.5s"/>.
-_GAP = re.compile(r"(?:<break\s+time=\"([0-9]+(?:.[0-9]*)?)s\"\s*/?>)|(?:\s+)")
+_GAP = re.compile(r"(?:<break\s+time=\"([0-9]{1,9}(?:\.[0-9]*)?)s\"\s*/?>)|(?:\s+)")
 _REPLACED = {"’": "'", ":": " ", "(": "", ")": ""}
 
 

@@ -174,7 +174,8 @@ def from_folder(
         raise ArgumentError("draft_model is not possible for Kyutai TTS, which drafts along the depth")
     if codec is None:
         raise ArgumentError("Kyutai TTS needs Mimi in the layout of transformers; pass tokenizer='kyutai/mimi'")
-    encode = getattr(processor, "encode", None)
+    # Texts have a method of that name, too.
+    encode = None if isinstance(processor, (str, Path)) else getattr(processor, "encode", None)
     if encode is None:
         if not isinstance(processor, (str, Path, type(None))):
             raise ArgumentError(f"processor={shown(processor)} is not allowed; it needs a method encode, or is a file")

@@ -62,7 +62,7 @@ def read_package(file: Path, what: str) -> tuple[dict[str, Any], dict[str, Tenso
             raise ModelError(str(error)) from None
     if not isinstance(settings, dict):
         raise ModelError(f"xp.cfg of {named} contains a {type(settings).__name__} instead of a mapping")
-    return settings, {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    return settings, {str(name): value for name, value in weights.items() if isinstance(value, Tensor)}
 
 
 def setting(settings: Mapping[str, Any], name: str, default: Any = None) -> Any:

@@ -149,7 +149,13 @@ class MagnetJob:
         on_step: OnStep | None,
         measure_entropy: bool,
     ) -> Decoded:
-        """Columns int64 [B, T, K]. All rows have the first sampling parameters; their entropy is not measured."""
+        """Columns int64 [B, T, K]. All rows have the first sampling parameters.
+
+        Raises:
+            ArgumentError: If entropies are asked for.
+        """
+        if measure_entropy:
+            raise ArgumentError("measure_entropy is not possible for MAGNeT, whose steps fill many places at once")
         own, sampling, books = self.adapter, samplings[0], self.adapter.model.config.codebooks
         text, mask = own.text_encoder(self.parts)
         schedule = SpanSchedule(own.steps, own.spans, sampling.guidance_scale, own.last_guidance)

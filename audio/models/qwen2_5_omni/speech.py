@@ -18,6 +18,7 @@ from mmspec.audio.codecs.token2wav import Token2Wav
 from mmspec.audio.depth.depth_frames import left_padded, same_length
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
+from mmspec.checkpoint import read_weights
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
@@ -86,6 +87,7 @@ class Qwen2_5OmniAdapter:
     recipe = "scd:window=8"
     guided = False
     draws_voice = False
+    answers = True
     voices: Sequence[str] = ()
     sampling = SamplingParams(0.9, 40, 0.8)
 
@@ -137,6 +139,40 @@ class Qwen2_5OmniAdapter:
         return tokens[: int(ends[0]) if len(ends) else self.options.frames][None]
 
 
+def read_speakers(file: Path, model: Any) -> dict[str, dict[str, Any]]:
+    """The speakers in a published file, as `speaker_map` has them.
+
+    Raises:
+        ModelError: If the file cannot be read, or has no speakers of this model.
+    """
+    named, content = f"speakers {str(file)!r}", read_weights(file, "speakers")
+    if not isinstance(content, dict):
+        raise ModelError(f"{named} contains a {type(content).__name__} instead of speakers by name")
+    config, ids = model.config.token2wav_config.dit_config, model.thinker.get_input_embeddings().num_embeddings
+    for name, speaker in content.items():
+        found = speaker if isinstance(speaker, Mapping) else {}
+        begin, cond, mel = (found.get(key) for key in ("bos_token", "cond", "ref_mel"))
+        if not (
+            isinstance(name, str)
+            and type(begin) is int
+            and 0 <= begin < ids
+            and is_vectors(cond, 2, config.enc_emb_dim)
+            and is_vectors(mel, 3, config.mel_dim)
+        ):
+            raise ModelError(
+                f"{named} has {shown(name)}, which is not a speaker of this model; it needs bos_token, below {ids}, "
+                f"cond [1, {config.enc_emb_dim}] and ref_mel [1, T, {config.mel_dim}]"
+            )
+    return content
+
+
+def is_vectors(value: Any, dims: int, width: int) -> bool:
+    """Whether a value is a floating-point tensor [1, ..., width], not empty, of so many dimensions."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim != dims or not value.numel():
+        return False
+    return value.shape[0] == 1 and value.shape[-1] == width
+
+
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft: Any) -> Qwen2_5OmniAdapter:
     """The `Qwen2_5OmniAdapter` of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
@@ -166,7 +202,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
             raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a text, or None")
     speakers = Path(model.name_or_path) / "spk_dict.pt"
     if not model.speaker_map and speakers.is_file():
-        model.load_speakers(speakers)
+        model.speaker_map.update(read_speakers(speakers, model))
     if not model.speaker_map:
         raise ModelError("the model has no speakers; there must be a file spk_dict.pt beside its weights")
     return Qwen2_5OmniAdapter(model, processor, codec, options)

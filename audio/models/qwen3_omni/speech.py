@@ -86,6 +86,7 @@ class Qwen3OmniAdapter:
     recipe = "scd:window=8"
     guided = False
     draws_voice = False
+    answers = True
     sampling = ORIGINAL
 
     def __init__(self, model: Any, processor: Any, codec: Codec, options: Options) -> None:
@@ -141,12 +142,14 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
 
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
-        ModelError: If the model has no talker.
+        ModelError: If the model has no talker, or no speakers.
     """
     if draft is not None:
         raise ArgumentError("draft_model is not possible for Qwen3-Omni, whose talker reads its own thinker's states")
     if not model.has_talker:
         raise ModelError("the model has no talker, and so no voice; load one with enable_audio_output")
+    if not model.config.talker_config.speaker_id:
+        raise ModelError("the model has no speakers; its talker_config must have them in speaker_id")
     known = [field.name for field in fields(Options)]
     for name in config:
         if name not in known:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.hf.flat_formats import token_id
@@ -34,7 +35,7 @@ class XOmniAdapter:
 
     Raises:
         ArgumentError: If the tokenizer is missing, or there is a component that X-Omni does not have.
-        ModelError: If tokenizer and model have different ids for codes.
+        ModelError: If tokenizer and model have different ids for codes, or the config names other marks.
     """
 
     no_pixels = NO_PIXELS
@@ -47,7 +48,10 @@ class XOmniAdapter:
         self.codebook_size = int(config.image_vocab_size)
         self.sampling = PUBLISHED
         self.max_length = int(config.max_position_embeddings)
-        self._begin, _, self._codes = config.mm_special_tokens
+        special = config.mm_special_tokens
+        if not isinstance(special, (list, tuple)) or len(special) != 3 or not all(isinstance(m, str) for m in special):
+            raise ModelError(f"the model's config has mm_special_tokens={shown(special)}; they must be three marks")
+        self._begin, _, self._codes = special
         marks = [token_id(self._tokenizer, mark) - self._first for mark in (self._begin, self._codes)]
         found = token_id(self._tokenizer, "<MM-Token-0>") - self._first
         if found != 0 or not all(self.codebook_size <= mark < config.mm_vocab_size for mark in marks):
