@@ -170,10 +170,11 @@ def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path) -> None:
 
 
 def test_rules_that_prepare_other_tables_are_warmed_up(pipe: Pipe, tmp_path: Path) -> None:
-    recipes = ["lantern:k=2", "lantern:k=3", "lantern:delta=0.2,k=3"]
-    config = EvalConfig("toy", ["a"], recipes, [0], [])
-    generate(pipe, config, tmp_path, [[[(name, "a", 0)] for name in recipes]])
-    assert [call[0] for call in pipe.calls] == [name for name in recipes[:2] for _ in range(2)] + recipes[2:]
+    recipes = ("lantern:k=2", "lantern:k=3", "lantern:delta=0.2,k=3")
+    config = EvalConfig("toy", ("a",), recipes, (0,), ())
+    toy: Any = pipe
+    generate(toy, config, tmp_path, [[[(name, "a", 0)] for name in recipes]])
+    assert [call[0] for call in pipe.calls] == [name for name in recipes[:2] for _ in range(2)] + [recipes[2]]
 
 
 def test_a_finished_run_accepts_more_recipes_and_metrics(pipe: Pipe, tmp_path: Path) -> None:
