@@ -274,7 +274,7 @@ def given_codec(options: dict[str, Any]) -> Codec | None:
         ArgumentError: If it is no codec.
     """
     codec: Codec | None = options.pop("codec", None)
-    if codec is not None and not all(hasattr(codec, name) for name in ("codebooks", "codebook_size", "decode")):
+    if codec is not None and not all(hasattr(codec, name) for name in ("codebooks", "codebook_size")):
         raise ArgumentError(
             f"codec={shown(codec)} is not allowed; pass a mmspec.audio.codec.Codec, or the folder or Hub id of a codec "
             "as tokenizer="
