@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
 from mmspec.checkpoint import describe
-from mmspec.errors import ArgumentError, ModelError, PromptError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe
@@ -150,14 +151,7 @@ def from_folder(
         ArgumentError: For unknown options, values that are not allowed, and a missing codec.
         ModelError: For missing, broken or unsupported files.
     """
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which HeartMuLa does not have{did_you_mean(name, known)}; it may have "
-                f"'codec', {', '.join(map(repr, known))}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "HeartMuLa", ("codec",))
     for name, value, low, high in (("frames", options.frames, 1, 2**20), ("ahead", options.ahead, 0, MAX_AHEAD)):
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {low} to {high}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
 from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
@@ -23,7 +24,7 @@ from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import describe, read_tensors
-from mmspec.errors import ArgumentError, ModelError, PromptError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -208,14 +209,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
     """
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which Kyutai TTS does not have{did_you_mean(name, known)}; it may have "
-                f"'codec', {', '.join(map(repr, known))}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "Kyutai TTS", ("codec",))
     for name, least, most in (("frames", 1, 2**20), ("codebooks", 1, 256), ("padding_between", 0, 100)):
         value = getattr(options, name)
         integer = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.moss_local.decoding import MossLocalFrames, check_draft, frame_ends, frame_spec
 from mmspec.audio.models.moss_local.model import MossLocal, read_model
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import describe
-from mmspec.errors import ArgumentError, did_you_mean
+from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import LOAD_ERRORS
 from mmspec.recipes import Recipe
@@ -238,14 +239,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
     """
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which MOSS-TTS-Local does not have{did_you_mean(name, known)}; it may have "
-                f"'codec', 'draft_model', {', '.join(map(repr, known))}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "MOSS-TTS-Local", ("codec", "draft_model"))
     for name, least, most in (("frames", 1, 2**20), ("tokens", 1, 2**20), ("ahead", 0, MAX_AHEAD)):
         value = getattr(options, name)
         integer = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

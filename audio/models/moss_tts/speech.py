@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.moss_tts.decoding import END, MossRequest, MossTTS, plan, read_config
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import building, check_depths, check_tensors, describe, read_tensors
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.folder import BUFFERS, LOAD_ERRORS, read_json
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -269,14 +270,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
     """
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which MOSS-TTS does not have{did_you_mean(name, known)}; it may have 'codec', "
-                f"'draft_model', {', '.join(map(repr, known))}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "MOSS-TTS", ("codec", "draft_model"))
     for name in ("frames", "tokens"):
         value = getattr(options, name)
         if (isinstance(value, bool) or not isinstance(value, int) or value < 1) and (name, value) != ("tokens", None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.token2wav import Token2Wav
 from mmspec.audio.depth.depth_frames import left_padded, same_length
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
 from mmspec.checkpoint import read_weights
@@ -23,7 +24,7 @@ from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.processed_target import LogitsProcessor, ProcessedTarget
 from mmspec.decoding.resources import DraftResources
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.hf.arguments import read_processors
 from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt
 from mmspec.hf.plan import position_ids_of
@@ -184,14 +185,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         raise ArgumentError("draft_model is not possible for Qwen2.5-Omni, whose talker reads its own thinker's states")
     if not model.has_talker:
         raise ModelError("the model has no talker, and so no voice; load one with enable_audio_output")
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which Qwen2.5-Omni does not have{did_you_mean(name, known)}; it may have "
-                f"{', '.join(map(repr, known))}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "Qwen2.5-Omni")
     for name, least in (("frames", 1), ("answer_tokens", 2)):
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**20:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.qwen3_omni.decoding import depth_sampling, talker_frames
 from mmspec.audio.talker_call import Question, call_talker
 from mmspec.decoding.processed_target import LogitsProcessor
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.arguments import read_processors
 from mmspec.hf.causal_target import Prompt
@@ -150,14 +151,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         raise ModelError("the model has no talker, and so no voice; load one with enable_audio_output")
     if not model.config.talker_config.speaker_id:
         raise ModelError("the model has no speakers; its talker_config must have them in speaker_id")
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            raise ArgumentError(
-                f"config has {name!r}, which Qwen3-Omni does not have{did_you_mean(name, known)}; it may have "
-                f"{', '.join(map(repr, known))}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "Qwen3-Omni")
     for name, least, most in (("frames", 1, 2**20), ("answer_tokens", 2, 2**20), ("ahead", 0, MAX_AHEAD)):
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

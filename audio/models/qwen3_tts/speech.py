@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.family_options import options_of
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, check_draft, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
@@ -33,7 +34,7 @@ from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import describe
-from mmspec.errors import ArgumentError, ModelError, did_you_mean
+from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import LOAD_ERRORS, read_json
 from mmspec.hub import current_access
@@ -285,15 +286,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
     """
-    known = [field.name for field in fields(Options)]
-    for name in config:
-        if name not in known:
-            listed = ", ".join(map(repr, known))
-            raise ArgumentError(
-                f"config has {name!r}, which Qwen3-TTS does not have{did_you_mean(name, known)}; it may have "
-                f"'draft_model', {listed}"
-            )
-    options = Options(**config)
+    options = options_of(Options, config, "Qwen3-TTS", ("draft_model",))
     frames, ahead = options.frames, options.ahead
     if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
         raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
