@@ -113,6 +113,10 @@ class TargetJob:
 class SpeechAdapter(Protocol):
     """The interface between `mmspec.audio.pipeline.SpeechPipeline` and a speech or music model.
 
+    An adapter may also have three bools: `own_truncation` (False), whether its sampling cannot take min-p and
+    typical-p, which calls then refuse; `in_engines` (True), whether engines can decode its batches; `answers` (False),
+    whether `read` runs a model that answers the text, so that a server must not call it where requests wait.
+
     Attributes:
         codec: Decodes the model's codes into audio.
         sampling: Default sampling parameters of a call.
