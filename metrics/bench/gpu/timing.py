@@ -21,7 +21,8 @@ class CallTime:
     """The time of a call.
 
     Attributes:
-        device: Median seconds on the device, without the time that the host takes to launch; None on a CPU.
+        device: Median seconds on the device, without the time that the host takes to launch; None on a CPU, or if the
+            call cannot be captured in a CUDA graph.
         device_p10: The 10th percentile of the same.
         device_p90: The 90th percentile of the same.
         wall: Median seconds from the launch until the result is there.
@@ -85,16 +86,19 @@ def _busy_seconds(calls: Sequence[Callable[[], object]], device: torch.device, r
     return spans
 
 
-def _device_seconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
-    """Seconds per call of replays of a CUDA graph that makes each call."""
+def _device_seconds(calls: Sequence[Callable[[], object]], device: torch.device, repeats: int) -> list[float] | None:
+    """Seconds per call of replays of a CUDA graph that makes each call; None if they cannot be captured."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     calls = list(calls) * max(1, 10 // len(calls))  # so that the time of a replay itself does not count
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # attention plans of captured calls, see `mmspec.decoding.attention_backends`
         calls[0]()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        for call in calls:
-            call()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for call in calls:
+                call()
+    except RuntimeError:
+        return None
     graph.replay()
     spans = []
     for _ in range(repeats):
