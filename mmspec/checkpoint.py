@@ -88,6 +88,20 @@ def read_tensors(file: Path, what: str, wrappers: Collection[str] = ()) -> dict[
     return tensors
 
 
+def read_model_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a published model, by name, from the files `model*.safetensors` of its folder.
+
+    Raises:
+        ModelError: If there are none, or a file cannot be read.
+    """
+    state: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        state.update(read_tensors(file, "model"))
+    if not state:
+        raise ModelError(f"model {str(folder)!r} has no weights; there must be model.safetensors, or its parts")
+    return state
+
+
 def read_header(file: Path, what: str) -> dict[str, Tensor]:
     """The tensors of a file of weights, on the device "meta" if the format allows it: names, shapes and dtypes.
 

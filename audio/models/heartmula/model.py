@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mmspec.checkpoint import building, check_tensors, read_tensors
+from mmspec.checkpoint import building, check_tensors, read_model_tensors
 from mmspec.errors import ModelError, unknown_name
 from mmspec.hf.folder import read_json
 
@@ -194,11 +194,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> HeartMuLa
         ModelError: If files are missing, damaged or of another model.
     """
     what = f"model {str(folder)!r}"
-    config, state = read_config(read_json(folder / "config.json"), what), dict[str, Tensor]()
-    for file in sorted(folder.glob("model*.safetensors")):
-        state.update(read_tensors(file, "model"))
-    if not state:
-        raise ModelError(f"{what} has no weights; there must be a model.safetensors")
+    config, state = read_config(read_json(folder / "config.json"), what), read_model_tensors(folder)
     with building(what, "a HeartMuLa"), torch.device("meta"):
         model = HeartMuLa(config)
     used = converted(state, config)

@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_depths, check_tensors, read_tensors
+from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 from mmspec.hf.slot_cache import SlotCache
@@ -280,11 +280,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossLocal
         ModelError: If files are missing, damaged or of another model.
     """
     what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
-    state: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        state.update(read_tensors(file, "model"))
-    if not state:
-        raise ModelError(f"{what} has no weights; there must be model.safetensors, or its parts")
+    state = read_model_tensors(folder)
     check_depths(what, found, len(state))
     with building(what, "a MOSS-TTS-Local"):
         model = MossLocal(read_config(found, what))

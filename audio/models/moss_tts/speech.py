@@ -20,8 +20,8 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
-from mmspec.checkpoint import building, check_depths, check_tensors, describe, read_tensors
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.checkpoint import building, check_depths, check_tensors, describe, read_model_tensors
+from mmspec.errors import ArgumentError
 from mmspec.hf.folder import BUFFERS, LOAD_ERRORS, read_json
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -207,11 +207,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossTTS:
         ModelError: If files are missing, damaged or of another model.
     """
     what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
-    state: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        state.update(read_tensors(file, "model"))
-    if not state:
-        raise ModelError(f"{what} has no weights; there must be model.safetensors, or its parts")
+    state = read_model_tensors(folder)
     check_depths(what, found, len(state))
     with building(what, "a MOSS-TTS with delays"):
         model = MossTTS(read_config(found, what))

@@ -17,8 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.audio.models.qwen3_tts.config import Qwen3TTSConfig, read_config
-from mmspec.checkpoint import building, check_depths, check_tensors, read_tensors
-from mmspec.errors import ModelError
+from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 
@@ -148,11 +147,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> Qwen3TTS:
         ModelError: If files are missing, damaged or of another model.
     """
     what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
-    state: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        state.update(read_tensors(file, "model"))
-    if not state:
-        raise ModelError(f"{what} has no weights; there must be a model.safetensors")
+    state = read_model_tensors(folder)
     check_depths(what, found, len(state))
     return build_model(read_config(found, what), state, what, device, dtype)
 
