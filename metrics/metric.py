@@ -124,8 +124,14 @@ class Metric(ABC):
         """
         return load_extractor(self.extractor, weights, device) if self.extractor else None
 
-    def check_prompts(self, prompts: Sequence[str]) -> None:  # noqa: B027 (most metrics read any prompt)
-        """Checks, before anything is generated, that the metric can read these prompts.
+    def check_prompts(  # noqa: B027 (most metrics read any prompt)
+        self, prompts: Sequence[str], weights: Mapping[str, str]
+    ) -> None:
+        """Checks, before anything is loaded or generated, that the metric can read these prompts.
+
+        Args:
+            prompts: To be generated.
+            weights: As in `load_extractor`.
 
         Raises:
             PromptError: If it cannot.

@@ -6,11 +6,12 @@
 | `attributes@scenes`, `captions@scenes` | images | the same on `scenes` |
 | `clip` | images | CLIP score, needs weights of CLIP |
 | `hpsv2`, `pickscore` | images | human preference by HPSv2 and PickScore, need their weights |
-| `imagereward` | images | human preference by ImageReward, needs its weights |
+| `imagereward`, `hpsv3` | images | human preference by ImageReward and HPSv3, need their weights |
 | `dpg` | images | DPG-Bench: share of a prompt's statements shown, by a network that answers questions |
 | `geneval`, `geneval@TASK` | images | GenEval: share of prompts whose objects, counts, colors and places are right |
 | `diversity@X` | both | mean distance between seeds of one prompt, over features of X |
 | `dnsmos` | speech | DNSMOS (overall), needs `pip install "mmspec[dnsmos]"`, which holds the weights |
+| `utmos` | speech | UTMOS22 (strong), needs its weights |
 | `cmmd` | images | CMMD to the reference, needs weights of CLIP |
 | `fid`, `kid`, `is` | images | the standard definitions, need weights of Inception |
 | `wer`, `cer` | speech | word and character error rate by Whisper; `wer@spoken` by the embedded recognizer |
@@ -51,6 +52,7 @@ METRICS: Mapping[str, str] = {
     "hpsv2": "mmspec.metrics.image.preference:HPSV2",
     "pickscore": "mmspec.metrics.image.preference:PICKSCORE",
     "imagereward": "mmspec.metrics.image.image_reward:IMAGE_REWARD",
+    "hpsv3": "mmspec.metrics.image.hpsv3:HPSV3",
     "dpg": "mmspec.metrics.image.dpg:DPG",
     "geneval": "mmspec.metrics.image.geneval:GENEVAL",
     "geneval@EXTRACTOR": "mmspec.metrics.image.geneval:task_metric",
@@ -69,6 +71,7 @@ METRICS: Mapping[str, str] = {
     "cer@EXTRACTOR": "mmspec.metrics.audio.word_error_rate:CharacterErrorRate",
     "speaker": "mmspec.metrics.audio.speaker:SPEAKER",
     "dnsmos": "mmspec.metrics.audio.dnsmos:DNSMOS",
+    "utmos": "mmspec.metrics.audio.utmos:UTMOS",
     "mcd": "mmspec.metrics.audio.cepstrum:MCD",
     "stft": "mmspec.metrics.audio.stft_distance:STFT",
     "clap": "mmspec.metrics.audio.clap_score:CLAP_SCORE",

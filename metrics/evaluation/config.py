@@ -53,6 +53,8 @@ class EvalConfig:
         hpsv2: Weights of the extractor.
         pickscore: Weights of the extractor.
         imagereward: Weights of the extractor.
+        hpsv3: Weights of the extractor.
+        utmos: Weights of the extractor.
         vqa: Weights of the extractor.
         dpg: The file of questions of the metric `dpg`.
         detector: Weights of the extractor.
@@ -86,6 +88,8 @@ class EvalConfig:
     hpsv2: str | None = None
     pickscore: str | None = None
     imagereward: str | None = None
+    hpsv3: str | None = None
+    utmos: str | None = None
     vqa: str | None = None
     dpg: str | None = None
     detector: str | None = None
@@ -103,8 +107,8 @@ class EvalConfig:
 
     @property
     def weights(self) -> dict[str, str]:
-        """For each extractor whose weights were named, where they are."""
-        return {name: where for name in EXTRACTORS if (where := getattr(self, name, None))}
+        """For each extractor whose weights were named, where they are; and where the files of `dpg` are."""
+        return {name: where for name in (*EXTRACTORS, "vqa", "dpg") if (where := getattr(self, name, None))}
 
     @property
     def entropy(self) -> bool:

@@ -87,7 +87,7 @@ def check(config: EvalConfig) -> list[Metric]:
     for metric in metrics:
         if metric.statistic and metric.statistic not in statistics:
             raise unknown_name("statistic", metric.statistic, statistics)
-        metric.check_prompts(config.prompts)
+        metric.check_prompts(config.prompts, config.weights)
     if config.reference != "plain" and not Path(config.reference).exists():
         raise ArgumentError(
             f"--reference: '{config.reference}' must be 'plain', an .npz file or a folder of images or recordings"

@@ -20,13 +20,15 @@ EXTRACTORS: Mapping[str, str] = {
     "hpsv2": "mmspec.metrics.extractors.preference:hpsv2",
     "pickscore": "mmspec.metrics.extractors.preference:pickscore",
     "imagereward": "mmspec.metrics.extractors.image_reward:ImageReward",
+    "hpsv3": "mmspec.metrics.extractors.hpsv3:HPSv3",
+    "utmos": "mmspec.metrics.extractors.utmos:UTMOS",
     "detector": "mmspec.metrics.extractors.detector:ObjectDetector",
     "spoken": "mmspec.metrics.extractors.spoken:load",
 }
 """Name -> "module:function" of (weights, device)."""
 
 SPEECH_RECOGNIZERS = ("whisper", "spoken")
-AUDIO_EXTRACTORS = ("clap", "wavlm", *SPEECH_RECOGNIZERS)
+AUDIO_EXTRACTORS = ("clap", "wavlm", "utmos", *SPEECH_RECOGNIZERS)
 CAPTION_READERS = ("shapes", "scenes")
 EMBEDDED = (*CAPTION_READERS, "spoken")  # their weights ship with mmspec
 

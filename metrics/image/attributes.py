@@ -88,7 +88,7 @@ class AttributeAccuracy(MeanMetric):
         self.score = score
         self.extractor = extractor
 
-    def check_prompts(self, prompts: Sequence[str]) -> None:
+    def check_prompts(self, prompts: Sequence[str], weights: Mapping[str, str]) -> None:
         parse = resolve(_PARSERS[self.extractor])
         for prompt in prompts:
             parse(prompt)

@@ -7,7 +7,7 @@ answered yes.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def read_questions(path: Path) -> dict[str, Questions]:
                 if n == 0:
                     continue
                 text, number, parents, question = (row[name] for name in COLUMNS)
-                questions = found.setdefault(text.strip(), Questions())
+                questions = found.setdefault(_spaced(text), Questions())
                 questions.texts[int(number)] = question
                 questions.parents[int(number)] = [int(parent) for parent in parents.split(",")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
@@ -92,14 +92,14 @@ class DPGMetric(MeanMetric):
             ArgumentError: If one of them is not named, or the questions cannot be read.
             ModelError: If the network cannot be loaded.
         """
-        if not weights.get("vqa") or not weights.get("dpg"):
-            raise ArgumentError(
-                f"metric {self.name!r} needs a network that answers questions, and the benchmark's dpg_bench.csv; name "
-                "them with --vqa and --dpg"
-            )
-        questions = read_questions(Path(weights["dpg"]))
+        questions = self._questions(weights)
         network = VisualQuestions(weights["vqa"], device)
         return Judge(network, questions, network.name, network.fingerprint)
+
+    def check_prompts(self, prompts: Sequence[str], weights: Mapping[str, str]) -> None:
+        known = self._questions(weights)
+        for prompt in prompts:
+            questions_of(prompt, known)
 
     def scores(self, samples: SampleBatch, extractor: Judge) -> Features:
         found = []
@@ -110,6 +110,14 @@ class DPGMetric(MeanMetric):
             found.append(100 * questions.score(yes))
         return np.array(found)
 
+    def _questions(self, weights: Mapping[str, str]) -> Mapping[str, Questions]:
+        if not weights.get("vqa") or not weights.get("dpg"):
+            raise ArgumentError(
+                f"metric {self.name!r} needs a network that answers questions, and the benchmark's dpg_bench.csv; name "
+                "them with --vqa and --dpg"
+            )
+        return read_questions(Path(weights["dpg"]))
+
 
 def questions_of(prompt: str, known: Mapping[str, Questions]) -> Questions:
     """The questions of a prompt.
@@ -117,9 +125,14 @@ def questions_of(prompt: str, known: Mapping[str, Questions]) -> Questions:
     Raises:
         PromptError: If it has none.
     """
-    if prompt.strip() not in known:
+    if _spaced(prompt) not in known:
         raise PromptError(f"prompt={prompt[:120]!r} is not one of DPG-Bench's, by the text of the file of --dpg")
-    return known[prompt.strip()]
+    return known[_spaced(prompt)]
+
+
+def _spaced(text: str) -> str:
+    """A text with single spaces, as prompts are read: some of the benchmark's hold line breaks."""
+    return " ".join(text.split())
 
 
 DPG = DPGMetric("dpg")

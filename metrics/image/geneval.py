@@ -263,7 +263,7 @@ class GenEval(Metric):
         fingerprint = f"{detector.fingerprint}-{clip.fingerprint}"
         return GenEvalNetworks(detector, ClipColors(clip), "detector", fingerprint)
 
-    def check_prompts(self, prompts: Sequence[str]) -> None:
+    def check_prompts(self, prompts: Sequence[str], weights: Mapping[str, str]) -> None:
         tasks = {parse(prompt).name for prompt in prompts}
         if self.task and self.task not in tasks:
             raise PromptError(f"metric {self.name!r}: no prompt is of task {self.task!r}")

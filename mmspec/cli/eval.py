@@ -22,10 +22,12 @@ from mmspec.cli.metric_weights import (
     Dinov2Weights,
     DPGQuestions,
     HPSv2Weights,
+    HPSv3Weights,
     ImageRewardWeights,
     InceptionWeights,
     PickScoreWeights,
     ShapesWeights,
+    UTMOSWeights,
     VQAWeights,
     WavLMWeights,
     WhisperWeights,
@@ -99,6 +101,8 @@ def evaluate(
     hpsv2: HPSv2Weights = None,
     pickscore: PickScoreWeights = None,
     imagereward: ImageRewardWeights = None,
+    hpsv3: HPSv3Weights = None,
+    utmos: UTMOSWeights = None,
     vqa: VQAWeights = None,
     dpg: DPGQuestions = None,
     detector: DetectorWeights = None,
@@ -139,7 +143,7 @@ def evaluate(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
         "dtype": None if dtype is None else dtype.value,
         "strict": strict, "suite": suite, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
-        "imagereward": imagereward, "vqa": vqa, "dpg": dpg,
+        "imagereward": imagereward, "hpsv3": hpsv3, "utmos": utmos, "vqa": vqa, "dpg": dpg,
     }  # fmt: skip
     from mmspec.metrics.evaluation.config import check_folder, open_folder, read_file
 

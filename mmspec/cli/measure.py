@@ -17,10 +17,12 @@ from mmspec.cli.metric_weights import (
     Dinov2Weights,
     DPGQuestions,
     HPSv2Weights,
+    HPSv3Weights,
     ImageRewardWeights,
     InceptionWeights,
     PickScoreWeights,
     ShapesWeights,
+    UTMOSWeights,
     VQAWeights,
     WavLMWeights,
     WhisperWeights,
@@ -54,6 +56,8 @@ def measure(
     hpsv2: HPSv2Weights = None,
     pickscore: PickScoreWeights = None,
     imagereward: ImageRewardWeights = None,
+    hpsv3: HPSv3Weights = None,
+    utmos: UTMOSWeights = None,
     vqa: VQAWeights = None,
     dpg: DPGQuestions = None,
     detector: DetectorWeights = None,
@@ -69,7 +73,7 @@ def measure(
     networks = {
         "shapes": shapes, "inception": inception, "clip": clip, "dinov2": dinov2, "clap": clap, "wavlm": wavlm,
         "whisper": whisper, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
-        "imagereward": imagereward, "vqa": vqa, "dpg": dpg,
+        "imagereward": imagereward, "hpsv3": hpsv3, "utmos": utmos, "vqa": vqa, "dpg": dpg,
     }  # fmt: skip
     weights = {name: where for name, where in networks.items() if where}
     names = list(dict.fromkeys(name.strip() for name in metrics.split(",") if name.strip()))

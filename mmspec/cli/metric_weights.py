@@ -21,6 +21,13 @@ WhisperWeights = Annotated[str | None, _option("Folder or Hub id of a Whisper.")
 HPSv2Weights = Annotated[str | None, _option("Folder or Hub id of HPSv2 as a CLIP of transformers.")]
 PickScoreWeights = Annotated[str | None, _option("Folder or Hub id of PickScore.")]
 ImageRewardWeights = Annotated[str | None, _option("Folder with ImageReward.pt and BERT's vocab.txt.")]
+HPSv3Weights = Annotated[
+    str | None,
+    _option(
+        "Folder with HPSv3.safetensors, the other files of Qwen2-VL-7B-Instruct and HPSv3's data_collator_qwen.py."
+    ),
+]
+UTMOSWeights = Annotated[str | None, _option("The file utmos22_strong_step7459_v1.pt of SpeechMOS.")]
 VQAWeights = Annotated[str | None, _option("Folder or Hub id of a BLIP that answers questions, for dpg.")]
 DPGQuestions = Annotated[str | None, _option("The file dpg_bench.csv, for dpg.")]
 DetectorWeights = Annotated[str | None, _option("Folder or Hub id of a Mask2Former of COCO instances, for geneval.")]

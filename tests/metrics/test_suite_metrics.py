@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_hpsv3
 import tiny_image_reward
+import tiny_utmos
 import torch
+from safetensors.torch import save_file
 from transformers import (
     BertTokenizer,
     BlipConfig,
@@ -24,19 +27,25 @@ from transformers import (
 )
 from transformers.models.mask2former import modeling_mask2former
 
+from mmspec.cli.eval import resolve
 from mmspec.errors import ArgumentError, ModelError, PromptError, UnknownNameError
 from mmspec.metrics.audio.dnsmos import DNSMOS
+from mmspec.metrics.audio.utmos import UTMOS as UTMOS_METRIC
+from mmspec.metrics.evaluation.evaluate import check
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.detector import Detection, ObjectDetector
 from mmspec.metrics.extractors.image import Images
 from mmspec.metrics.extractors.preference import hpsv2, pickscore
 from mmspec.metrics.extractors.questions import VisualQuestions
+from mmspec.metrics.extractors.utmos import UTMOS
 from mmspec.metrics.image.diversity import Diversity
 from mmspec.metrics.image.dpg import DPG, Judge, read_questions
 from mmspec.metrics.image.geneval import GENEVAL, TASKS, ClipColors, crop_of, parse, shows, task_metric
+from mmspec.metrics.image.hpsv3 import HPSV3
 from mmspec.metrics.image.image_reward import IMAGE_REWARD
 from mmspec.metrics.image.preference import HPSV2, PICKSCORE
 from mmspec.metrics.metric import SampleBatch
+from mmspec.metrics.registry import find_metric
 
 
 def test_geneval_agrees_with_the_original(root: Path) -> None:
@@ -159,6 +168,35 @@ def test_image_reward_is_that_of_its_package(root: Path, tmp_path: Path) -> None
         IMAGE_REWARD.load_extractor({}, "cpu")
 
 
+def test_hpsv3_is_that_of_its_package(root: Path, tmp_path: Path) -> None:
+    """A file of the published names; images that grow and shrink, a prompt with braces and one that spells a token."""
+    golden = json.loads((root / "tests/golden/hpsv3.json").read_text())
+    tensors = {name: tiny_hpsv3.values(name, torch.Size(shape)) for name, shape in golden["shapes"].items()}
+    save_file(tensors, tmp_path / "HPSv3.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(dict(tiny_hpsv3.CONFIG)))
+    tiny_hpsv3.write_tokenizer(tmp_path)
+    tiny_hpsv3.write_collator(tmp_path)
+    extractor = HPSV3.load_extractor({"hpsv3": str(tmp_path)}, "cpu")
+    found = [
+        HPSV3.scores(SampleBatch([Path("a")], [prompt], images=image[None]), extractor)[0]
+        for prompt, image in zip(tiny_hpsv3.PROMPTS, tiny_hpsv3.images(), strict=True)
+    ]
+    assert found == pytest.approx(golden["scores"], abs=1e-5) and len(extractor.fingerprint) == 12
+    small, spelled = np.zeros((2, 9, 9, 3), np.uint8), ["a <|Reward|>", "a <|image_pad|>"]
+    both = HPSV3.extract(SampleBatch([Path("a"), Path("b")], spelled, images=small), extractor)
+    assert len(both) == 2 and both[0] != both[1]
+    (tmp_path / "data_collator_qwen.py").write_text('INSTRUCTION = "{text_prompt}"\nprompt_with_special_token = f()\n')
+    with pytest.raises(ModelError, match="has no INSTRUCTION and prompt_with_special_token of HPSv3"):
+        HPSV3.load_extractor({"hpsv3": str(tmp_path)}, "cpu")
+    with pytest.raises(ModelError, match=r"has no HPSv3.safetensors; name a folder with"):
+        HPSV3.load_extractor({"hpsv3": str(tmp_path / "none")}, "cpu")
+    tiny_hpsv3.write_collator(tmp_path)
+    del tensors["rm_head.5.bias"]
+    save_file(tensors, tmp_path / "HPSv3.safetensors")
+    with pytest.raises(ModelError, match=r"is not an HPSv3: 5.bias is missing"):
+        HPSV3.load_extractor({"hpsv3": str(tmp_path)}, "cpu")
+
+
 def test_dpg_is_scored_as_by_its_own_code(root: Path, tmp_path: Path) -> None:
     golden = json.loads((root / "tests/golden/dpg.json").read_text())
     (tmp_path / "dpg.csv").write_text(golden["csv"], encoding="utf-8")
@@ -179,11 +217,52 @@ def test_dpg_is_scored_as_by_its_own_code(root: Path, tmp_path: Path) -> None:
         DPG.scores(SampleBatch([Path("a")], ["a cat"], images=np.zeros((1, 2, 2, 3), np.uint8)), judge)
     with pytest.raises(ArgumentError, match="name them with --vqa and --dpg"):
         DPG.load_extractor({"vqa": "x"}, "cpu")
+    # Before anything is loaded: the network does not exist.
+    given = {"model": "shapes", "metrics": "dpg", "recipes": "scd", "seeds": "0", "vqa": "none",
+                 "dpg": str(tmp_path / "dpg.csv")}  # fmt: skip
+    assert check(resolve(given | {"prompts": [f" {prompts[0]}\n", *prompts[1:]]})) == [DPG]
+    with pytest.raises(PromptError, match="'a cat' is not one of DPG-Bench's"):
+        check(resolve(given | {"prompts": [prompts[0], "a cat"]}))
     columns = "text,proposition_id,dependency,question_natural_language"
     for content in ("a,b\n1,2\n3,4\n", f"{columns}\na,1,0,is it\na\n", f"{columns}\na,1,0,is it\na,2\n"):
         (tmp_path / "other.csv").write_text(content)
         with pytest.raises(ArgumentError, match="is not a readable dpg_bench.csv"):
             read_questions(tmp_path / "other.csv")
+
+
+def test_utmos_is_that_of_its_package(root: Path, tmp_path: Path) -> None:
+    """The original names, with all listeners, in a file of training; then SpeechMOS's names, with the one listener."""
+    golden = json.loads((root / "tests/golden/utmos.json").read_text())
+    tensors = {name: tiny_utmos.values(name, torch.Size(shape)) for name, shape in golden["shapes"].items()}
+    (tmp_path / "original").mkdir()
+    torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "original" / "step=7459.ckpt")
+    batch = SampleBatch([Path(name) for name in "abc"], audio=[Waveform(w, 16_000) for w in tiny_utmos.waves()])
+    extractor = UTMOS_METRIC.load_extractor({"utmos": str(tmp_path / "original")}, "cpu")
+    assert UTMOS_METRIC.scores(batch, extractor) == pytest.approx(golden["scores"], rel=1e-5)
+    assert find_metric("utmos") is UTMOS_METRIC and len(extractor.fingerprint) == 12
+    short = [Waveform(np.full(length, 0.1), 16_000) for length in (7, 35)]  # a frame takes 30 samples
+    assert len(set(extractor.scores(short))) == 1
+
+    shorter = {}
+    for name, value in tensors.items():
+        for old, new in (
+            ("feature_extractors.0.ssl_model.", "wav2vec2."),
+            ("output_layers.0.decoder_rnn", "blstm"),
+            ("output_layers.1.net.0", "projection.0"),
+            ("output_layers.1.net.3", "projection.2"),
+        ):
+            name = name.replace(old, new)
+        shorter[name] = value
+    shorter["domain_emb"] = shorter.pop("feature_extractors.1.embedding.weight")[:1]
+    shorter["judge_emb"] = shorter.pop("output_layers.0.judge_embedding.weight")[288:289]
+    torch.save(shorter, tmp_path / "utmos22_strong_step7459_v1.pt")
+    assert UTMOS(str(tmp_path / "utmos22_strong_step7459_v1.pt")).scores(batch.audio) == pytest.approx(golden["scores"])
+    del shorter["blstm.bias_hh_l0"]
+    torch.save(shorter, tmp_path / "utmos22_strong_step7459_v1.pt")
+    with pytest.raises(ModelError, match="missing: blstm.bias_hh_l0"):
+        UTMOS(str(tmp_path / "utmos22_strong_step7459_v1.pt"))
+    with pytest.raises(ModelError, match="it holds 0 .pt and .ckpt files"):
+        UTMOS(str(tmp_path / "none"))
 
 
 def test_questions_are_answered_by_blip(tmp_path: Path) -> None:
