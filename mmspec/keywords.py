@@ -26,6 +26,27 @@ def check_options(options: Iterable[str], names: Sequence[str]) -> None:
             )
 
 
+def refuse_keywords(reason: str, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a method so that arguments of other pipelines, which mean nothing here, are refused with a reason.
+
+    Args:
+        reason: Why, as a clause.
+        names: Arguments that the method does not have.
+    """
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in names:
+                if name in kwargs:
+                    raise ArgumentError(f"{name} is not an argument of {type(args[0]).__name__}: {reason}")
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
 def refuse_unknown_keywords(method: Callable[P, R]) -> Callable[P, R]:
     """Decorates a method so that arguments that do not fit its signature raise an `ArgumentError`."""
     signature = inspect.signature(method)

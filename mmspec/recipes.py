@@ -204,8 +204,12 @@ def on_device(recipe: str, device: str) -> Recipe:
     return chosen.with_knobs(window=CUDA_WINDOW) if wide else chosen
 
 
+def configured_recipe(pipe: Any) -> str:
+    """The recipe in the configuration of a pipeline; plain if there is none."""
+    config = getattr(pipe, "config", {})
+    return str(config.get("recipe", "plain") if isinstance(config, Mapping) else getattr(config, "recipe", "plain"))
+
+
 def default_recipe(pipe: Any) -> Recipe:
-    """The recipe of a pipeline's calls that give none, on the pipeline's device."""
-    config, device = pipe.config, getattr(pipe, "device", None)
-    recipe = config["recipe"] if isinstance(config, Mapping) else config.recipe
-    return on_device(str(recipe), str(getattr(device, "type", "cpu")))
+    """The recipe of a pipeline's calls that give none: the configured one, on the pipeline's device."""
+    return on_device(configured_recipe(pipe), str(getattr(getattr(pipe, "device", None), "type", "cpu")))

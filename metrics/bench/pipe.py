@@ -19,7 +19,7 @@ class Output(Protocol):
 
 
 class Pipe(Protocol):
-    """The part of a pipeline's call that is used."""
+    """The part of a pipeline's call that is used, with those sampling arguments that are given."""
 
     def __call__(
         self,
@@ -28,11 +28,13 @@ class Pipe(Protocol):
         *,
         recipe: Recipe,
         seed: int | Sequence[int],
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        guidance_scale: float | None,
-        measure_entropy: bool,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        guidance_scale: float | None = None,
+        measure_entropy: bool = False,
         on_step: OnStep | None = None,
     ) -> Any:
         """Returns an `Output`; row i belongs to prompt i and, if there are several seeds, to seed i."""

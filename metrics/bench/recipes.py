@@ -33,12 +33,18 @@ Score = Callable[[Any, Sequence[str]], float]
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """Sampling parameters of the call; None is the model's default."""
+    """Sampling parameters of the call; None is the model's default, and is not passed to the pipeline."""
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     guidance_scale: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def bench(
         if on_run is not None:
             on_run(recipe, len(group))
         start = time.perf_counter()
-        out = pipe(group, recipe=recipe, seed=first_seed, measure_entropy=measure_entropy, **asdict(overrides))
+        out = pipe(group, recipe=recipe, seed=first_seed, measure_entropy=measure_entropy, **overrides.given())
         return time.perf_counter() - start, out
 
     for batch in batches:

@@ -24,6 +24,8 @@ IDENTITY = (
     "temperature",
     "top_k",
     "top_p",
+    "min_p",
+    "typical_p",
     "guidance_scale",
     "device",
     "batch",
@@ -62,6 +64,8 @@ class EvalConfig:
         temperature: None is the model's default.
         top_k: None is the model's default.
         top_p: None is the model's default.
+        min_p: None is the model's default.
+        typical_p: None is the model's default.
         guidance_scale: None is the model's default.
         batch: Samples per call.
         device: Where the model and the extractors run.
@@ -97,6 +101,8 @@ class EvalConfig:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     guidance_scale: float | None = None
     batch: int = 1
     device: str = "cpu"
@@ -117,8 +123,9 @@ class EvalConfig:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments of the pipeline's call."""
-        return {key: getattr(self, key) for key in ("temperature", "top_k", "top_p", "guidance_scale")}
+        """The sampling arguments of the pipeline's call, those that are given."""
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
+        return {key: value for key in names if (value := getattr(self, key)) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, which `read_file` accepts."""
@@ -138,7 +145,7 @@ _KINDS: Mapping[str, str] = {
     **{field.name: _TEXT for field in fields(EvalConfig)},
     **dict.fromkeys(("prompts", "recipes", "metrics", "seeds"), _TEXTS),
     **dict.fromkeys(("top_k", "batch", "limit"), _WHOLE),
-    **dict.fromkeys(("temperature", "top_p", "guidance_scale"), _NUMBER),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "guidance_scale"), _NUMBER),
     "strict": _TRUTH,
 }
 

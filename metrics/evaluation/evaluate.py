@@ -81,7 +81,7 @@ def check(config: EvalConfig) -> list[Metric]:
             raise ArgumentError(f"{text!r} holds characters that are not valid Unicode; correct the encoding")
     if count < 2:
         raise ArgumentError(f"--prompts and --seeds make {count} sample; a comparison needs at least 2")
-    SamplingParams(**{key: value for key, value in config.sampling.items() if value is not None})
+    SamplingParams(**config.sampling)
     metrics = find_metrics(config.metrics, config.weights, count)
     statistics = [field.name for field in fields(SampleRecord)]
     for metric in metrics:

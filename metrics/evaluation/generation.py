@@ -139,7 +139,9 @@ def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall
                 gains[i].append(length - lengths[i])
                 lengths[i] = length
 
-    options: dict[str, Any] = {**config.sampling, "measure_entropy": config.entropy, "on_step": on_step}
+    options: dict[str, Any] = {**config.sampling, "on_step": on_step}
+    if config.entropy:  # some pipelines cannot measure it
+        options["measure_entropy"] = True
     out = pipe(prompts, recipe=recipe, seed=seeds, **options)
     seconds = time.perf_counter() - start
     wait = first[0] if first else seconds

@@ -61,7 +61,8 @@ def _title(runs: Sequence[ReportRun]) -> str:
 def _origin(run: ReportRun) -> str:
     """What the numbers of a run hold for, in one line."""
     config, environment = run.record["config"], run.record["environment"]
-    set_ = [key for key in ("temperature", "top_p", "guidance_scale") if config[key] is not None]
+    names = ("temperature", "top_p", "min_p", "typical_p", "guidance_scale")
+    set_ = [key for key in names if config.get(key) is not None]  # earlier versions wrote fewer
     where = [
         f"{len(config['prompts']):,} prompts x {len(config['seeds'])} seeds",
         f"batch {config['batch']}",

@@ -41,6 +41,8 @@ class SampleSettings:
         height: In pixels.
         width: In pixels.
         voice: A voice of a speech model.
+        min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all.
+        typical_p: Keeps the most typical tokens of this total probability, 1 all.
     """
 
     recipe: str | None = None
@@ -52,6 +54,8 @@ class SampleSettings:
     height: Size | None = None
     width: Size | None = None
     voice: str | None = None
+    min_p: Finite | None = None
+    typical_p: Finite | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Those that are not None, by name."""

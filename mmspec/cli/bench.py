@@ -16,7 +16,19 @@ from mmspec import limits
 from mmspec.cli.bench_steps import bench_steps
 from mmspec.cli.exactness_gate import gate
 from mmspec.cli.model_options import DType, Weights
-from mmspec.cli.options import Device, Drafter, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP
+from mmspec.cli.options import (
+    Device,
+    Drafter,
+    GuidanceScale,
+    Json,
+    MinP,
+    Model,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    TypicalP,
+)
 from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator
 from mmspec.errors import ArgumentError
 from mmspec.files import STDOUT, check_writable, replacing
@@ -55,6 +67,8 @@ def bench_image(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
     threads: Threads = None,
     drafter: Drafter = None,
@@ -85,7 +99,7 @@ def bench_image(
     _set_threads(threads)
     pipe = load_image_generator(model, device, drafter, dtype=dtype)
     score = attribute_score(model) if model in ("shapes", "scenes") else None
-    overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale)
+    overrides = SamplingOverrides(temperature, top_k, top_p, guidance_scale, min_p, typical_p)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
     record["settings"] |= {"device": device, "drafter": drafter, "dtype": dtype.value}
     _write(report, record, output, as_json)
@@ -102,6 +116,8 @@ def bench_speak(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     threads: Threads = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
@@ -125,10 +141,9 @@ def bench_speak(
     _set_threads(threads)
     pipe = load_audio_pipeline(model, device, dtype=dtype)
     score = word_accuracy() if model == "spoken" else None
-    overrides = SamplingOverrides(temperature, top_k, top_p, None)
+    overrides = SamplingOverrides(temperature, top_k, top_p, None, min_p, typical_p)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    latencies = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=sampling)
+    latencies = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=overrides.given())
     record["settings"] |= {"device": device, "dtype": dtype.value}
     record["first_sound"] = [asdict(latency) for latency in latencies]
     _write(report, record, output, as_json)
@@ -186,7 +201,7 @@ def _measure(
             on_run=on_run,
         )
     settings = {"model": model, "recipes": [str(recipe) for recipe in chosen], "batch": sizes, "prompts": texts}
-    sampling = {key: pipe.config[key] if value is None else value for key, value in asdict(overrides).items()}
+    sampling = {name: pipe.config.get(name) for name in asdict(overrides)} | overrides.given()
     return report, {
         "schema_version": SCHEMA_VERSION,
         "settings": {**settings, "repeats": repeats, "seed": seed, **sampling},
@@ -208,7 +223,8 @@ def _write(report: BenchReport, record: dict[str, Any], output: Path | None, as_
     settings = record["settings"]
     print(table(report.rows))
     used = {"prompts": len(settings["prompts"]), "threads": record["environment"]["threads"]}
-    used |= {key: settings[key] for key in ("repeats", "temperature", "top_k", "top_p", "guidance_scale")}
+    names = ("repeats", "temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
+    used |= {name: settings[name] for name in names if settings[name] is not None}
     listed = ", ".join(f"{key} {value}" for key, value in used.items())
     print(f"\n{settings['model']} on {record['environment']['device']}: {listed}")
 

@@ -13,7 +13,7 @@ import typer
 
 from mmspec.cli.options import Json
 from mmspec.errors import ArgumentError
-from mmspec.recipes import Recipe, parse
+from mmspec.recipes import Recipe, configured_recipe, parse
 from mmspec.ways_to_draft import ways_to_draft
 
 FAILED = 1
@@ -142,7 +142,7 @@ def report_model(
     from mmspec.cli.model_check.checks import check_model
     from mmspec.cli.model_check.page import as_json as as_object
     from mmspec.cli.model_check.page import page
-    from mmspec.cli.model_check.subject import default_recipe, dtype_of, subject_of
+    from mmspec.cli.model_check.subject import dtype_of, subject_of
     from mmspec.cli.pipelines import disable_loading_bars
     from mmspec.files import check_writable
     from mmspec.metrics.environment import environment
@@ -155,7 +155,7 @@ def report_model(
     if hasattr(pipe, "set_progress_bar_config"):
         pipe.set_progress_bar_config(disable=True)
     prompt = DEFAULT_PROMPT if options.prompt is None else options.prompt
-    own = parse(default_recipe(pipe))
+    own = parse(configured_recipe(pipe))
     chosen = recipes or list(dict.fromkeys([own, *map(parse, USEFUL)], None))
     dtype = dtype_of(pipe)
     facts = {**environment(), "device": options.device, "dtype": str(dtype).removeprefix("torch.")}

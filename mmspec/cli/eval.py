@@ -33,7 +33,7 @@ from mmspec.cli.metric_weights import (
     WhisperWeights,
 )
 from mmspec.cli.model_options import DType, read_dtype
-from mmspec.cli.options import Drafter, GuidanceScale, Json, Temperature, TopK, TopP
+from mmspec.cli.options import Drafter, GuidanceScale, Json, MinP, Temperature, TopK, TopP, TypicalP
 from mmspec.cli.pipelines import load_pipeline
 from mmspec.errors import ArgumentError
 
@@ -110,6 +110,8 @@ def evaluate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
     dtype: Annotated[
         DType | None, typer.Option(show_default="auto", help="The dtype of the weights; auto is that of the files.")
@@ -141,6 +143,7 @@ def evaluate(
         "reference": reference, "batch": batch, "shapes": shapes, "inception": inception, "clip": clip,
         "dinov2": dinov2, "clap": clap, "wavlm": wavlm, "whisper": whisper, "drafter": drafter,
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale, "device": device,
+        "min_p": min_p, "typical_p": typical_p,
         "dtype": None if dtype is None else dtype.value,
         "strict": strict, "suite": suite, "hpsv2": hpsv2, "pickscore": pickscore, "detector": detector,
         "imagereward": imagereward, "hpsv3": hpsv3, "utmos": utmos, "vqa": vqa, "dpg": dpg,

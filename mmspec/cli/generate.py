@@ -18,11 +18,13 @@ from mmspec.cli.options import (
     GuidanceScale,
     Height,
     Json,
+    MinP,
     Model,
     NegativePrompt,
     Temperature,
     TopK,
     TopP,
+    TypicalP,
     Width,
     read_recipe,
 )
@@ -35,7 +37,8 @@ def generate(
         typer.Option(
             show_default=False,
             help="A file with a prompt per line, or a JSON object with `prompt` and any of seed, id, recipe, "
-            "temperature, top_k, top_p, guidance_scale, negative_prompt, height, width, voice; - is stdin.",
+            "temperature, top_k, top_p, min_p, typical_p, guidance_scale, negative_prompt, height, width, voice; - is "
+            "stdin.",
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder; an existing one is continued.")],
@@ -68,6 +71,8 @@ def generate(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
     negative_prompt: NegativePrompt = None,
     height: Height = None,
@@ -97,7 +102,9 @@ def generate(
         raise ArgumentError("--tokenizer and --codec name the same file; leave one of them out")
     check_format(format)
     chosen = None if recipe is None else str(read_recipe(recipe, None))
-    settings = SampleSettings(chosen, temperature, top_k, top_p, guidance_scale, negative_prompt, height, width, voice)
+    settings = SampleSettings(
+        chosen, temperature, top_k, top_p, guidance_scale, negative_prompt, height, width, voice, min_p, typical_p
+    )
     options = read_config(config, style=style, draft_model=draft_model)
     mine = (Shard() if shard is None else read_shard(shard)).split(launched_shard())
     check_output(output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,14 +15,17 @@ from mmspec.cli.options import (
     GuidanceScale,
     Height,
     Json,
+    MinP,
     Model,
     NegativePrompt,
     Seed,
     Temperature,
     TopK,
     TopP,
+    TypicalP,
     Width,
     Window,
+    given,
     read_recipe,
 )
 from mmspec.cli.output_paths import OPTION, plan, read_output
@@ -30,6 +33,7 @@ from mmspec.cli.pipelines import load_image_generator
 from mmspec.cli.progress import token_bar
 from mmspec.errors import ArgumentError
 from mmspec.files import STDOUT
+from mmspec.recipes import configured_recipe
 
 
 def image(
@@ -48,11 +52,16 @@ def image(
             help="A .png file (numbered when there are several), a folder, or - for one image on stdout.",
         ),
     ] = Path("out.png"),
-    recipe: Annotated[str, typer.Option(help="A name from `mmspec ls recipes`, with knobs: scd:window=32.")] = "scd",
+    recipe: Annotated[
+        str | None,
+        typer.Option(show_default="the model's", help="A name from `mmspec ls recipes`, with knobs: scd:window=32."),
+    ] = None,
     seed: Seed = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
     height: Height = None,
     width: Width = None,
@@ -65,20 +74,19 @@ def image(
     as_json: Json = False,
 ) -> None:
     """Generate images from text, and print the path of each."""
-    chosen = read_recipe(recipe, window)
+    named = None if recipe is None else read_recipe(recipe, window)
     paths = plan(output, len(prompts) * number)
     if output == STDOUT and as_json:
         raise ArgumentError(f"{OPTION}: - excludes --json, which also writes to stdout")
 
     from mmspec.vision.png import write_png
 
-    sampling: dict[str, Any] = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
-    }  # fmt: skip
-    # Only some models have these; the others refuse the name.
-    of_some = {"height": height, "width": width, "negative_prompt": negative_prompt}
-    sampling |= {name: value for name, value in of_some.items() if value is not None}
+    sampling = given(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+        guidance_scale=guidance_scale, height=height, width=width, negative_prompt=negative_prompt,
+    )  # fmt: skip
     pipe = load_image_generator(model, device, drafter, tokenizer, dtype)
+    chosen = named or read_recipe(configured_recipe(pipe), window)
     with token_bar(quiet=as_json) as on_step:
         out = pipe(
             prompts,
@@ -90,7 +98,7 @@ def image(
         )
 
     notes = {"recipe": str(chosen), "model": model}
-    notes |= {name: str(value) for name, value in sampling.items() if value is not None}
+    notes |= {name: str(value) for name, value in sampling.items()}
     for i, (path, generated) in enumerate(zip(paths, out.images, strict=True)):
         write_png(generated, path, {"prompt": prompts[i // number], "seed": str(out.seeds[i]), **notes})
         if not as_json and path != STDOUT:

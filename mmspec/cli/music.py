@@ -18,7 +18,21 @@ from mmspec.cli.audio import (
     plan_files,
 )
 from mmspec.cli.model_options import DType, Weights
-from mmspec.cli.options import Device, GuidanceScale, Json, Model, Seed, Temperature, TopK, TopP, Window, read_recipe
+from mmspec.cli.options import (
+    Device,
+    GuidanceScale,
+    Json,
+    MinP,
+    Model,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    TypicalP,
+    Window,
+    given,
+    read_recipe,
+)
 from mmspec.cli.pipelines import load_audio_pipeline
 from mmspec.errors import ArgumentError
 
@@ -46,6 +60,8 @@ def music(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
     window: Window = None,
     batch_size: BatchSize = None,
@@ -63,8 +79,8 @@ def music(
     wanted = [prompt for prompt in prompts for _ in range(number)]
     pipe = load_audio_pipeline(model, device, melody, dtype=dtype)
     pipe = pipe if seconds is None else pipe.with_duration(seconds)
-    settings = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
-        "sampling_rate": sampling_rate,
-    }  # fmt: skip
+    settings = given(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+        guidance_scale=guidance_scale, sampling_rate=sampling_rate,
+    )  # fmt: skip
     generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))

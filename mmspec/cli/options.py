@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,16 @@ TopK = Annotated[
 TopP = Annotated[
     float | None,
     typer.Option(min=0, max=1, show_default="the model's", help="Keep the most likely tokens that make up P."),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, show_default="the model's", help="Keep tokens at least P times as likely as the likeliest one."
+    ),
+]
+TypicalP = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, show_default="the model's", help="Keep the most typical tokens that make up P."),
 ]
 GuidanceScale = Annotated[
     float | None, typer.Option(show_default="the model's", help="Classifier-free guidance; 1 is none.")
@@ -43,6 +53,11 @@ Drafter = Annotated[
     str | None, typer.Option(show_default="the model's", help="A trained drafter: a folder or a Hub id.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no progress.")]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The arguments of a call that the user gave, those that are not None: models lack some of the others."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_recipe(text: str, window: int | None) -> Recipe:

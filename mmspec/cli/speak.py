@@ -24,12 +24,15 @@ from mmspec.cli.options import (
     Drafter,
     GuidanceScale,
     Json,
+    MinP,
     Model,
     Seed,
     Temperature,
     TopK,
     TopP,
+    TypicalP,
     Window,
+    given,
     read_recipe,
 )
 from mmspec.cli.pipelines import load_audio_pipeline, without_bars
@@ -63,6 +66,8 @@ def speak(
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     guidance_scale: GuidanceScale = None,
     window: Window = None,
     batch_size: BatchSize = None,
@@ -89,10 +94,10 @@ def speak(
     check_output(output, stream, as_json)
     wanted = read_texts(texts)
     paths = plan_files(output, len(wanted), format, sampling_rate)
-    settings = {
-        "voice": voice, "temperature": temperature, "top_k": top_k, "top_p": top_p, "guidance_scale": guidance_scale,
-        "pause": pause, "sampling_rate": sampling_rate,
-    }  # fmt: skip
+    settings = given(
+        voice=voice, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+        guidance_scale=guidance_scale, pause=pause, sampling_rate=sampling_rate,
+    )  # fmt: skip
     pipe = without_bars(load_audio_pipeline(model, device, voice_file, voice_text, options, codec, dtype), drafter)
     generate_files(pipe, model, AudioRequest(wanted, paths, chosen, settings, seed, stream, as_json, batch_size))
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mmspec.cli.model_options import Config, DType, Weights, read_config
-from mmspec.cli.options import Device, Json, Seed, Temperature, TopK, TopP, Window, read_recipe
+from mmspec.cli.options import Device, Json, MinP, Seed, Temperature, TopK, TopP, TypicalP, Window, given, read_recipe
 from mmspec.cli.output_paths import plan, read_output
 from mmspec.cli.pipelines import load_generator
 from mmspec.cli.progress import token_bar
 from mmspec.errors import ArgumentError
+from mmspec.recipes import configured_recipe
 
 
 def video(
@@ -50,11 +51,16 @@ def video(
         ),
     ] = Path("out.webp"),
     fps: Annotated[float, typer.Option(min=1, max=240, help="Frames per second of the file.")] = 25,
-    recipe: Annotated[str, typer.Option(help="A name from `mmspec ls recipes`, with knobs: scd:window=32.")] = "scd",
+    recipe: Annotated[
+        str | None,
+        typer.Option(show_default="the model's", help="A name from `mmspec ls recipes`, with knobs: scd:window=32."),
+    ] = None,
     seed: Seed = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
     window: Window = None,
     config: Config = None,
     dtype: Weights = DType.auto,
@@ -62,7 +68,7 @@ def video(
     as_json: Json = False,
 ) -> None:
     """Continue frames to videos, and print the path of each."""
-    chosen, options = read_recipe(recipe, window), read_config(config)
+    named, options = None if recipe is None else read_recipe(recipe, window), read_config(config)
     paths = plan(output, len(inputs) * number, (".webp", ".gif", ".mp4"))
 
     from mmspec.vision.cosmos_ar.frames import CONTEXTS
@@ -83,7 +89,8 @@ def video(
 
     if not isinstance(pipe, CosmosPipeline):
         raise ArgumentError(f"model {model!r} does not generate videos; see `mmspec image` and `mmspec speak`")
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    sampling = given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
+    chosen = named or read_recipe(configured_recipe(pipe), window)
     with token_bar(quiet=as_json) as on_step:
         out = pipe(
             prompt,

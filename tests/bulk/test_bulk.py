@@ -28,7 +28,7 @@ from mmspec.sampling.seeds import pipeline_seed
 
 OTHERS: dict[str, Any] = {
     "recipe": "scd", "temperature": 1.0, "top_k": 1, "top_p": 0.5, "guidance_scale": 2.0, "negative_prompt": "a",
-    "height": 8, "width": 8, "voice": "a",
+    "height": 8, "width": 8, "voice": "a", "min_p": 0.1, "typical_p": 0.9,
 }  # fmt: skip
 FORMATS = ("files", "webdataset", "parquet")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")

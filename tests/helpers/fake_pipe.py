@@ -62,7 +62,7 @@ class Pipe:
             tokens = [torch.zeros(so_far)] * len(prompts)
             options["on_step"](Step(call + 1, so_far * len(prompts), TOKENS * len(prompts), tokens))
         parts = {"target": 0.75 * seconds, "drafter": 0.0, "rule": 0.125 * seconds, "other": 0.125 * seconds}
-        measured = options["measure_entropy"]
+        measured = options.get("measure_entropy")
         bound = 0.0 if recipe.exact else float(recipe.knobs["delta"]) / 10
         rows = [
             RowStats(TOKENS, calls, bound, 3.0 if measured else None, 3 + key % 2 + bound if measured else None)

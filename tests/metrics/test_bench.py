@@ -164,7 +164,7 @@ def test_overrides_reach_the_pipeline(pipe: Pipe) -> None:
     overrides = SamplingOverrides(temperature=1.0, guidance_scale=2.0)
     bench(pipe, ["a"], [SCD], gate=lambda _: gate(True), repeats=1, overrides=overrides)
     assert all(call["temperature"] == 1.0 and call["guidance_scale"] == 2.0 for call in pipe.calls)
-    assert all(call["top_k"] is None and call["top_p"] is None for call in pipe.calls)
+    assert not any({"top_k", "top_p", "min_p"} & call.keys() for call in pipe.calls)  # models lack some of them
 
 
 def test_groups_are_full() -> None:

@@ -109,6 +109,7 @@ def test_a_saved_pipeline_is_loaded_by_name(pipe: AmusedPipeline, tmp_path: Path
         ({"temperature": "hot"}, "temperature='hot' is not allowed; it must be a number, or two"),
         ({"negative_prompt": ["a", "b"]}, "it must be a text"),
         ({"temperature": -1.0}, "temperature=-1.0 is not allowed"),
+        ({"typical_p": 0.5}, "typical_p is not an argument of AmusedPipeline: every step of its scheduler samples"),
     ],
 )
 def test_arguments_that_are_refused(pipe: AmusedPipeline, arguments: dict[str, Any], message: str) -> None:

@@ -174,6 +174,21 @@ def test_an_engine_gives_the_videos_of_calls(kind: str) -> None:
         engine.add(None, guidance_scale=3.0, **rows[0])
 
 
+@pytest.mark.parametrize("only", [{"min_p": 1.0}, {"typical_p": 1e-4}], ids=str)
+def test_min_p_and_typical_p_reach_the_sampler(only: dict[str, Any]) -> None:
+    """Either leaves a single token, whatever the seed; without them seeds differ."""
+    pipe, options = load("base"), given("base")
+    first, other, free = (
+        pipe(**options, seed=seed, recipe="scd", output_type="latent", **more).tokens
+        for seed, more in ((1, only), (9, only), (1, {}))
+    )
+    assert torch.equal(first, other) and not torch.equal(first, free)
+    row = pipe.read_request(
+        None, {name: value[:1] for name, value in options.items()} | {**only, "output_type": "latent"}, parse("scd")
+    )
+    assert {name: getattr(row.rows[0].sampling, name) for name in only} == only
+
+
 def test_callbacks_get_whole_videos_and_interrupt() -> None:
     seen: list[Tensor] = []
 

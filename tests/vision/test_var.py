@@ -98,6 +98,16 @@ def test_the_small_model_continues_from_the_large_models_maps(pipe: VARPipeline)
     assert torch.equal(drawn, code.tokens[:, 14:])
 
 
+def test_min_p_and_typical_p_reach_the_sampler(pipe: VARPipeline) -> None:
+    """min_p=1 leaves the most likely token, and a tiny typical_p a single one, whatever the seed."""
+    greedy = pipe("3", seed=0, temperature=0).tokens
+    assert torch.equal(pipe("3", seed=1, min_p=1.0).tokens, greedy)
+    assert torch.equal(pipe("3", seed=1, typical_p=1e-4).tokens, pipe("3", seed=2, typical_p=1e-4).tokens)
+    own = VARPipeline(pipe.transformer, pipe.vae, min_p=1.0)
+    own.set_progress_bar_config(disable=True)
+    assert torch.equal(own("3", seed=1).tokens, greedy) and not torch.equal(own("3", seed=1, min_p=0).tokens, greedy)
+
+
 def test_rows_do_not_depend_on_their_batch(pipe: VARPipeline) -> None:
     together = pipe(class_labels=[0, 3, 2], seed=4, large_scales=2, output_type="latent").tokens
     alone = pipe(class_labels=3, seed=5, large_scales=2, output_type="latent").tokens

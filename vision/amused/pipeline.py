@@ -17,7 +17,7 @@ from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.masked.loop import decode_masked
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
@@ -64,6 +64,10 @@ class AmusedPipeline(DiffusionPipeline):
         self.register_to_config(steps=steps, guidance_scale=guidance_scale, recipe=recipe)
         self.image_processor = VaeImageProcessor(do_normalize=False)
 
+    @refuse_keywords(
+        "every step of its scheduler samples from all codes",
+        "top_k", "top_p", "min_p", "typical_p",
+    )  # fmt: skip
     @refuse_unknown_keywords
     @torch.no_grad()
     def __call__(

@@ -72,6 +72,8 @@ class CosmosPipeline(DiffusionPipeline):
         top_k: The default of a call.
         top_p: The default of a call, that of the published command.
         recipe: The default of a call.
+        min_p: The default of a call.
+        typical_p: The default of a call.
 
     Raises:
         ArgumentError: If the two transformers have other codes, videos or features of texts.
@@ -92,6 +94,8 @@ class CosmosPipeline(DiffusionPipeline):
         top_k: int = 0,
         top_p: float = 0.8,
         recipe: str = "scd",
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
     ) -> None:
         super().__init__()
         check_draft(transformer, draft_transformer)
@@ -102,7 +106,9 @@ class CosmosPipeline(DiffusionPipeline):
             tokenizer=tokenizer,
             draft_transformer=draft_transformer,
         )
-        self.register_to_config(temperature=temperature, top_k=top_k, top_p=top_p, recipe=recipe)
+        self.register_to_config(
+            temperature=temperature, top_k=top_k, top_p=top_p, recipe=recipe, min_p=min_p, typical_p=typical_p
+        )
 
     @refuse_unknown_keywords
     @torch.no_grad()
@@ -119,6 +125,8 @@ class CosmosPipeline(DiffusionPipeline):
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
         num_videos_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
@@ -144,6 +152,10 @@ class CosmosPipeline(DiffusionPipeline):
             temperature: 0 takes the most likely token; None takes the pipeline's default.
             top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
+            min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all; None takes the
+                pipeline's default.
+            typical_p: Keeps the most typical tokens of this total probability, 1 all; None takes the pipeline's
+                default.
             num_videos_per_prompt: Continuations of each video; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
@@ -170,6 +182,8 @@ class CosmosPipeline(DiffusionPipeline):
             default.temperature if temperature is None else temperature,
             default.top_k if top_k is None else top_k,
             default.top_p if top_p is None else top_p,
+            min_p=default.min_p if min_p is None else min_p,
+            typical_p=default.typical_p if typical_p is None else typical_p,
         )
         given = self._given(video, tokens, num_input_frames)
         context = self._context(prompt, prompt_embeds, len(given))
@@ -228,14 +242,14 @@ class CosmosPipeline(DiffusionPipeline):
         Args:
             prompt: For models with a text, the text; else None.
             options: `video` or `tokens` (int64 [1, n, h, w]), the frames that the video begins with; `prompt_embeds`,
-                `num_input_frames`, `seed`, `temperature`, `top_k`, `top_p`, `output_type`.
+                `num_input_frames`, `seed`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `output_type`.
             recipe: How it is decoded.
 
         Raises:
             PromptError: If the model has a text and none is given.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
-        names = ("temperature", "top_k", "top_p")
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
         inputs = ("video", "tokens", "prompt_embeds", "num_input_frames")
         check_options(options, ("seed", *names, *inputs, "output_type"))
         output_type = options.get("output_type", "pil")

@@ -123,8 +123,8 @@ class LlamaGenGenerator:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        min_p: float = 0.0,
-        typical_p: float = 1.0,
+        min_p: float | None = None,
+        typical_p: float | None = None,
         guidance_scale: float | None = None,
         cfg_interval: int = -1,
         num_images_per_prompt: int = 1,
@@ -151,8 +151,8 @@ class LlamaGenGenerator:
             temperature: 0 takes the most likely token; None takes the pipeline's default.
             top_k: Keeps the k most likely tokens, 0 all; None takes the pipeline's default.
             top_p: Keeps the most likely tokens of this total probability, 1 all; None takes the pipeline's default.
-            min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all.
-            typical_p: Keeps the tokens with the most typical information up to this total probability, 1 all.
+            min_p: Keeps the tokens at least this much as likely as the most likely one; None and 0 keep all.
+            typical_p: Keeps the most typical tokens of this total probability; None and 1 keep all.
             guidance_scale: Classifier-free guidance, 1 is off; None takes the pipeline's default.
             cfg_interval: As in the original: only the first `cfg_interval + 2` tokens are guided; -1 guides all.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
@@ -257,8 +257,8 @@ class LlamaGenGenerator:
             PromptError: If the model does not accept the prompt.
             ArgumentError: For an option of another name, or whose value is not allowed.
         """
-        names: dict[str, Any] = {"temperature": None, "top_k": None, "top_p": None, "guidance_scale": None}
-        names |= {"cfg_interval": -1, "min_p": 0.0, "typical_p": 1.0}
+        names = dict[str, Any].fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale"))
+        names["cfg_interval"] = -1
         check_options(options, ("seed", "output_type", *names))
         output_type = options.get("output_type", "pil")
         self._check_output(output_type)
@@ -372,8 +372,8 @@ class LlamaGenGenerator:
         top_p: float | None,
         guidance_scale: float | None,
         cfg_interval: int = -1,
-        min_p: float = 0.0,
-        typical_p: float = 1.0,
+        min_p: float | None = None,
+        typical_p: float | None = None,
     ) -> SamplingParams:
         """The sampling parameters of a call, with the pipeline's defaults in place of None."""
         check_integer("cfg_interval", cfg_interval, -1, 2**31)
@@ -384,8 +384,8 @@ class LlamaGenGenerator:
             top_p=default.top_p if top_p is None else top_p,
             guidance_scale=default.guidance_scale if guidance_scale is None else guidance_scale,
             guidance_end=cfg_interval + 2 if cfg_interval >= 0 else None,
-            min_p=min_p,
-            typical_p=typical_p,
+            min_p=0.0 if min_p is None else min_p,
+            typical_p=1.0 if typical_p is None else typical_p,
         )
 
     def _ready(self, condition: Condition, samplings: Sequence[SamplingParams], slack: int) -> PreparedPrompts:

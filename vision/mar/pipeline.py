@@ -21,7 +21,7 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
@@ -90,6 +90,10 @@ class MARPipeline(DiffusionPipeline):
         )
         self.image_processor = VaeImageProcessor()
 
+    @refuse_keywords(
+        "its tokens are vectors of numbers, which have no probabilities to compare",
+        "top_k", "top_p", "min_p", "typical_p",
+    )  # fmt: skip
     @refuse_unknown_keywords
     @torch.no_grad()
     def __call__(

@@ -38,6 +38,8 @@ class VARPipeline(DiffusionPipeline):
         guidance_scale: The default of a call.
         top_k: The default of a call.
         top_p: The default of a call.
+        min_p: The default of a call.
+        typical_p: The default of a call.
         recipe: The default of a call; "plain" is the only one, see `__call__`.
 
     Raises:
@@ -57,6 +59,8 @@ class VARPipeline(DiffusionPipeline):
         top_k: int = 900,
         top_p: float = 0.95,
         recipe: str = "plain",
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
     ) -> None:
         super().__init__()
         if vae is None:
@@ -70,7 +74,9 @@ class VARPipeline(DiffusionPipeline):
         if draft_transformer is not None and draft_transformer.config.num_classes != transformer.config.num_classes:
             raise ArgumentError("draft_transformer has another num_classes than the transformer; they must be equal")
         self.register_modules(transformer=transformer, vae=vae, draft_transformer=draft_transformer)
-        self.register_to_config(guidance_scale=guidance_scale, top_k=top_k, top_p=top_p, recipe=recipe)
+        self.register_to_config(
+            guidance_scale=guidance_scale, top_k=top_k, top_p=top_p, recipe=recipe, min_p=min_p, typical_p=typical_p
+        )
 
     @refuse_unknown_keywords
     @torch.no_grad()
@@ -84,6 +90,8 @@ class VARPipeline(DiffusionPipeline):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
         guidance_scale: float | None = None,
         large_scales: int | None = None,
         measure_distance: bool = False,
@@ -106,6 +114,10 @@ class VARPipeline(DiffusionPipeline):
             temperature: The temperature.
             top_k: 0 keeps all tokens.
             top_p: 1 keeps all tokens.
+            min_p: Keeps the tokens at least this much as likely as the most likely one, 0 all; None takes the
+                pipeline's default.
+            typical_p: Keeps the most typical tokens of this total probability, 1 all; None takes the pipeline's
+                default.
             guidance_scale: As in the original: map i of S has the logits (1 + t) cond - t uncond with
                 t = guidance_scale * i / (S - 1). 0 is off.
             large_scales: The first maps that the transformer generates; the draft transformer generates the rest
@@ -148,7 +160,11 @@ class VARPipeline(DiffusionPipeline):
         labels = labels.repeat_interleave(num_images_per_prompt)
         seeds = row_seeds(seed, len(labels), generator)
         sampling = SamplingParams(
-            temperature, default.top_k if top_k is None else top_k, default.top_p if top_p is None else top_p
+            temperature,
+            default.top_k if top_k is None else top_k,
+            default.top_p if top_p is None else top_p,
+            min_p=default.min_p if min_p is None else min_p,
+            typical_p=default.typical_p if typical_p is None else typical_p,
         )
         samplings, large, small = [sampling] * len(labels), self.transformer, self.draft_transformer
         meter, length = Meter(large.device, len(labels)), large.ends[-1]

@@ -68,7 +68,7 @@ def dry_run(config: EvalConfig, processes: int) -> str:
     own = config.reference == "plain" and any(find_metric(name).needs_reference for name in config.metrics)
     size = paper.size if paper else None
     found = predict(size, len(config.prompts), len(config.seeds), config.recipes, config.batch, own, processes)
-    sampling = ", ".join(f"{key} {value:g}" for key, value in config.sampling.items() if value is not None)
+    sampling = ", ".join(f"{key} {value:g}" for key, value in config.sampling.items())
     known = f"settings of {paper.title}" if paper else "no published settings known"
     lines = [
         suite.title if suite else config.model,

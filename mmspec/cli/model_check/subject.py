@@ -433,11 +433,6 @@ def possible(subject: Subject, recipes: Sequence[Recipe]) -> tuple[list[Recipe],
     return found, refused
 
 
-def default_recipe(pipe: Any) -> str:
-    """The recipe that a pipeline uses by default."""
-    return str(pipe.config.get("recipe", "plain"))
-
-
 def dtype_of(pipe: Any) -> torch.dtype:
     """The dtype of a pipeline's model."""
     for holder in (getattr(pipe, "adapter", pipe), pipe):

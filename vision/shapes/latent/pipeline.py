@@ -18,7 +18,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
-from mmspec.keywords import refuse_unknown_keywords
+from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
 from mmspec.vision.llamagen.target import LlamaGenTarget
@@ -51,6 +51,10 @@ class LatentShapes:
     def set_progress_bar_config(self, **config: Any) -> None:
         """Does nothing: this pipeline has no progress bar."""
 
+    @refuse_keywords(
+        "its tokens are vectors of numbers, which have no probabilities to compare",
+        "min_p", "typical_p",
+    )  # fmt: skip
     @refuse_unknown_keywords
     @torch.no_grad()
     def __call__(
