@@ -62,6 +62,7 @@ PUBLISHED = {
     "HeartMuLa": "mmspec.audio.models.heartmula.speech:from_folder",
     "MossTTSDelayModel": "mmspec.audio.models.moss_tts.speech:from_folder",
     "MossTTSLocalModel": "mmspec.audio.models.moss_local.speech:from_folder",
+    "HiggsMultimodalQwen3ForConditionalGeneration": "mmspec.audio.models.higgs_v3.speech:from_folder",
     "KyutaiTTS": "mmspec.audio.models.kyutai_tts.speech:from_folder",
 }
 # The name under which a folder whose config.json names no class is in `PUBLISHED`.

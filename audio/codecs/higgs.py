@@ -31,6 +31,13 @@ class HiggsCodec:
         samples = codes.shape[-1] * self.hop
         return F.pad(audio, (0, max(samples - audio.shape[-1], 0)))[..., :samples]
 
+    @torch.inference_mode()
+    def encode(self, audio: Tensor) -> Tensor:
+        """Mono audio float32 [samples] to frames int64 [F, codebooks]; less than a second is padded with silence."""
+        audio = F.pad(audio, (0, max(self.sampling_rate - len(audio), 0)))
+        codes: Tensor = self._model.encode(audio[None, None].to(self._model.device)).audio_codes
+        return codes[0].T.cpu().clone()
+
     def stream(self) -> CodecStream:
         return OverlapStream(self, self._receptive_field, self._receptive_field // 2 + 1)
 

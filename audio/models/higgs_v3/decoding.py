@@ -1,0 +1,137 @@
+"""Higgs TTS 3: columns of K codes, codebook k a column after codebook k - 1.
+
+In column j < K the cells after cell j hold the mark of the beginning. From column K on, the first codebook ends the
+audio with the mark of the end, in column s; column s + K - 2 is the last, in which the last codebook has its last code.
+All other cells are sampled from all codes and both marks, whether a codec reads them or not: the next column depends on
+them. Here the first cell of the last column, which no codec reads, holds an id of its own, the end of the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.audio.models.higgs_v3.model import HiggsV3
+from mmspec.audio.multi_codebook.column_target import ColumnTarget
+from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
+from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
+from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.target import EarlyExit, cache_bytes
+from mmspec.hf.causal_target import Prompt
+from mmspec.hf.plan import position_ids_of
+from mmspec.sampling.constraints import ForcedCells
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class HiggsV3Request:
+    """A batch of prompts, padded on the left.
+
+    Attributes:
+        ids: int64 [B, T], text ids, and -1 in the places of a voice.
+        columns: int64 [B, T, K], the columns of the voice in its places.
+        mask: bool [B, T], False on padding.
+        length: Columns to generate.
+        sampling: Sampling parameters of codes.
+    """
+
+    ids: Tensor
+    columns: Tensor
+    mask: Tensor
+    length: int
+    sampling: SamplingParams
+
+
+def row_end(model: HiggsV3) -> int:
+    """The id in the first cell of a row's last column."""
+    return model.config.codes + 2
+
+
+def plan(model: HiggsV3, request: HiggsV3Request) -> ColumnDecodingPlan:
+    """The plan of a request with a model, which is the target's or the draft model."""
+    config, end = model.config, row_end(model)
+
+    def target(window: int, guided: bool) -> HiggsV3Target:
+        text = model.body.embed_tokens(request.ids.clamp(min=0))
+        embeds = torch.where((request.ids < 0)[..., None], model.embed_columns(request.columns), text)
+        inner = ColumnTarget(
+            model.body,
+            model.embed_columns,
+            model.logits,
+            config.codebooks,
+            end + 1,
+            Prompt(embeds, request.mask, position_ids_of(request.mask)),
+            False,
+            request.length,
+            window,
+        )
+        nothing = torch.empty(len(request.ids), 0, 1, dtype=torch.int64, device=model.device)
+        return HiggsV3Target(inner, ColumnHistory(nothing, request.length + window), config.codebooks, config.end)
+
+    waits = triangles(request.length, linear_delays(config.codebooks), config.begin, None)
+    layout = Layout(
+        request.length,
+        cell=(config.codebooks,),
+        forced=ForcedCells(waits),
+        pad=end,
+        ends=lambda columns: columns[..., 0] == end,
+    )
+    return ColumnDecodingPlan(target, layout, end + 1, request.sampling, False)
+
+
+class HiggsV3Target:
+    """A Higgs TTS 3 whose logits include the end of a row.
+
+    Args:
+        inner: The model.
+        history: Cell 0 of the columns that it reads, from column K on; -1 before.
+        codebooks: K.
+        end: The code that ends the first codebook.
+    """
+
+    def __init__(self, inner: ColumnTarget, history: ColumnHistory, codebooks: int, end: int) -> None:
+        self.vocab_size, self.layers = inner.vocab_size, inner.layers
+        self.device = inner.device
+        self._inner, self._history = inner, history
+        self._codebooks, self._end = codebooks, end
+
+    def prefill(self) -> Logits:
+        return self._inner.prefill()
+
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        places = at[:, None] + np.arange(tokens.shape[1])
+        may_end = torch.from_numpy(places >= self._codebooks).to(self.device)
+        self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], at)
+        z = self._inner.forward(tokens, at, early_exit).cond.float()
+        ended = self._history.first(self._end, 1, places + 1)
+        last = torch.from_numpy(places + 1).to(z.device) - ended == self._codebooks - 2  # [B, W]
+        only = torch.where(torch.arange(self.vocab_size, device=z.device) == self.vocab_size - 1, 0.0, -torch.inf)
+        first = torch.where(last[..., None], only, z[:, :, 0])
+        return Logits(torch.cat([first[:, :, None], z[:, :, 1:]], dim=2), None)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._history.select_rows(row_ids)
+        self._inner.select_rows(row_ids)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return cache_bytes(self._inner)
+
+    def can_join(self, other: object) -> bool:
+        """Whether the rows of `other` can join: a target of the same model."""
+        return (
+            isinstance(other, HiggsV3Target)
+            and self._history.can_join(other._history)
+            and self._inner.can_join(other._inner)
+        )
+
+    def join(self, other: HiggsV3Target, row_ids: list[int]) -> None:
+        self._history.join(other._history, row_ids)
+        self._inner.join(other._inner, row_ids)

@@ -1,0 +1,235 @@
+"""The speech adapter of Higgs TTS 3: texts with its control tokens, voices, and the codec in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from mmspec.arguments import shown
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.codecs.higgs import HiggsCodec
+from mmspec.audio.family_options import options_of
+from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, plan, row_end
+from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
+from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
+from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
+from mmspec.audio.text import split_text
+from mmspec.checkpoint import describe
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.hf.folder import LOAD_ERRORS
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+MAX_LETTERS = 300  # of a part, about 20 seconds
+MARKS = ("<|tts|>", "<|text|>", "<|audio|>", "<|ref_audio|>", "<|ref_text|>")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline.
+
+    Attributes:
+        voice: The voice that is cloned: its codes int64 [F, K] and its transcript, which may be empty. None draws one.
+        frames: Frames of a part, at most; 25 per second.
+    """
+
+    voice: ReferenceCodes | None = None
+    frames: int = 750
+
+
+@dataclass(frozen=True)
+class HiggsV3Part:
+    """A part of a text.
+
+    Attributes:
+        text: The text.
+        voice: The voice, or None.
+    """
+
+    text: str
+    voice: ReferenceCodes | None
+
+
+class HiggsV3Adapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of Higgs TTS 3.
+
+    Without a voice, the later parts of a text are spoken with the voice of the first.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, with the marks of its prompts.
+        codec: The codec of its codes.
+        options: The options.
+        draft_model: A smaller model of the family, or None.
+
+    Raises:
+        ModelError: If the tokenizer lacks a mark, or the draft model generates other columns.
+    """
+
+    recipe = "scd:window=4"
+    guided = False
+    voices: Sequence[str] = ()
+    sampling = SamplingParams(1.0, 50, 0.95)
+
+    def __init__(
+        self, model: HiggsV3, tokenizer: Any, codec: Codec, options: Options, draft_model: HiggsV3 | None = None
+    ) -> None:
+        check_codec(codec, model.config.codebooks, model.config.codes)
+        self.model, self.tokenizer, self.codec, self.options = model, tokenizer, codec, options
+        self.draft_model = draft_model
+        added = tokenizer.get_added_vocab()
+        if missing := [mark for mark in MARKS[:4] if mark not in added]:
+            raise ModelError(f"the tokenizer has no {missing[0]}; it is not that of a Higgs TTS 3")
+        self._marks: dict[str, int] = {mark: added[mark] for mark in MARKS if mark in added}
+        if (largest := max(self._marks.values())) >= (size := model.config.language.vocab_size):
+            raise ModelError(f"the tokenizer has the id {largest}, the model {size} ids; they do not belong together")
+        voice = options.voice
+        self._voice = None if voice is None else replace(voice, codes=self._checked(voice.codes))
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        pieces = split_text(text, MAX_LETTERS)
+        return PreparedText([HiggsV3Part(piece, self._voice) for piece in pieces], texts=pieces)
+
+    def with_reference_audio(self, reference: ReferenceAudio) -> HiggsV3Adapter:
+        if not isinstance(self.codec, HiggsCodec):
+            raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
+        codes = self.codec.encode(reference.mono(self.codec.sampling_rate))
+        voice = ReferenceCodes((reference.transcript or "").strip(), codes)
+        options = replace(self.options, voice=voice)
+        return HiggsV3Adapter(self.model, self.tokenizer, self.codec, options, self.draft_model)
+
+    @property
+    def draws_voice(self) -> bool:
+        return self._voice is None
+
+    def continue_voice(self, part: HiggsV3Part, first: HiggsV3Part, tokens: Tensor) -> HiggsV3Part:
+        codes = self.codes(tokens).T
+        return replace(part, voice=ReferenceCodes(first.text, codes)) if len(codes) else part
+
+    def prompt(self, part: HiggsV3Part) -> tuple[Tensor, Tensor]:
+        """The ids int64 [T] of a prompt, -1 in the places of the voice, and its columns int64 [n, K]."""
+        config, marks, ids = self.model.config, self._marks, [self._marks["<|tts|>"]]
+        columns = torch.empty(0, config.codebooks, dtype=torch.int64)
+        if part.voice is not None:
+            if part.voice.transcript and "<|ref_text|>" in marks:
+                ids += [marks["<|ref_text|>"], *self._ids(part.voice.transcript)]
+            columns = delay(part.voice.codes[None], linear_delays(config.codebooks), config.begin, config.end)[0].cpu()
+            ids += [marks["<|ref_audio|>"], *[-1] * len(columns)]
+        ids += [marks["<|text|>"], *self._ids(part.text), marks["<|audio|>"]]
+        return torch.tensor(ids), columns
+
+    def job(
+        self, parts: Sequence[HiggsV3Part], recipe: Recipe, samplings: Sequence[SamplingParams]
+    ) -> ColumnDecodingJob:
+        model, config = self.model, self.model.config
+        prompts = [self.prompt(part) for part in parts]
+        longest = max(len(ids) for ids, _ in prompts)
+        ids = torch.zeros(len(parts), longest, dtype=torch.int64)
+        columns = torch.full((*ids.shape, config.codebooks), config.end)
+        mask = torch.zeros(ids.shape, dtype=torch.bool)
+        for row, (own, voice) in enumerate(prompts):
+            ids[row, longest - len(own) :], mask[row, longest - len(own) :] = own, True
+            columns[row, ids[row] < 0] = voice
+        request = HiggsV3Request(
+            ids.to(model.device),
+            columns.to(model.device),
+            mask.to(model.device),
+            self.options.frames + config.codebooks - 1,
+            samplings[0],
+        )
+        draft = None if self.draft_model is None else plan(self.draft_model, request)
+        return ColumnDecodingJob(model, plan(model, request), draft, self.codec.tables)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ends = (tokens[:, 0] == row_end(self.model)).nonzero()
+        tokens = tokens[: int(ends[0]) + 1] if len(ends) else tokens
+        frames = undelay(tokens[None], linear_delays(self.model.config.codebooks))[0]
+        return frames.masked_fill(frames >= self.model.config.codes, 0).T  # marks where a code should be
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _checked(self, codes: Tensor) -> Tensor:
+        config, shape = self.model.config, list(codes.shape)
+        integers = not codes.is_floating_point() and codes.ndim == 2 and shape[1] == config.codebooks and shape[0] > 0
+        if not integers or bool(((codes < 0) | (codes >= config.codes)).any()):
+            raise ArgumentError(
+                f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, "
+                f"{config.codebooks}], 0 to {config.codes - 1}"
+            )
+        return codes.cpu().long()
+
+
+def from_folder(
+    folder: Path,
+    processor: Any,
+    codec: Codec | None,
+    config: Mapping[str, Any],
+    draft: Path | None,
+    device: str,
+    dtype: torch.dtype | str,
+) -> HiggsV3Adapter:
+    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+
+    Args:
+        folder: The folder.
+        processor: A tokenizer, or where it is; None is the one in the folder.
+        codec: The codec; None is the one in the model's files.
+        config: The fields of `Options`.
+        draft: The folder of a draft model, or None.
+        device: Where to load the models.
+        dtype: Their dtype, or "auto" for that of the files.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+        ModelError: For missing, broken or unsupported files.
+    """
+    options = read_options(config)
+    tokenizer = processor
+    if processor is None or isinstance(processor, (str, Path)):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(processor or folder, trust_remote_code=False)
+        except (*LOAD_ERRORS, ImportError) as error:
+            where = str(processor or folder)
+            raise ArgumentError(f"processor={where!r} cannot be loaded: {describe(error)}") from None
+    model, state = read_model(folder, device, dtype)
+    own = codec or read_codec(state, f"model {str(folder)!r}", device)
+    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype)[0], model)
+    return HiggsV3Adapter(model, tokenizer, own, options, draft_model)
+
+
+def check_draft(draft_model: HiggsV3, model: HiggsV3) -> HiggsV3:
+    """The draft model, after a check that it generates the same columns as the model.
+
+    Raises:
+        ModelError: If its codebooks or codes differ.
+    """
+    for name in ("codebooks", "codes"):
+        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
+        if ours != theirs:
+            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
+    return draft_model
+
+
+def read_options(config: Mapping[str, Any]) -> Options:
+    """The options of a pipeline.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+    """
+    options = options_of(Options, config, "Higgs TTS 3", ("codec", "draft_model"))
+    if isinstance(options.frames, bool) or not isinstance(options.frames, int) or not 1 <= options.frames <= 2**20:
+        raise ArgumentError(f"frames={shown(options.frames)} is not allowed; it must be an integer, 1 to {2**20}")
+    if not isinstance(options.voice, (ReferenceCodes, type(None))):
+        raise ArgumentError(
+            f"voice={shown(options.voice)} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"
+        )
+    return options

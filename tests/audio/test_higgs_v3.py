@@ -1,0 +1,247 @@
+"""Higgs TTS 3 from its published folder, against prompts, columns, probabilities and samples of SGLang-Omni's parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_codecs
+import torch
+from tiny_higgs_v3 import BOOKS, CODES, TEXTS, VOICE, Codec, config, higgs_v3
+from torch import Tensor
+from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
+from two_samples import chi_square
+
+import mmspec
+from mmspec.audio.codecs.higgs import HiggsCodec
+from mmspec.audio.models.higgs_v3 import model as published
+from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, HiggsV3Target, plan
+from mmspec.audio.models.higgs_v3.model import CODEC_CONFIG, HiggsV3, read_codec, read_config, renamed
+from mmspec.audio.models.higgs_v3.speech import HiggsV3Adapter, HiggsV3Part
+from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.decoding.target import Target
+from mmspec.errors import ArgumentError, ModelError
+from mmspec.recipes import parse
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.params import SamplingParams
+from mmspec.sampling.sampler import ColumnSampler
+from mmspec.testing.adapters import check_windows
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "higgs_v3.json").read_text())
+SAMPLING = SamplingParams(*(GOLDEN["sampling"][name] for name in ("temperature", "top_k", "top_p")))
+VOICES = [None, ReferenceCodes("", torch.tensor(VOICE)), ReferenceCodes("one", torch.tensor(VOICE))]
+PARTS = [HiggsV3Part(text, voice) for text, voice in zip(TEXTS, VOICES, strict=True)]
+CELLS = {"early": [(1, 0), (1, 1), (2, 2)], "late": [(3, 0), (4, 1), (4, 2)]}
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return mmspec.load(str(folder), config={"codec": Codec(), **options})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return higgs_v3(tmp_path_factory.mktemp("higgs"))
+
+
+@pytest.fixture(scope="module")
+def pipe(folder: Path) -> Any:
+    return load(folder, frames=14)
+
+
+def test_prompts_are_those_of_its_engine(pipe: Any) -> None:
+    for part, recorded in zip(PARTS, GOLDEN["prompts"], strict=True):
+        ids, columns = pipe.adapter.prompt(part)
+        assert [-100 if i < 0 else i for i in ids.tolist()] == recorded and int((ids < 0).sum()) == len(columns)
+
+
+def request(pipe: Any, sampling: SamplingParams, length: int = 16, rows: int = 1) -> HiggsV3Request:
+    """The first recorded prompt in some rows."""
+    ids, columns = pipe.adapter.prompt(PARTS[0])
+    empty = torch.zeros(rows, len(ids), BOOKS, dtype=torch.int64)
+    return HiggsV3Request(ids.expand(rows, -1), empty, torch.ones(rows, len(ids), dtype=torch.bool), length, sampling)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["plain", "scd:window=4", "sjd:window=3", "recycle:window=3", "layer-skip:layers=1", "draft:window=3"]
+)
+def test_greedy_columns_and_frames_are_its_own(folder: Path, pipe: Any, recipe: str) -> None:
+    """Three prompts of different lengths in a batch, two with a voice; a mark too early to end a row is in one."""
+    adapter = pipe.adapter if not recipe.startswith("draft") else load(folder, frames=14, draft_model=folder).adapter
+    job = adapter.job(PARTS, parse(recipe), [SamplingParams(0.0)])
+    out = job.run(parse(recipe), [SamplingParams(0.0)] * 3, [0, 1, 2], None, False)
+    for row, columns, frames in zip(out.tokens, GOLDEN["greedy"], GOLDEN["frames"], strict=True):
+        own = row[: len(columns)].tolist()
+        ended = own[-1][0] == CODES + 2
+        assert own[:-1] == columns[:-1] and own[-1][1:] == columns[-1][1:] and ended == (len(columns) < 16)
+        assert adapter.codes(row).T.tolist() == frames
+
+
+def test_probabilities_are_its_own(pipe: Any) -> None:
+    """Along recorded columns, after temperature, top-k and top-p; one at another temperature must be told apart."""
+    target = plan(pipe.adapter.model, request(pipe, SAMPLING)).target(8, False)
+    path = torch.tensor(GOLDEN["path"])[None]
+    raw = torch.cat([target.prefill().cond, target.forward(path[:, :-1], np.array([0])).cond], dim=1)
+
+    def probs(sampling: SamplingParams) -> Tensor:
+        sampler = ColumnSampler([sampling], None, raw.device)
+        return sampler(Logits(raw, None), np.arange(raw.shape[1])[None])[0, ..., :-1]
+
+    theirs = torch.tensor(GOLDEN["probs"])
+    assert float((probs(SAMPLING) - theirs).abs().max()) < 1e-5
+    assert float((probs(SamplingParams(1.0, 4, 0.9)) - theirs).abs().max()) > 0.01
+
+
+def outcomes(tokens: Tensor, name: str) -> list[str]:
+    """Some cells of rows as in the recording: the cells of a row's last column that no codec reads count too."""
+    found = []
+    for row in tokens.tolist():
+        ends = [t for t, column in enumerate(row) if column[0] == CODES + 2]
+        last = ends[0] if ends else len(row)
+        found.append(" ".join(str(row[t][k]) if t <= last else "-" for t, k in CELLS[name]))
+    return found
+
+
+def test_samples_follow_its_own(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 samples of six columns, of which rows end; a twin that ends them too early must be told apart."""
+
+    def distance(name: str) -> tuple[float, float]:
+        made = plan(pipe.adapter.model, request(pipe, SAMPLING, 6, 4_000))
+        tokens = made.decode(pipe.adapter.model, parse("scd:window=3"), list(range(4_000)), None, None).tokens
+        own = [key for key, count in GOLDEN["samples"][name].items() for _ in range(count)]
+        ids = {key: i for i, key in enumerate(sorted({*own, *outcomes(tokens, name)}))}
+        return chi_square(*(torch.tensor([ids[key] for key in each]) for each in (own, outcomes(tokens, name))))
+
+    for name in CELLS:
+        found, limit = distance(name)
+        assert found < limit
+    real = HiggsV3Target.__init__
+
+    def broken(self: HiggsV3Target, inner: Any, history: Any, codebooks: int, end: int) -> None:
+        real(self, inner, history, codebooks, end)
+        write = history.write
+        history.write = lambda tokens, at: write(torch.where(tokens < 0, end, tokens), at)
+
+    monkeypatch.setattr(HiggsV3Target, "__init__", broken)
+    found, limit = distance("late")
+    assert found > 1.5 * limit
+
+
+def test_windows_match_single_columns(pipe: Any) -> None:
+    def make(rows: int, window: int) -> Target:
+        return plan(pipe.adapter.model, request(pipe, SAMPLING, 8, rows)).target(window, False)
+
+    assert check_windows(make, 7, 4, cell=(BOOKS,)) < 1e-4
+
+
+def test_speech_voices_streams_and_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = load(folder, frames=5)
+    out = pipe(["one two", "three"], seed=3)
+    alone = pipe("three", seed=4)
+    np.testing.assert_array_equal(alone.audio, out[1].audio)
+    frames = pipe.adapter.codes(out[0].tokens[0])
+    assert frames.shape[0] == BOOKS and out[0].audio.shape == (1, 4 * frames.shape[1]) and int(frames.max()) < CODES
+    chunks = list(pipe.stream("three", seed=4, first=1, every=1))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), alone.audio)
+    adapter = pipe.adapter
+    assert adapter.draws_voice and not load(folder, voice=VOICES[2]).adapter.draws_voice
+    later = adapter.continue_voice(HiggsV3Part("two", None), HiggsV3Part("one", None), out[0].tokens[0])
+    assert later.voice.transcript == "one" and later.voice.codes.shape == (frames.shape[1], BOOKS)
+    long = pipe(". ".join(["one two three four"] * 20) + ".", seed=1)
+    assert len(long.tokens) > 1
+    logits = HiggsV3.logits
+
+    def endless(self: HiggsV3, hidden: Tensor) -> Tensor:
+        return logits(self, hidden).index_fill(-1, torch.tensor(CODES + 1), -1e4)
+
+    monkeypatch.setattr(HiggsV3, "logits", endless)
+    cut = pipe("one", seed=0)
+    assert cut.truncated and adapter.codes(cut.tokens[0]).shape == (BOOKS, 5)
+
+
+def test_rows_that_join_a_running_batch_have_their_own_columns(pipe: Any) -> None:
+    texts = ["one two", "three", "two two"]
+    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
+    for i, text in enumerate(texts):
+        engine.add(text, request_id=text, seed=3 + i)
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(texts):
+        np.testing.assert_allclose(results[text].audio, pipe(text, seed=3 + i).audio, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["lantern", "gsd", "pcg", "clusters"])
+def test_rules_compare_codes_by_the_vectors_of_their_codebook(pipe: Any, rule: str) -> None:
+    assert pipe("one two", seed=1, recipe=f"scd+{rule}:window=3").tokens[0].shape[1] == BOOKS
+
+
+def test_the_published_layout() -> None:
+    """At the published size: the names and shapes of the model's 399 tensors and of its codec's."""
+    language = {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": None,
+    }  # fmt: skip
+    found = {**config(), "text_config": language, "audio_encoder_config": {"num_codebooks": 8, "vocab_size": 1026}}
+    with torch.device("meta"):
+        model = HiggsV3(read_config(found, "published"))
+    assert model.config.language.rope_parameters["rope_theta"] == 1e6 and model.config.codes == 1024
+    tied = {"body.embed_tokens.weight": "tied.embedding.text_embedding.weight"}
+    tied["codes.weight"] = "tied.embedding.modality_embeddings.0.embedding.weight"
+    state = {tied.get(name, name): value for name, value in model.state_dict().items()}
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    assert len(state) == 399 and shapes["tied.embedding.text_embedding.weight"] == (151936, 2560)
+    assert shapes["tied.embedding.modality_embeddings.0.embedding.weight"] == (8208, 2560)
+    assert shapes["body.layers.35.self_attn.q_proj.weight"] == (4096, 2560)
+    assert shapes["body.layers.0.self_attn.k_norm.weight"] == (128,)
+    assert renamed(state, True)[0].keys() == model.state_dict().keys()
+    with torch.device("meta"):
+        codec = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**CODEC_CONFIG))
+    names = codec.state_dict()
+    assert len(names) == 527 and names["quantizer.quantizers.7.codebook.embed"].shape == (1024, 64)
+    assert codec.config.hop_length == 960 and codec.config.num_quantizers == 8
+    assert names["fc2.weight"].shape == (256, 1024) and names["acoustic_decoder.conv1.weight"].shape == (1024, 256, 7)
+
+
+def test_the_codec_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It speaks, and encodes a voice; names of normalized weights in files of earlier torch are read too."""
+    own = tiny_codecs.higgs(real=True)
+    monkeypatch.setattr(published, "CODEC_CONFIG", own.config.to_dict())
+    tensors = {
+        name.replace(".parametrizations.weight.original0", ".weight_g"): value.contiguous()
+        for name, value in own.state_dict().items()
+    }
+    pipe = mmspec.load(str(higgs_v3(tmp_path / "higgs", tensors)), config={"frames": 3})
+    codec = HiggsCodec(own)
+    out = pipe("one", seed=0)
+    np.testing.assert_allclose(out.audio, codec.decode(pipe.adapter.codes(out.tokens[0])[None])[0].numpy(), atol=1e-6)
+    tone = np.sin(np.arange(15_000) / 20).astype(np.float32)[None]
+    monkeypatch.setattr(HiggsV3Adapter, "_checked", lambda self, codes: codes)  # it has more codes than the model
+    voice = pipe.with_reference_audio(tone, 24_000, transcript=" two ").adapter.options.voice
+    padded = torch.nn.functional.pad(torch.from_numpy(tone), (0, 9_000))[None]
+    torch.testing.assert_close(voice.codes, own.encode(padded).audio_codes[0].T)
+    assert voice.transcript == "two" and voice.codes.shape == (25, BOOKS)
+
+
+def test_errors(folder: Path) -> None:
+    with pytest.raises(ModelError, match="the codec of model .* does not fit a HiggsAudioV2TokenizerModel"):
+        mmspec.load(str(folder))
+    with pytest.raises(ModelError, match="has no codec in its files; pass one as tokenizer="):
+        read_codec({}, "model 'x'", "cpu")
+    with pytest.raises(ArgumentError, match="config has 'voise', which Higgs TTS 3 does not have"):
+        load(folder, voise=None)
+    for wrong in ({"frames": 0}, {"voice": "low"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
+            load(folder, **wrong)
+    with pytest.raises(ArgumentError, match=r"voice has codes of shape \[2\] .* must be integers \[frames, 3\]"):
+        load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
+    with pytest.raises(ArgumentError, match="this codec cannot encode reference audio"):
+        load(folder).with_reference_audio(np.zeros((1, 100), dtype=np.float32), 1000)
+    with pytest.raises(ModelError, match="has no text_config"):
+        read_config({}, "model 'x'")
+    for name, value in (("encoder_type", "whisper"), ("num_codebooks", 2), ("vocab_size", "x"), ("out_dim", 7)):
+        broken = {**config(), "audio_encoder_config": {**config()["audio_encoder_config"], name: value}}
+        with pytest.raises(ModelError, match="model 'x' has"):
+            read_config(broken, "model 'x'")
