@@ -37,9 +37,9 @@ from mmspec.kernels.acceptance import (
     typical,
     typical_reference,
 )
-from mmspec.kernels.backend import chosen, launchable, operator, warps
+from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.inverse_cdf import GROUP
-from mmspec.kernels.residual import resample_reference, residual_sample
+from mmspec.kernels.residual import resample_reference, residual_sample, tiles
 from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import TOTAL, SoftmaxStats, logits, probabilities
 from mmspec.kernels.specialization import kernel
@@ -64,7 +64,6 @@ _REFERENCES = {
     "pcg": coarse_reference,
     "fallback": fallback_reference,
 }
-CHUNK = 8192
 BROKEN_DRAFT = 4  # see `Verified.found`
 _EXACT_RULE = KernelRule()
 
@@ -222,7 +221,7 @@ def _verify_window(
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
     RULE: tl.constexpr, NEAR: tl.constexpr, NEIGHBORS: tl.constexpr, DIM: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
     q_source = (
@@ -310,7 +309,7 @@ def _verify_window(
     if i < m:
         token = residual_sample(
             source, row * (m + 1) + i, q_source, row * m + i, tl.load(resample_us + row * (m + 1) + i),
-            GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, WHOLE, BLOCK, GROUP,
+            GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, CHUNKS, BLOCK, GROUP,
         ).to(tl.int64)  # fmt: skip
     else:
         token = tl.load(sampled + row * (m + 1) + m)
@@ -372,9 +371,7 @@ def verify_window_op(
     numbers = [t.contiguous() for t in (chance, sampled, accept_u, resample_u)]
     neighbors = 0 if near is None else near.shape[1]
     dimensions = 0 if vectors is None else vectors.shape[1]
-    whole = vocab <= CHUNK
-    # Of a row that is read in chunks each thread holds half as much: more would not fit into its registers.
-    block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK // 2
+    block, chunks, many = tiles(vocab)
     with launchable(cond):
         _verify_window[(batch,)](
             *p, *q, drafts, *numbers, near, vectors, known, tokens, accepted, found,
@@ -383,8 +380,8 @@ def verify_window_op(
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             Q_GUIDED=q_uncond is not None, Q_MASKED=q_allowed is not None, Q_UNIT=q_cond.stride(2) == 1,
             RULE=rule, NEAR=b > 0 and vectors is not None, NEIGHBORS=triton.next_power_of_2(max(neighbors, 1)),
-            DIM=triton.next_power_of_2(max(dimensions, 1)), WHOLE=whole, BLOCK=block, GROUP=GROUP,
-            num_warps=warps(block if whole else CHUNK),
+            DIM=triton.next_power_of_2(max(dimensions, 1)), CHUNKS=chunks, BLOCK=block, GROUP=GROUP,
+            num_warps=many,
         )  # fmt: skip
     return tokens, accepted, found
 

@@ -8,18 +8,15 @@ per slot; in the maximal coupling programs of slots that are committed exit at o
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.backend import chosen, launchable, operator, warps
+from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.inverse_cdf import GROUP
 from mmspec.kernels.philox import gumbel_reference, gumbels
-from mmspec.kernels.residual import resample_reference, residual_sample
+from mmspec.kernels.residual import resample_reference, residual_sample, tiles
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
 from mmspec.kernels.specialization import kernel
-
-CHUNK = 8192
 
 
 def couple_maximally(
@@ -77,7 +74,7 @@ def _couple_maximally(
     slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
     q_source = (
@@ -98,7 +95,7 @@ def _couple_maximally(
             if tl.load(us + slot) >= tl.div_rn(p_x, q_x):
                 token = residual_sample(
                     source, slot, q_source, q_slot, tl.load(resample_us + slot),
-                    GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, WHOLE, BLOCK, GROUP,
+                    GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, CHUNKS, BLOCK, GROUP,
                 ).to(tl.int64)  # fmt: skip
     tl.store(out + slot, token)
 
@@ -128,16 +125,14 @@ def couple_maximally_op(
     if chosen(cond) == "torch":
         return couple_maximally_reference(SoftmaxStats(*p), SoftmaxStats(*q), drafts, *numbers)
     vocab, out = cond.shape[-1], tokens.new_empty(tokens.shape)
-    whole = vocab <= CHUNK
-    # Of a row that is read in chunks each thread holds half as much: more would not fit into its registers.
-    block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK // 2
+    block, chunks, many = tiles(vocab)
     with launchable(cond):
         _couple_maximally[(tokens.numel(),)](
             *p, *q, drafts, *(t.contiguous() for t in numbers), out, drafts.shape[1], vocab, drafts.stride(0),
             cond.shape[1], *cond.stride(), q_cond.shape[1], *q_cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             Q_GUIDED=q_uncond is not None, Q_MASKED=q_allowed is not None, Q_UNIT=q_cond.stride(2) == 1,
-            WHOLE=whole, BLOCK=block, GROUP=GROUP, num_warps=warps(block if whole else CHUNK),
+            CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many,
         )  # fmt: skip
     return out
 
@@ -194,13 +189,13 @@ def couple_by_noise_op(
         p = SoftmaxStats(cond, uncond, allowed, floats, ints).dense(torch.float64)
         return (p.log().float() + gumbel_reference(seeds[:, None], positions, p.shape[-1])).argmax(-1)
     vocab, out = cond.shape[-1], positions.new_empty(positions.shape)
-    block = min(triton.next_power_of_2(vocab), CHUNK)
+    block, _, many = tiles(vocab)
     with launchable(cond):
         _couple_by_noise[(positions.numel(),)](
             cond, uncond, allowed, floats, ints, seeds, positions.contiguous(), out, positions.shape[1], vocab,
             cond.shape[1], *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, BLOCK=block,
-            num_warps=warps(block),
+            num_warps=many,
         )  # fmt: skip
     return out
 

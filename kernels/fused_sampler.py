@@ -2,8 +2,9 @@
 
 Each program handles one slot. It mixes guidance in, masks forbidden tokens, divides by the temperature, finds the top-k
 and top-p thresholds by bisection over the bits of the logits, and samples a token. Up to 16384 logits stay in
-registers, so that memory is read once; longer rows are read again from the cache in each pass. The output is 40 bytes
-per slot (`SoftmaxStats`), a token, and the probability of the slot's draft.
+registers, so that memory is read once; longer rows are read again from the cache in each pass. Of the weights only the
+sums of groups are kept; the group of the sample is read again. The output is 40 bytes per slot (`SoftmaxStats`), a
+token, and the probability of the slot's draft.
 """
 
 from __future__ import annotations
@@ -16,9 +17,18 @@ import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable, operator, warps
-from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
+from mmspec.kernels.inverse_cdf import (
+    GROUP,
+    cdf_goal,
+    group_sums,
+    mass,
+    place,
+    sample_reference,
+    seek_group,
+    seek_lane,
+)
 from mmspec.kernels.philox import gumbel_reference, gumbels
-from mmspec.kernels.softmax_stats import SoftmaxStats, logits, mix, weights
+from mmspec.kernels.softmax_stats import SoftmaxStats, logits, mix, quotient, weights
 from mmspec.kernels.specialization import kernel
 
 WHOLE = 16384  # logits that a program can hold in registers; half as many with top-p, which needs more of them
@@ -181,8 +191,9 @@ def _fused_sample(
     cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts, seeds, positions,
     floats, ints, tokens, chances, width, vocab, drafts_row, drafted, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr,
-    DRAFTED: tl.constexpr, GUMBEL: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    DRAFTED: tl.constexpr, GUMBEL: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    WHOLE: tl.constexpr = CHUNKS == 1
     line = tl.program_id(0)
     slot = line.to(tl.int64)
     row = line // width
@@ -196,29 +207,29 @@ def _fused_sample(
     source = (cond, uncond, allowed, floats, ints, width, vocab, stride_row, stride_slot, stride_column)
     held = logits(source, line, kind, scale, temperature, lanes, GUIDED, MASKED, UNIT)
 
-    # The most likely token. A maximum would drop NaN, so NaN is counted.
-    peak, best, nan_count = float("-inf"), 0, 0
-    for start in range(0, vocab, BLOCK):
+    # The most likely token. A maximum drops NaN; a sum of all weights does not.
+    peak, best = float("-inf"), vocab
+    for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
         z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-        nan_count += tl.sum((z != z).to(tl.int32), 0)
-        z = tl.where(z == z, z, float("-inf"))
         top = tl.max(z, 0)
-        best = tl.where(top > peak, start + tl.argmax(z, 0), best)
+        found = tl.min(tl.where(z == top, start + lanes, vocab), 0)
+        best = tl.where((top > peak) | (best == vocab), found, best)
         peak = tl.maximum(peak, top)
-    bad = (nan_count > 0) | (peak == float("inf")) | (peak == float("-inf"))
+    best = tl.where(best == vocab, 0, best)
+    finite = (peak > float("-inf")) & (peak < float("inf"))
 
     # Top-k: the largest key that k tokens reach. Three pivots per step, until one of them has exactly k tokens.
     k = tl.zeros((), tl.int32)
     if TOP_K:
         k += tl.load(top_ks + row)
     low = _key(tl.full((), float("-inf"), tl.float32))
-    if (k > 0) & (k < vocab) & (bad == 0) & (greedy == 0):
+    if (k > 0) & (k < vocab) & finite & (greedy == 0):
         high, reached = _key(peak) + 1, vocab
         while (_span(low, high) > 1) & (reached != k):
             step = ((_span(low, high) + 3) >> 2).to(tl.int32, bitcast=True)
             one, two, three = low + step, tl.minimum(low + 2 * step, high), tl.minimum(low + 3 * step, high)
             first, second, third = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-            for start in range(0, vocab, BLOCK):
+            for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
                 z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
                 key = _key(z)
                 # Two counts of at most 2**15 share a sum.
@@ -231,51 +242,61 @@ def _fused_sample(
             reached = tl.where(third >= k, third, tl.where(second >= k, second, tl.where(first >= k, first, reached)))
         # The pivot may lie between two keys: the threshold is the least one of the tokens that reach it.
         lowest = float("inf")
-        for start in range(0, vocab, BLOCK):
+        for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
             z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
             lowest = tl.minimum(lowest, tl.min(tl.where(_key(z) >= low, z, float("inf")), 0))
         low = _key(lowest)
     floor, last = _from_key(low), vocab
 
-    # Top-p: the smallest key above which less than this share of the mass lies.
-    total = tl.zeros((), tl.float64)
-    for start in range(0, vocab, BLOCK):
+    # The kept mass. NaN is not below the floor.
+    sums = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
+    for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
         z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-        total += mass(weights(z, start + lanes, floor, last, peak), BLOCK, GROUP)
-    share = 1.0
+        w = tl.exp(z - peak)
+        if TOP_K:
+            w = tl.where(z < floor, 0.0, w)
+        sums += place(group_sums(w, BLOCK, GROUP), start, BLOCK, GROUP, CHUNKS)
+    total = tl.sum(sums, 0)
+    bad = total != total
+
+    # Top-p: the smallest key above which less than this share of the mass lies.
     if TOP_P:
         share = tl.load(top_ps + row)
-    if (share < 1) & (bad == 0) & (greedy == 0):
-        goal = share.to(tl.float64) * total  # type: ignore[attr-defined]
-        low, high = low - 1, _key(peak)
-        above = tl.zeros((), tl.float64)
-        while _span(low, high) > 1:
-            middle = low + (_span(low, high) >> 1).to(tl.int32, bitcast=True)
-            over = tl.zeros((), tl.float64)
-            for start in range(0, vocab, BLOCK):
+        if (share < 1) & (bad == 0) & (greedy == 0):
+            goal = share.to(tl.float64) * total
+            low, high = low - 1, _key(peak)
+            above = tl.zeros((), tl.float64)
+            while _span(low, high) > 1:
+                middle = low + (_span(low, high) >> 1).to(tl.int32, bitcast=True)
+                over = tl.zeros((), tl.float64)
+                for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
+                    z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                    over += mass(tl.where(_key(z) > middle, tl.exp(z - peak), 0.0), BLOCK, GROUP)
+                above = tl.where(over < goal, over, above)
+                high = tl.where(over < goal, middle, high)
+                low = tl.where(over < goal, low, middle)
+            floor = _from_key(high)
+            # Of the tokens that tie at the threshold, the first ones stay, as many as the share needs.
+            each = tl.exp(floor - peak).to(tl.float64)
+            wanted = tl.maximum(tl.ceil((goal - above) / tl.maximum(each, 1e-300)), 1.0)
+            seen = tl.zeros((), tl.int32)
+            last, total = 0, above
+            for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
                 z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-                over += mass(tl.where(_key(z) > middle, tl.exp(z - peak), 0.0), BLOCK, GROUP)
-            above = tl.where(over < goal, over, above)
-            high = tl.where(over < goal, middle, high)
-            low = tl.where(over < goal, low, middle)
-        floor = _from_key(high)
-        # Of the tokens that tie at the threshold, the first ones stay, as many as the share needs.
-        each = tl.exp(floor - peak).to(tl.float64)
-        wanted = tl.maximum(tl.ceil((goal - above) / tl.maximum(each, 1e-300)), 1.0)
-        seen = tl.zeros((), tl.int32)
-        last, total = 0, above
-        for start in range(0, vocab, BLOCK):
-            z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-            tie = (z == floor).to(tl.int32)
-            stays = (tie > 0) & ((seen + tl.cumsum(tie, 0)).to(tl.float64) <= wanted)
-            last = tl.maximum(last, tl.max(tl.where(stays, start + lanes, 0), 0))
-            total += each * tl.sum(stays.to(tl.int32), 0).to(tl.float64)
-            seen += tl.sum(tie, 0)
+                tie = (z == floor).to(tl.int32)
+                stays = (tie > 0) & ((seen + tl.cumsum(tie, 0)).to(tl.float64) <= wanted)
+                last = tl.maximum(last, tl.max(tl.where(stays, start + lanes, 0), 0))
+                total += each * tl.sum(stays.to(tl.int32), 0).to(tl.float64)
+                seen += tl.sum(tie, 0)
+            sums = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
+            for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
+                z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                w = weights(z, start + lanes, floor, last, peak)
+                sums += place(group_sums(w, BLOCK, GROUP), start, BLOCK, GROUP, CHUNKS)
 
-    token = vocab
     if GUMBEL:
         seed, position = tl.load(seeds + row), tl.load(positions + slot)
-        most = float("-inf")
+        token, most = vocab, float("-inf")
         for start in range(0, vocab, BLOCK):
             z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
             p = weights(z, start + lanes, floor, last, peak) / total.to(tl.float32)
@@ -286,28 +307,17 @@ def _fused_sample(
             most = tl.maximum(most, top)
     else:
         goal = cdf_goal(tl.load(us + slot), total)
-        below = tl.zeros((), tl.float64)
-        for start in range(0, vocab, BLOCK):
-            z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-            w = weights(z, start + lanes, floor, last, peak)
-            found = seek(w, goal - below, BLOCK, GROUP)
-            token = tl.where((token == vocab) & (found < BLOCK), start + found, token)
-            below += mass(w, BLOCK, GROUP)
-        if (token == vocab) & (bad == 0):
-            # With top-p the total is summed in another order, and rounding may leave the goal above the running sum:
-            # the last token of any weight.
-            for start in range(0, vocab, BLOCK):
-                z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-                w = weights(z, start + lanes, floor, last, peak)
-                found = tl.max(tl.where(w > 0, start + lanes, -1), 0)
-                token = tl.where(found >= 0, found, token)
+        group, base = seek_group(sums, goal, CHUNKS * (BLOCK // GROUP))
+        columns = group * GROUP + tl.arange(0, GROUP)
+        z = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
+        token = group * GROUP + seek_lane(weights(z, columns, floor, last, peak), base, goal, GROUP)
 
     point = tl.where(greedy & (bad == 0), best, -1)
     share = total.to(tl.float32)
     share = tl.where(bad, float("nan"), share)
     tl.store(floats + slot * 5, scale)
     tl.store(floats + slot * 5 + 1, temperature)
-    tl.store(floats + slot * 5 + 2, floor)
+    tl.store(floats + slot * 5 + 2, tl.where(bad, float("-inf"), floor))
     tl.store(floats + slot * 5 + 3, peak)
     tl.store(floats + slot * 5 + 4, share)
     tl.store(ints + slot * 5, line)
@@ -322,7 +332,7 @@ def _fused_sample(
         draft = tl.load(drafts + row.to(tl.int64) * drafts_row + at, mask=at < drafted, other=-1)
         draft += tl.zeros((1,), tl.int64)
         z = logits(source, line, kind, scale, temperature, draft, GUIDED, MASKED, UNIT)
-        sampled = tl.div_rn(tl.sum(weights(z, draft, floor, last, peak), 0), share)
+        sampled = tl.max(quotient(weights(z, draft, floor, last, peak), share), 0)
         greedy_p = tl.where(tl.max(draft, 0) == point, 1.0, 0.0)
         chance = tl.where(point < 0, sampled, greedy_p)
     tl.store(chances + slot, tl.where(bad, float("nan"), chance))
@@ -351,6 +361,9 @@ def fused_sample_op(
     floats, ints, tokens, chance = _outputs(cond)
     whole = vocab <= (WHOLE if top_p is None else CHUNK)
     block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK
+    chunks = triton.next_power_of_2(triton.cdiv(vocab, block))
+    # Without a search for thresholds a thread can hold twice as many logits, and two programs share a multiprocessor.
+    many = warps(block // 2 if whole and top_k is None and top_p is None and seeds is None else block)
     rest = [t if t is None or t is drafts else t.contiguous() for t in arguments[2:]]
     drafted, row = (0, 0) if drafts is None else (drafts.shape[1], drafts.stride(0))
     with launchable(cond):
@@ -358,7 +371,7 @@ def fused_sample_op(
             cond, uncond, *rest, floats, ints, tokens, chance, width, vocab, row, drafted, *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             TOP_K=top_k is not None, TOP_P=top_p is not None, DRAFTED=drafts is not None, GUMBEL=seeds is not None,
-            WHOLE=whole, BLOCK=block, GROUP=GROUP, num_warps=warps(block),
+            CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many,
         )  # fmt: skip
     return floats, ints, tokens, chance
 

@@ -55,3 +55,44 @@ def seek(weights, goal, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     # Rounding may leave the running sum within the group slightly below the sum over the table.
     lane = tl.where(lane < GROUP, lane, tl.max(tl.where(inner > 0, lanes, 0), 0))
     return tl.where(group < GROUPS, group * GROUP + lane, BLOCK)
+
+
+@triton.jit
+def group_sums(weights, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The sums of the groups of a tile, float64 [BLOCK // GROUP]."""
+    return tl.sum(tl.reshape(weights, (BLOCK // GROUP, GROUP)), 1).to(tl.float64)
+
+
+@triton.jit
+def place(sums, start, BLOCK: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr):
+    """The sums of the groups of the tile at `start` at their place among those of a row of CHUNKS tiles; else 0."""
+    if CHUNKS == 1:
+        return sums
+    here = tl.arange(0, CHUNKS)[:, None] == start // BLOCK
+    return tl.reshape(tl.where(here, sums[None, :], 0.0), (CHUNKS * (BLOCK // GROUP),))
+
+
+@triton.jit
+def seek_group(sums, goal, GROUPS: tl.constexpr):
+    """The first of GROUPS groups up to whose end the running sum exceeds `goal`, and the sum before it, float64.
+
+    If there is none, for a total that was added up in another order, the last group of any weight, from minus infinity.
+    """
+    goal = tl.maximum(goal, 0.0)
+    below = tl.cumsum(sums, 0)
+    group = tl.sum((below <= goal).to(tl.int32), 0)
+    base = tl.max(tl.where(below <= goal, below, 0.0), 0)
+    latest = tl.max(tl.where(sums > 0, tl.arange(0, GROUPS), 0), 0)
+    return tl.where(group < GROUPS, group, latest), tl.where(group < GROUPS, base, float("-inf"))
+
+
+@triton.jit
+def seek_lane(inner, base, goal, GROUP: tl.constexpr):
+    """The first token of a group whose running sum exceeds `goal`, given its weights and the sum before it; or the last
+    one of any weight.
+    """
+    goal = tl.maximum(goal, 0.0)
+    running = base + tl.cumsum(inner.to(tl.float64), 0)
+    lane = tl.sum((running <= goal).to(tl.int32), 0)
+    # Rounding may leave the running sum within the group slightly below the sum over the table.
+    return tl.where(lane < GROUP, lane, tl.max(tl.where(inner > 0, tl.arange(0, GROUP), 0), 0))

@@ -13,10 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from mmspec.kernels.backend import chosen, launchable, operator, warps
-from mmspec.kernels.fused_sampler import CHUNK
-from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
+from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, group_sums, place, sample_reference, seek_group, seek_lane
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
 from mmspec.kernels.specialization import kernel
+
+CHUNK = 8192  # tokens of a slot that are read at once
+
+
+def tiles(vocab: int) -> tuple[int, int, int]:
+    """How a program reads a slot: the tokens of a tile, the power of two of tiles that suffices, and its warps."""
+    block = max(GROUP, min(CHUNK, triton.next_power_of_2(vocab)))
+    return block, triton.next_power_of_2(triton.cdiv(vocab, block)), warps(block)
 
 
 def resample(p: SoftmaxStats, q: SoftmaxStats, active: Tensor, u: Tensor) -> Tensor:
@@ -43,45 +50,51 @@ def resample_reference(p: SoftmaxStats, q: SoftmaxStats, active: Tensor, u: Tens
 
 
 @triton.jit
+def _left(
+    source, slot, q_source, q_slot, columns, stage,
+    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
+    Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
+):  # fmt: skip
+    """The residual (p - q)+ of the tokens `columns`; in stage 1, and where q is not a distribution, p."""
+    p = probabilities(source, slot, columns, GUIDED, MASKED, UNIT)
+    q = probabilities(q_source, q_slot, columns, Q_GUIDED, Q_MASKED, Q_UNIT)
+    return tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
+
+
+@triton.jit
 def residual_sample(
     source, slot, q_source, q_slot, u,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A sample at u from the residual of a slot of p and a slot of q, int32; -1 where p is not a distribution."""
+    """A sample at u from the residual of a slot of p and a slot of q, int32; -1 where p is not a distribution.
+
+    A row is read once, in CHUNKS tiles, of which only the sums of the groups are kept; then the sampled group again.
+    """
     vocab = source[6]
     token = tl.full((), -1, tl.int32)
     lanes = tl.arange(0, BLOCK)
-    p = probabilities(source, slot, lanes, GUIDED, MASKED, UNIT)
-    q = probabilities(q_source, q_slot, lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-    held = tl.where(q == q, tl.maximum(p - q, 0.0), p)
-    p_held = p
     # Stage 0 samples from the residual; if it is empty, stage 1 samples from p.
-    stage = 0
-    while stage < 2:
-        total = tl.zeros((), tl.float64)
-        for start in range(0, vocab, BLOCK):
-            left = held
-            if not WHOLE:
-                p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
-                q = probabilities(q_source, q_slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-                left = tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
-            total += mass(left, BLOCK, GROUP)
-        if total > 0:
-            below = tl.zeros((), tl.float64)
-            for start in range(0, vocab, BLOCK):
-                left = held
-                if not WHOLE:
-                    p = probabilities(source, slot, start + lanes, GUIDED, MASKED, UNIT)
-                    q = probabilities(q_source, q_slot, start + lanes, Q_GUIDED, Q_MASKED, Q_UNIT)
-                    left = tl.where((q == q) & (stage == 0), tl.maximum(p - q, 0.0), p)
-                found = seek(left, cdf_goal(u, total) - below, BLOCK, GROUP)
-                token = tl.where((token < 0) & (found < BLOCK), start + found, token)
-                below += mass(left, BLOCK, GROUP)
-            stage = 2
+    stage, total = -1, tl.zeros((), tl.float64)
+    sums = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
+    while (stage < 1) & (total <= 0):
         stage += 1
-        held = p_held
+        sums = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
+        for start in range(0, BLOCK if CHUNKS == 1 else vocab, BLOCK):
+            left = _left(
+                source, slot, q_source, q_slot, start + lanes, stage, GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT
+            )  # fmt: skip
+            sums += place(group_sums(left, BLOCK, GROUP), start, BLOCK, GROUP, CHUNKS)
+        total = tl.sum(sums, 0)
+    if total > 0:
+        goal = cdf_goal(u, total)
+        group, base = seek_group(sums, goal, CHUNKS * (BLOCK // GROUP))
+        columns = group * GROUP + tl.arange(0, GROUP)
+        inner = _left(
+            source, slot, q_source, q_slot, columns, stage, GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT
+        )  # fmt: skip
+        token = group * GROUP + seek_lane(inner, base, goal, GROUP)
     return token
 
 
@@ -91,7 +104,7 @@ def _resample(
     vocab, slots, stride_row, stride_slot, stride_column, q_slots, q_stride_row, q_stride_slot, q_stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     Q_GUIDED: tl.constexpr, Q_MASKED: tl.constexpr, Q_UNIT: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
     q_source = (
@@ -102,7 +115,7 @@ def _resample(
     if tl.load(active + slot) != 0:
         token = residual_sample(
             source, slot, q_source, slot, tl.load(us + slot),
-            GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, WHOLE, BLOCK, GROUP,
+            GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, CHUNKS, BLOCK, GROUP,
         )  # fmt: skip
     tl.store(tokens + slot, token.to(tl.int64))
 
@@ -128,15 +141,14 @@ def resample_op(
         return resample_reference(SoftmaxStats(*p), SoftmaxStats(*q), active, u)
     vocab = cond.shape[-1]
     tokens = torch.empty(active.shape, dtype=torch.int64, device=active.device)
-    whole = vocab <= CHUNK
-    block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK
+    block, chunks, many = tiles(vocab)
     with launchable(cond):
         _resample[(active.numel(),)](
             *p, *q, active.contiguous(), u.contiguous(), tokens,
             vocab, cond.shape[1], *cond.stride(), q_cond.shape[1], *q_cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             Q_GUIDED=q_uncond is not None, Q_MASKED=q_allowed is not None, Q_UNIT=q_cond.stride(2) == 1,
-            WHOLE=whole, BLOCK=block, GROUP=GROUP, num_warps=warps(block),
+            CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many,
         )  # fmt: skip
     return tokens
 

@@ -117,6 +117,21 @@ def mix(
 
 
 @triton.jit
+def quotient(a, b):
+    """The numbers of the block a divided by the scalar b, rounded to nearest as by `tl.div_rn` where that is normal.
+
+    A product with the reciprocal, corrected twice by its exact remainder (Markstein, 1990). `tl.div_rn` computes a
+    reciprocal for each number instead, and branches where a is 0 or infinite.
+    """
+    inverse = tl.div_rn(tl.full((), 1.0, tl.float32), b) + tl.zeros_like(a)
+    divisor = b + tl.zeros_like(a)
+    first = a * inverse
+    second = tl.fma(tl.fma(-first, divisor, a), inverse, first)
+    third = tl.fma(tl.fma(-second, divisor, a), inverse, second)
+    return tl.where(tl.abs(first) == float("inf"), first, third)
+
+
+@triton.jit
 def logits(
     source, line, kind, scale, temperature, columns,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, wanted=True,
@@ -135,17 +150,17 @@ def logits(
     z = tl.load(cond + base + at, mask=inside, other=float("-inf")).to(tl.float32)
     if GUIDED:
         free = tl.load(uncond + base + at, mask=inside, other=0.0).to(tl.float32)
-        # Where the model itself forbids a token both logits are -inf, and their difference would be NaN.
+        # Where the model itself forbids a token both logits are -inf, and their difference is NaN.
         never = z == float("-inf")
-        gap = tl.where(never, 0.0, z) - tl.where(never, 0.0, free)
         # Fused explicitly: all kernels must compute the same bits, or a threshold found by one would fail in another.
-        scale += tl.zeros_like(gap)
-        mixed = tl.where(tl.abs(scale) < 0.5, tl.fma(scale, gap, free), tl.fma(scale - 1, gap, z))
+        scale += tl.zeros_like(z)
+        near = tl.abs(scale) < 0.5
+        mixed = tl.fma(tl.where(near, scale, scale - 1), z - free, tl.where(near, free, z))
         z = tl.where(never | (scale == 1), z, mixed)
     if MASKED:
         ok = tl.load(allowed + kind.to(tl.int64) * vocab + columns, mask=inside, other=0)
         z = tl.where(ok != 0, z, float("-inf"))
-    return tl.div_rn(z, temperature + tl.zeros_like(z))
+    return quotient(z, temperature)
 
 
 @triton.jit
@@ -165,7 +180,7 @@ def probabilities(source, slot, columns, GUIDED: tl.constexpr, MASKED: tl.conste
     last, point = tl.load(ints + slot * 5 + 2), tl.load(ints + slot * 5 + 3)
     # A point mass needs no logits; its line may be that of another slot.
     z = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT, point < 0)
-    p = tl.div_rn(weights(z, columns, floor, last, peak), total + tl.zeros_like(z))
+    p = quotient(weights(z, columns, floor, last, peak), total)
     return tl.where(point < 0, p, tl.where(columns == point, 1.0, 0.0))
 
 

@@ -53,20 +53,19 @@ COMMON = {
 def variants() -> list[tuple[Any, dict[str, Any], int]]:
     """The kernels, with their compile-time constants (and the type of `out`) and numbers of warps."""
     kernels: list[tuple[Any, dict[str, Any], int]] = [(philox._uniforms, {"BLOCK": 256, "out": "fp32"}, 4)]
-    for whole, block in ((True, 16384), (False, 8192)):
+    for chunks, block in ((1, 16384), (4, 8192)):
         for top_k, top_p, gumbel in (
             (False, False, False),
             (True, False, False),
             (True, True, False),
             (True, True, True),
         ):
-            if top_p and whole:
+            if top_p and chunks == 1:
                 continue  # with top-p only 8192 tokens are held
-            more = {"TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "WHOLE": whole, "BLOCK": block}
-            kernels.append((fused_sampler._fused_sample, more, block // 512))
-        size = {"WHOLE": whole, "BLOCK": 8192}
+            more = {"TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "CHUNKS": chunks, "BLOCK": block}
+            kernels.append((fused_sampler._fused_sample, more, 16 if chunks > 1 or not top_k else 32))
+        size = {"CHUNKS": chunks, "BLOCK": 8192}
         kernels.append((residual._resample, size, 16))
-        size |= {"BLOCK": 8192 if whole else 4096}
         kernels.append((coupling._couple_maximally, {**size, "out": "i64"}, 16))
         kernels.append((accept._verify_window, {**size, "RULE": 0, "NEAR": False, "NEIGHBORS": 1, "DIM": 1}, 16))
     kernels.append((coupling._couple_by_noise, {"BLOCK": 8192, "out": "i64"}, 16))
@@ -74,7 +73,7 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
         kernels.append((token_init._draft_window, more, 1))
     for rule in range(1, 11):
-        more = {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 1024, "DIM": 8, "WHOLE": True, "BLOCK": 8192}
+        more = {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 1024, "DIM": 8, "CHUNKS": 2, "BLOCK": 8192}
         if rule == 9:
             more |= {"NEIGHBORS": 32, "DIM": 1}
         kernels.append((accept._verify_window, more, 16))

@@ -137,6 +137,24 @@ def test_a_token_that_only_one_side_of_guidance_forbids(device: torch.device) ->
     assert int(run_sampler(cond, uncond, scale=2.0).tokens) == -1  # no probabilities: the sampler raises an error
 
 
+@triton.jit
+def _divide(numbers, divisors, quotients, wanted, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a, b = tl.load(numbers + lanes), tl.load(divisors + tl.program_id(0))
+    tl.store(quotients + lanes, softmax_stats.quotient(a, b))
+    tl.store(wanted + lanes, tl.div_rn(a, b + tl.zeros_like(a)))
+
+
+def test_quotients_are_rounded_to_nearest(device: torch.device) -> None:
+    rows = 4 if device.type == "cpu" else 4096
+    numbers = torch.randn(rows, 1024, device=device) * 10.0 ** torch.randint(-6, 6, (rows, 1), device=device)
+    numbers[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, torch.nan])
+    divisors = 10 ** (8 * torch.rand(rows, device=device) - 4)
+    quotients, wanted = torch.empty_like(numbers), torch.empty_like(numbers)
+    _divide[(rows,)](numbers, divisors, quotients, wanted, BLOCK=1024)
+    assert torch.equal(quotients.nan_to_num(-1), wanted.nan_to_num(-1))
+
+
 SHAPES = [
     (2, 1, 1, torch.float32),
     (3, 2, 7, torch.bfloat16),
@@ -314,7 +332,7 @@ def test_accepted_drafts_are_those_of_the_core_s_rules(
         members = similar(codebook, knobs["size"], knobs["theta"])
         test = {**test, "near": members, "vectors": 1 / (members >= 0).sum(-1, keepdim=True).float()}
     if chunks:
-        monkeypatch.setattr(accept, "CHUNK", 256)  # as for longer rows
+        monkeypatch.setattr(residual_kernel, "CHUNK", 256)  # as for longer rows
     p, q, x = window_of_probs(device, 4, 3, vocab)
     u = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.1, 0.1], [0.3, 0.9, 0.1], [0.5, 0.5, 0.9]], device=device)
     core: Accept = RULES[rule].build(knobs, codebook)

@@ -22,7 +22,7 @@ from mmspec.sampling.rng import INIT, CounterRNG, WindowRNG
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import coupling, softmax_stats, token_init
+from mmspec.kernels import coupling, residual, softmax_stats, token_init
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -45,7 +45,7 @@ def test_coupled_tokens_are_the_core_s(device: torch.device, vocab: int, monkeyp
     accept_u, resample_u = torch.rand(2, batch, m + 1, device=device)
     accepted = torch.tensor([0, 2, 4], device=device)
     tokens, sampled = torch.randint(vocab, (2, batch, m + 1), device=device)
-    monkeypatch.setattr(coupling, "CHUNK", 256)
+    monkeypatch.setattr(residual, "CHUNK", 256)
     given = softmax_stats.stats_of_probs(p), softmax_stats.stats_of_probs(q), x, tokens, sampled, accepted
     found = coupling.couple_maximally(*given, accept_u, resample_u)
     with monkeypatch.context() as patch:
@@ -63,7 +63,7 @@ def test_coupled_tokens_are_the_core_s(device: torch.device, vocab: int, monkeyp
 def test_tokens_of_fixed_noise_are_the_core_s(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     p = torch.randn(2, 3, 300, device=device).softmax(-1)
     positions, rng = np.array([[3, 4, 5], [0, 1, 2]]), CounterRNG([5, -9], torch.device("cpu"))
-    monkeypatch.setattr(coupling, "CHUNK", 128)
+    monkeypatch.setattr(residual, "CHUNK", 128)
     given = (
         softmax_stats.stats_of_probs(p),
         torch.from_numpy(rng.seeds).to(device),
