@@ -114,6 +114,10 @@ class AdaptiveWindow:
         """Whether the rows of the next window should advance by the same number of tokens."""
         return self._rows > 1 and self.best == 1
 
+    def next(self) -> int:
+        """The next width, if the call in hand changes nothing; 0 where it may."""
+        return 0
+
     def steps(self) -> int:
         """Consecutive single steps at width 1; few until their cost has been measured."""
         if self._samples(1) >= _MIN_STEPS:

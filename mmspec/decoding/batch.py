@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.sampling.mirrored import on_device, upload
+from mmspec.sampling.mirrored import on_device, split_mirror, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 
@@ -29,11 +29,13 @@ class _Window:
         before: Host int64 [B], the position of each row's last token.
         recent: Host int64 [B, _RECENT], see `BatchState.recent`.
         positions: Host int64 [B, W], those of the window.
+        iterations: Host int64 [B, W], those of its random numbers.
     """
 
     before: NDArray[np.int64]
     recent: NDArray[np.int64]
     positions: NDArray[np.int64]
+    iterations: NDArray[np.int64]
 
 
 class TokensSoFar(Sequence[Tensor]):
@@ -129,6 +131,8 @@ class BatchState:
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
         self._window: _Window | None = None
+        # Int64 [B], the number of tokens at which each row stays, on the device and on the host; see `follow`.
+        self._device_limits: tuple[Tensor, NDArray[np.int64]] | None = None
 
     @property
     def length(self) -> NDArray[np.int64]:
@@ -167,8 +171,44 @@ class BatchState:
         iterations = np.broadcast_to(iteration, positions.shape)
         needed = [self.length - 1, self.recent(_RECENT), positions, iterations]
         before, recent, positions, iterations = upload(needed, self.device)
-        self._window = _Window(before, recent, positions)
+        self._window = _Window(before, recent, positions, iterations)
         return self.rng.window(positions, iterations)
+
+    def follow(self, tokens: Tensor, accepted: Tensor, width: int) -> WindowRNG:
+        """Appends the tokens of the open window on the device, and begins the next one there.
+
+        The host does not know yet how many tokens the rows have gained: its numbers in the arrays of the next window
+        are the largest ones possible. `gain` must be called next, once it knows.
+
+        Args:
+            tokens: int64 [B, W], the open window after its verification.
+            accepted: int64 [B] on the device, the number of accepted drafts of each row.
+            width: W', of the next window.
+        """
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.commit import begin_window
+
+        opened = self._window
+        assert opened is not None
+        if self._device_limits is None:
+            # A row that has ended stays where it is.
+            limits = np.where(self.is_running, self._limits[self.ids], self.length)
+            self._device_limits = on_device(limits, self.device), limits
+        limits_there, limits = self._device_limits
+        positions, iterations = (on_device(array, self.device) for array in (opened.positions, opened.iterations))
+        found = begin_window(*self.storage(), tokens, accepted, positions, iterations, limits_there, width)
+        length = np.minimum(self.length + tokens.shape[1], limits)
+        spread = np.zeros((len(length), width), dtype=np.int64)
+        arrays = [
+            length - 1, length[:, None] - np.arange(_RECENT, 0, -1), length[:, None] + np.arange(width),
+            opened.iterations[:, :1] + 1 + spread,
+        ]  # fmt: skip
+        self._window = _Window(*split_mirror(arrays, found))
+        return self.rng.window(self._window.positions, self._window.iterations)
+
+    def close(self) -> None:
+        """Gives up the open window, if there is one."""
+        self._window = None
 
     @property
     def before(self) -> NDArray[np.int64]:
@@ -218,11 +258,18 @@ class BatchState:
         Returns:
             The number of tokens that each row gained, host int64 [B].
         """
-        width, start = tokens.shape[1], self.length
+        width = tokens.shape[1]
         opened, self._window = self._window, None
         same = opened is not None and opened.positions.shape[1] == width
         positions = opened.positions if opened is not None and same else self.positions(width)
         self._tokens[self._index, on_device(positions, self.device)] = tokens
+        return self.gain(tokens, accepted, on_host)
+
+    def gain(
+        self, tokens: Tensor, accepted: NDArray[np.int64], on_host: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """The host's part of `commit`, for tokens that are written already; arguments and result are the same."""
+        width, start = tokens.shape[1], self.length
         gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
         if (ends := self._ends(tokens, start, gained, on_host)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
@@ -230,22 +277,29 @@ class BatchState:
             gained = np.where(stops, ended.argmax(1) + 1, gained)
             self._ended[self.ids] |= stops
             self.is_running &= ~stops
+            if stops.any():
+                self._device_limits = None
         self.is_running &= start + gained < self._limits[self.ids]
         self._lengths[self.ids] += gained
         return gained
 
-    def append(self, tokens: Tensor) -> list[int]:
-        """Appends one token per running row, [B, 1, *cell]; returns the indices of the rows that are still running."""
+    def append(self, tokens: Tensor, on_host: NDArray[np.int64] | None = None) -> list[int]:
+        """Appends one token per running row; returns the indices of the rows that are still running.
+
+        Args:
+            tokens: [B, 1, *cell].
+            on_host: Host int64 [B, 1], the same tokens, if they are on the host already.
+        """
         length, was_running = self.length, self.is_running.copy()
         self._window = None
         n = int(length[0])
         if len(length) == len(self._tokens) and (length == n).all():
             self._tokens[:, n : n + 1] = tokens
         else:
-            self._tokens[self._index[:, 0], torch.from_numpy(length).to(self.device)] = tokens[:, 0]
+            self._tokens[self._index[:, 0], on_device(length, self.device)] = tokens[:, 0]
         self._lengths[self.ids] = length + was_running
         self.is_running &= length + 1 < self._limits[self.ids]
-        if (ends := self._ends(tokens, length, was_running.astype(np.int64))) is not None:
+        if (ends := self._ends(tokens, length, was_running.astype(np.int64), on_host)) is not None:
             ended = ends[:, 0] & was_running
             self.is_running &= ~ended
             self._ended[self.ids] |= ended
@@ -295,6 +349,7 @@ class BatchState:
     def stop(self, row_ids: Sequence[int]) -> None:
         """Finishes these rows, among the B current ones, where they are."""
         self.is_running[row_ids] = False
+        self._device_limits = None
 
     def places(self, count: int) -> list[int]:
         """Where `count` rows can join: the indices of finished rows, and then new ones after the B current rows."""
@@ -304,7 +359,7 @@ class BatchState:
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
         self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]
-        self._window = None
+        self._window = self._device_limits = None
         self._index = self._index[row_ids]
         self.rng.select_rows(row_ids)
         if self.layout.constraint is not None:
@@ -320,7 +375,7 @@ class BatchState:
             row_ids: The index of each of its rows among the B of this batch. Below B it takes the place of a finished
                 row, and also in the request, whose tokens must not be needed any more; B and more append rows.
         """
-        self._window = None
+        self._window = self._device_limits = None
         ids = [self.ids[row] if row < len(self.ids) else -1 for row in row_ids]
         free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(self.ids.tolist()))
         ids = [int(known) if known >= 0 else free.pop(0) for known in ids]
@@ -361,6 +416,7 @@ class BatchState:
         fork._limits = np.minimum(self.length + count, self._limits[self.ids])
         fork._ended, fork._stops = np.zeros(rows, dtype=bool), [None] * rows
         fork.is_running = fork._lengths < fork._limits
+        fork._device_limits = None
         fork.rng = CounterRNG([int(own) ^ seed for own in self.rng.seeds], self.device)
         return fork
 

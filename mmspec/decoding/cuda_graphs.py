@@ -274,6 +274,16 @@ class CUDAGraphTarget:
             return logits
         return split_cfg(both, self._target.cfg_factor == 2)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `forward_ahead` can read, unless a call cannot be captured."""
+        return self._all_rows and self._graphs.works
+
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
+        """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
+        both = self._replay(tokens, at)
+        return None if both is None else split_cfg(both, self._target.cfg_factor == 2)
+
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import Ahead, OpenedWindow, following_width, open_following, parts_ahead
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
-from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
@@ -91,6 +92,10 @@ class WindowPolicy(Protocol):
         """The best known width, for calls with fewer rows, which are not measured."""
         ...
 
+    def next(self) -> int:
+        """The width that `choose` will most likely give after the call in hand; 0 if that is open."""
+        ...
+
     def steps(self) -> int:
         """The number of single steps to take if the width is 1."""
         ...
@@ -129,6 +134,9 @@ class FixedWindow:
         return self.width
 
     def settled(self) -> int:
+        return self.width
+
+    def next(self) -> int:
         return self.width
 
     def steps(self) -> int:
@@ -192,6 +200,7 @@ class RunningBatch:
         self._window_step: WindowStep = window_step or decode_window
         self._clock = clock
         self._policy, self._most_steps, self._rows = policy, sys.maxsize, len(state.ids)
+        self._opened: OpenedWindow | None = None  # the next window, where its call was launched ahead
 
     @property
     def cache_bytes(self) -> int:
@@ -229,13 +238,22 @@ class RunningBatch:
         start = self._clock()
         calls, tokens, row_calls = meter.nfe, meter.tokens[slowest].sum(), meter.calls[slowest].sum()
         untied: float | None = None  # what rows that advance together would have gained
+        parts = self.target, self.drafter, self._rule, self.sampler, state
+        windows = width > 1 and self._window_step is decode_window
+        together = windows and whole and policy.together() and _is_aligned(state)
+        ahead = self._ahead() if windows and not together else None
+        if ahead is None and self._opened is not None:
+            self._opened = None
+            state.close()
         if width == 1:
             self._steps(min(policy.steps(), state.remaining, self._most_steps))
-        elif self._window_step is decode_window and whole and policy.together() and _is_aligned(state):
-            untied = decode_together(self.target, self.drafter, self._rule, self.sampler, state, width, meter)
-            self._report()
+        elif together:
+            untied = decode_together(*parts, width, meter)
+        elif ahead is not None:
+            self._window_ahead(ahead, width)
         else:
-            self._window_step(self.target, self.drafter, self._rule, self.sampler, state, width, meter)
+            self._window_step(*parts, width, meter)
+        if width > 1:
             self._report()
         calls = meter.nfe - calls
         gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
@@ -244,6 +262,32 @@ class RunningBatch:
             policy.record(width, seconds, float(gained) if untied is None else untied, calls, float(gained))
         self.drop_finished()
         return bool(state.is_running.any())
+
+    def _ahead(self) -> Ahead | None:
+        """The parts that can launch the next call before the host waits for this one; None if one of them cannot."""
+        if self.drafter is None or isinstance(self._rule, FeatureRule):
+            return None
+        return parts_ahead(self.target, self.drafter, self.sampler, self.state)
+
+    def _window_ahead(self, ahead: Ahead, width: int) -> None:
+        """As `decode_window`; where the width of the next window is known, its call is launched before the wait."""
+        state, meter, rule, opened, self._opened = self.state, self.meter, self._rule, self._opened, None
+        if opened is None or opened.ids is not state.ids or opened.width != width:
+            opened = open_window(self.target, self.drafter, state, width, meter)
+        p, draft, draws = self.sampler(opened.logits, opened.draws.positions), opened.draft, opened.draws
+        following = following_width(state, opened.width, self._policy.next())
+        pending = ahead.sampler.verify_ahead(p, draft, rule, draws) if following else None
+        if pending is None:
+            verdict = self.sampler.verify(p, draft, rule, draws)
+            meter.clock.lap("rule")
+            gained = _commit(verdict, draws, self.drafter, state, meter)
+        else:
+            meter.clock.lap("rule")
+            self._opened = open_following(ahead, pending.verdict, state, draws, following, meter)
+            verdict = pending.read()
+            self.drafter.observe(verdict, state, draws)
+            gained = state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
+        meter.count(verdict, gained, state.ids)
 
     def _steps(self, count: int) -> bool:
         return decode_steps(self.target, self.sampler, self.state, count, self.meter, self._on_step, self.drafter)
@@ -380,6 +424,15 @@ def _verified(
     target: Target, drafter: Drafter, rule: Accept, sampler: Sampler, state: BatchState, width: int, meter: Meter
 ) -> tuple[Verdict, WindowRNG]:
     """Drafts a chain and verifies it; returns the verdict, and the random numbers of the window."""
+    opened = open_window(target, drafter, state, width, meter)
+    p, rule = sampler(opened.logits, opened.draws.positions), bind_features(rule, target, len(state.ids))
+    verdict = sampler.verify(p, opened.draft, rule, opened.draws)
+    meter.clock.lap("rule")
+    return verdict, opened.draws
+
+
+def open_window(target: Target, drafter: Drafter, state: BatchState, width: int, meter: Meter) -> OpenedWindow:
+    """Drafts a chain, and calls the target; arguments as in `decode_window`."""
     # Keep one slot past the end, so that whether the last position is drafted does not depend on the other rows.
     width = min(width, state.remaining + 1)
     draws = state.window(width, meter.iteration(state.ids))
@@ -390,11 +443,7 @@ def _verified(
         meter.clock.lap("drafter")
     logits = target.forward(_window_of(state, draft), state.before)
     meter.clock.lap("target")
-    verdict = sampler.verify(
-        sampler(logits, draws.positions), draft, bind_features(rule, target, len(state.ids)), draws
-    )
-    meter.clock.lap("rule")
-    return verdict, draws
+    return OpenedWindow(width, state.ids, draws, draft, logits)
 
 
 def _commit(verdict: Verdict, draws: WindowRNG, drafter: Drafter, state: BatchState, meter: Meter) -> NDArray[np.int64]:
@@ -445,26 +494,41 @@ def decode_steps(
     positions = state.positions(count)
     draws = state.rng.window(positions, meter.iteration(state.ids) + np.arange(count))
     tokens = state.last()
+    ahead, opened = parts_ahead(target, drafter, sampler, state), None
     for n in range(count):
         meter.clock.lap("other")
-        has_prefilled = meter.calls[state.ids].any()
-        logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
-        meter.clock.lap("target")
+        if opened is not None:
+            logits = opened
+        else:
+            has_prefilled = meter.calls[state.ids].any()
+            logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
+            meter.clock.lap("target")
         p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
-        tokens = sampler.sample(p, slot_draws)
-        meter.clock.lap("rule")
+        pending = None if ahead is None else ahead.sampler.sample_ahead(p, slot_draws)
+        on_host = opened = None
+        if ahead is None or pending is None:
+            tokens = sampler.sample(p, slot_draws)
+            meter.clock.lap("rule")
+        else:
+            tokens = pending.tokens
+            meter.clock.lap("rule")
+            if n + 1 < count and state.remaining > 1:
+                # Rows that the token ends are read as if they went on, and what is read is not used.
+                opened = ahead.target.forward_ahead(tokens, state.length - 1 + state.is_running)
+                meter.clock.lap("target")
+            on_host = pending.read()
         if drafter is not None:
             drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
             meter.clock.lap("drafter")
         meter.count_plain(p, tokens, state.ids, state.is_running)
-        running = state.append(tokens)
+        running = state.append(tokens, on_host)
         if on_step is not None:
             on_step(state.step(meter.nfe))
         if not running:
             return False
         if (kept := drop_finished(state, target, drafter, sampler)) is not None:
             draws.select_rows(kept)
-            positions, tokens = positions[kept], tokens[kept]
+            positions, tokens, opened = positions[kept], tokens[kept], None
     return True
 
 

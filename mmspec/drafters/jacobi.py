@@ -91,6 +91,8 @@ class Jacobi:
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         self._kernel = continuation.kernel if isinstance(continuation, InitDrafter) and refresh is None else None
         self._accepted, self._p = self._offset, torch.empty(0)
+        # What `draft_ahead` has coupled: the distributions of the window, and its tokens.
+        self._coupled: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def calls(self) -> int:
@@ -104,9 +106,35 @@ class Jacobi:
         if self._kernel is not None:
             self._accepted, self._p = verdict.accepted, verdict.p
         if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
-            self._tokens, self._q = self._coupling(verdict, state, draws), verdict.p  # q := p
+            tokens = self._coupled_ahead(verdict.p)
+            self._tokens = self._coupling(verdict, state, draws) if tokens is None else tokens
+            self._q = verdict.p  # q := p
         else:
             self._tokens = self._q = None
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """See `mmspec.decoding.ahead.DraftsAhead`."""
+        return self._kernel is not None
+
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+        """See `mmspec.decoding.ahead.DraftsAhead`."""
+        if self._kernel is None:
+            return None
+        # The kernels read the counts on the device, and do without tokens to reuse where there are none.
+        tokens = None if self._coupling is None else self._coupling(verdict, state, draws)
+        self._coupled = verdict.p, tokens
+        return self._kernel.draft(state, following, verdict.p, tokens, verdict.p, verdict.accepted)
+
+    def _coupled_ahead(self, p: Tensor) -> Tensor | None:
+        """The tokens that `draft_ahead` has coupled under these distributions, if it has."""
+        coupled, self._coupled = self._coupled, None
+        if coupled is None or coupled[0] is not p or coupled[1] is None:
+            return None
+        # Imported here: Triton may be missing.
+        from mmspec.sampling.lazy_probs import check_tokens
+
+        return check_tokens(p, coupled[1])
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._continuation.select_rows(row_ids)

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels import coupling as coupling_kernels
-from mmspec.kernels.accept import BROKEN_DRAFT, verify_window
+from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.rule import KernelRule
@@ -35,7 +35,7 @@ from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branch
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import mirrored, on_device
+from mmspec.sampling.mirrored import Download, mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, sample_draft, verify
 from mmspec.sampling.rng import CounterRNG, WindowRNG
@@ -211,30 +211,102 @@ def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device)
 
 
-def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
-    """`mmspec.sampling.rejection.verify`, in two launches and one wait for the device."""
-    m = accept_u.shape[1] - 1
-    if m == 0:
-        return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
-    kernel_rule = _kernel_rule(rule, p.device)
-    if kernel_rule is None:
-        verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
-        verdict.p = p
-        return verdict
+class PendingVerdict:
+    """The verdict of a window whose counts are on their way to the host.
+
+    Whether all distributions are valid is known then, too; what samples from p before takes them to be valid.
+
+    Attributes:
+        verdict: The verdict; on the host, `accepted` is a lower bound of 0.
+    """
+
+    def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, exact: bool) -> None:
+        self._exact = exact
+        self._found = Download(verified.found)
+        p._valid = True
+        accepted = mirrored(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
+        self.verdict = Verdict(verified.tokens, accepted, p, draft)
+
+    def read(self) -> Verdict:
+        """The verdict with its counts; waits for them.
+
+        Raises:
+            ModelError: If a row's next token or a draft has no distribution.
+        """
+        host, known, m = self._found.wait(), self.verdict, self.verdict.p.shape[1] - 1
+        first, invalid = host[:, 0].long().numpy(), host[:, 1].numpy()
+        assert isinstance(known.p, LazyProbs)
+        known.p._valid = not invalid.any()
+        if (invalid & (1 | BROKEN_DRAFT)).any():
+            raise ModelError(_INVALID)
+        excess = None if self._exact else host[:, 3 + m :].contiguous().view(torch.float32)
+        accepted = mirrored(first, on_device(known.accepted, known.tokens.device))
+        tokens_on_host = host[:, 2 : 3 + m].long().numpy()
+        return Verdict(known.tokens, accepted, known.p, known.draft, excess, tokens_on_host)
+
+
+class PendingTokens:
+    """Sampled tokens on their way to the host, which then learns whether their distributions are valid.
+
+    Attributes:
+        tokens: int64 [B, W], on the device.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+        self._found = Download(tokens)
+
+    def read(self) -> NDArray[np.int64]:
+        """The tokens on the host, int64 [B, W]; waits for them.
+
+        Raises:
+            ModelError: If a token has no distribution.
+        """
+        found: NDArray[np.int64] = self._found.wait().numpy()
+        if (found < 0).any():
+            raise ModelError(_INVALID)
+        return found
+
+
+def launch_sampling(p: Tensor, u: Tensor) -> PendingTokens | None:
+    """`mmspec.sampling.rejection.sample`, in one launch; None where the kernels do not sample."""
+    return PendingTokens(p.sample(u)) if isinstance(p, LazyProbs) else None
+
+
+def launch_verification(
+    p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
+) -> PendingVerdict | None:
+    """`mmspec.sampling.rejection.verify`, in two launches; None where the kernels cannot verify such a window."""
+    kernel_rule = _kernel_rule(rule, p.device) if isinstance(p, LazyProbs) and accept_u.shape[1] > 1 else None
+    if not isinstance(p, LazyProbs) or kernel_rule is None:
+        return None
     x, q = _rows_of(draft.tokens), _stats_of(draft.q)
     chance = p.fused_sample(resample_u, x)
     if chance is None:
-        chance = F.pad(at(*p.stats[:, :m].source(), x), (0, 1))
+        chance = F.pad(at(*p.stats[:, :-1].source(), x), (0, 1))
     verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, kernel_rule)
-    host = verified.found.cpu()
-    first, invalid = host[:, 0].long().numpy(), host[:, 1].numpy()
-    if (invalid & (1 | BROKEN_DRAFT)).any():
-        raise ModelError(_INVALID)
-    p._valid = not invalid.any()
-    excess = None if rule is ratio else host[:, 3 + m :].contiguous().view(torch.float32)
-    accepted = mirrored(first, verified.accepted)
-    tokens_on_host = host[:, 2 : 3 + m].long().numpy()
-    return Verdict(verified.tokens, accepted, p, draft, excess, tokens_on_host)
+    return PendingVerdict(verified, p, draft, rule is ratio)
+
+
+def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:
+    """`mmspec.sampling.rejection.verify`, in two launches and one wait for the device."""
+    if accept_u.shape[1] == 1:
+        return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
+    pending = launch_verification(p, draft, rule, accept_u, resample_u)
+    if pending is not None:
+        return pending.read()
+    verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
+    verdict.p = p
+    return verdict
+
+
+def check_tokens(p: Tensor, tokens: Tensor) -> Tensor:
+    """Tokens that were sampled from `p` before it was known whether its distributions are valid.
+
+    Raises:
+        ModelError: If there are none because a distribution is invalid.
+    """
+    return _checked(p, tokens) if isinstance(p, LazyProbs) else tokens
 
 
 def _couple_fresh(p: LazyProbs, verdict: Verdict, resample_u: Tensor) -> Tensor:

@@ -52,8 +52,12 @@ def part(array: NDArray[np.int64], index: Any) -> NDArray[np.int64]:
 def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[NDArray[np.int64]]:
     """The arrays, copied to the device in one asynchronous copy."""
     flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    copied = page_locked(flat, device).to(device, non_blocking=True)
-    parts = copied.split([array.size for array in arrays])
+    return split_mirror(arrays, page_locked(flat, device).to(device, non_blocking=True))
+
+
+def split_mirror(arrays: Sequence[NDArray[np.int64]], there: Tensor) -> list[NDArray[np.int64]]:
+    """Arrays with the parts of a flat tensor, one after another, as their copies on the device."""
+    parts = there.split([array.size for array in arrays])
     return [mirrored(array, part.view(array.shape)) for array, part in zip(arrays, parts, strict=True)]
 
 
@@ -69,3 +73,27 @@ def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
 def page_locked(host: Tensor, device: torch.device) -> Tensor:
     """A copy in page-locked memory, whose copies to a CUDA device are asynchronous; for other devices the tensor."""
     return host.pin_memory() if device.type == "cuda" else host
+
+
+class Download:
+    """A copy of a tensor to the host that has begun, and does not wait for what the device is given after it.
+
+    Args:
+        there: The tensor; it must not be written to before `wait`.
+    """
+
+    def __init__(self, there: Tensor) -> None:
+        self._there = there
+        self._host: Tensor | None = None
+        if there.device.type == "cuda":
+            self._host = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+            self._host.copy_(there, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(there.device))
+
+    def wait(self) -> Tensor:
+        """The copy, once it is there."""
+        if self._host is None:
+            return self._there.cpu()
+        self._event.synchronize()
+        return self._host

@@ -6,7 +6,7 @@ The order of operations is fixed: guidance (in float32), forbidden tokens, tempe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from mmspec.sampling.rng import ACCEPT, DRAFT, RESAMPLE, WindowRNG
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.top_p import keep_top_p
 from mmspec.sampling.truncation import keep_min_p, keep_typical
+
+if TYPE_CHECKING:
+    from mmspec.sampling.lazy_probs import PendingTokens, PendingVerdict
 
 NO_END = 2**62
 _BY_ROW = ("guidance", "guidance_end", "temperature", "greedy", "top_k", "top_p", "min_p", "typical_p")
@@ -139,6 +142,22 @@ class TokenSampler:
     def verify(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> Verdict:
         """Tests a draft under probabilities [B, m + 1, V]; see `mmspec.sampling.rejection.verify`."""
         return verify(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
+
+    def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
+        """As `sample`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
+        if type(p) is Tensor:
+            return None
+        from mmspec.sampling.lazy_probs import launch_sampling
+
+        return launch_sampling(p, rng[RESAMPLE])
+
+    def verify_ahead(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+        """As `verify`, without waiting for a device; see `mmspec.decoding.ahead.SamplesAhead`."""
+        if type(p) is Tensor:
+            return None
+        from mmspec.sampling.lazy_probs import launch_verification
+
+        return launch_verification(p, draft, rule, rng[ACCEPT], rng[RESAMPLE])
 
     def __call__(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         """Probabilities float32 [B, W, V]; a greedy row has all its mass on one token.

@@ -16,6 +16,7 @@ from mmspec.kernels import (
     accept,
     attention,
     columns,
+    commit,
     coupling,
     fused_sampler,
     layers,
@@ -72,6 +73,7 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     for init in range(4):
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
         kernels.append((token_init._draft_window, more, 1))
+    kernels.append((commit._begin_window, {"BLOCK": 32, "out": "i64"}, 1))
     for rule in range(1, 11):
         more = {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 1024, "DIM": 8, "CHUNKS": 2, "BLOCK": 8192}
         if rule == 9:

@@ -88,14 +88,19 @@ class CountedDevice(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.is_on = True
+        self._is_busy = False  # whether a call of the model was launched since the latest verification
+        self._idle_from: int | None = None  # the launches and uploads before the wait at which the device ran dry
         self.clear()
         self._locked: set[int] = set()
 
     def clear(self) -> None:
         """Starts a new count."""
+        if self._idle_from is not None:
+            self._idle_from -= self._work()
         self.launches: Counter[str] = Counter()
         self.uploads: list[str] = []
         self.waits: list[str] = []
+        self.idle = 0  # launches and uploads between a wait that leaves the device idle and the next call of the model
 
     def page_locked(self, host: Tensor) -> Tensor:
         """Marks memory of the host as page-locked."""
@@ -134,6 +139,8 @@ class CountedDevice(TorchDispatchMode):
             )
         elif name in _WAITS or not there:
             self._note(self.waits, name)
+            if not self._is_busy and self._idle_from is None:
+                self._idle_from = self._work()
         host_args, host_kwargs = tree_map(_to_host, (args, dict(kwargs)))
         if func.namespace == "mmspec":
             found = self._kernel(func, host_args, host_kwargs)
@@ -156,6 +163,15 @@ class CountedDevice(TorchDispatchMode):
         if self.is_on:
             kind.append(name)
 
+    def _work(self) -> int:
+        return sum(self.launches.values()) + len(self.uploads)
+
+    def model_is_called(self) -> None:
+        """Notes that a call of the model was launched: nothing that is launched after it keeps the device waiting."""
+        if self._idle_from is not None:
+            self.idle += self._work() - self._idle_from
+        self._idle_from, self._is_busy = None, True
+
     def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Counts what a launcher launches, on a copy of its tensors; the values are the reference's."""
         copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
@@ -171,6 +187,8 @@ class CountedDevice(TorchDispatchMode):
                 func(*args, **kwargs) if not func._schema.is_mutable else func(*copies[0], **copies[1])
             if self.is_on:
                 self.launches += found
+            if {"_verify_window", "_fused_sample"} & found.keys():
+                self._is_busy = False
             patch.setenv(backend.VARIABLE, "torch")
             return func(*args, **kwargs)
 
@@ -230,6 +248,8 @@ class CountedTarget:
         self.rows, self.capacity, self.cfg_factor = batch_size, length + 32, 1 + guided
         self._counted = counted
         self._table = torch.randn(self.cfg_factor, vocab_size, vocab_size, generator=generator) * 1.5
+        self._places = torch.randn(self.cfg_factor, 7, vocab_size, generator=generator)
+        self._table[..., -1] -= 4.0  # it ends rows in the tests
         self._last: Tensor | None = None
 
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -239,7 +259,9 @@ class CountedTarget:
         assert isinstance(tokens, DeviceTensor)
         host = tokens.host.clamp(0, self.vocab_size - 1)
         side = torch.arange(len(host)) // self.rows
-        logits = self._table[side[:, None], host]
+        assert isinstance(slots, DeviceTensor)
+        logits = self._table[side[:, None], host] + self._places[side[:, None], slots.host % 7]
+        self._counted.model_is_called()
         return DeviceTensor(logits), DeviceTensor(logits)
 
     def prefill(self) -> Any:

@@ -1,7 +1,8 @@
 """Prints what windows cost outside of the model, on a device that counts: `python window_counts.py`, as JSON.
 
-By recipe and batch, one entry for each window: its rows, whether rows have just left, the width is new or a call was
-captured, the calls of a draft model, and its launches, uploads and waits.
+By recipe and batch, one entry for each window: whether rows have just left, the width is new or a call was captured;
+whether the next call was launched ahead; the calls of a draft model; and its launches, uploads and waits, and how much
+the host launched between a wait and the next call of the model while the device had nothing to do.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import pytest
 import torch
 from counted_device import DEVICE, CountedTarget, counted_device
 
 from mmspec.codebook import Codebook
+from mmspec.decoding import loop
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.stats import Meter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.recipes import parse
@@ -41,13 +46,25 @@ RECIPES = [
     "fallback:window=6",
     "pcg:window=6,size=4,theta=0.98",
     "draft:window=4",
+    "plain",
 ]
+LARGE = {"scd", "sjd", "lantern", "typical", "draft", "plain"}  # with 64 rows too
+AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain"]
 
 
-def windows(recipe: str, rows: int, length: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """What each window of a decode costs, and the tokens of the first rows."""
+def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bool = False) -> dict[str, Any]:
+    """What each window and each single step of a decode costs, and the tokens of the first rows.
+
+    Args:
+        recipe: The recipe.
+        rows: B.
+        length: Of the sequence.
+        ahead: Whether calls may be launched before the host has read what the call before has accepted.
+        failing: Whether every third of these fails.
+    """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     table, vectors = torch.randint(0, VOCAB, (VOCAB + 1, VOCAB)), torch.rand(VOCAB, 3)
     kinds = torch.arange(length) // LINE % 2
     allowed = torch.ones(2, VOCAB, dtype=torch.bool)
@@ -74,36 +91,55 @@ def windows(recipe: str, rows: int, length: int) -> tuple[list[dict[str, Any]], 
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
         target = CUDAGraphTarget(model)
-        begin, commit = BatchState.window, BatchState.commit
+        step, count, append = RunningBatch.step, Meter.count, BatchState.append
+        widths: list[int] = []
         shape: list[tuple[int, int]] = [(0, 0)]
-        before = [0, 0]  # captures, and calls of the draft model
 
-        def beginning(state: BatchState, width: int, *rest: Any) -> Any:
+        def costs() -> dict[str, Any]:
+            numbers = {"uploads": len(counted.uploads), "waits": len(counted.waits), "idle": counted.idle}
+            launches = sum(counted.launches.values())
+            return {**numbers, "launches": launches, "names": dict(counted.launches)}
+
+        def counting(meter: Meter, verdict: Any, *rest: Any) -> None:
+            widths.append(verdict.p.shape[1])
+            count(meter, verdict, *rest)
+
+        def stepping(batch: RunningBatch) -> bool:
             counted.clear()
-            now = len(state.ids), width
-            shape.append(now)
-            before[:] = setups(), len(drafting)
-            return begin(state, width, *rest)
+            rows, captured, drafted, known = len(batch.state.ids), setups(), len(drafting), len(widths)
+            running = step(batch)
+            if len(widths) > known:
+                shape.append((rows, widths[-1]))
+                new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != rows
+                is_ahead = batch._opened is not None
+                found.append({"new": new, "ahead": is_ahead, "drafter_calls": len(drafting) - drafted, **costs()})
+            return running
 
-        def committed(state: BatchState, *rest: Any) -> Any:
-            gained = commit(state, *rest)
-            found.append({
-                "rows": len(state.ids), "new": shape[-1] != shape[-2] or setups() != before[0],
-                "drafter_calls": len(drafting) - before[1], "launches": sum(counted.launches.values()),
-                "uploads": len(counted.uploads), "waits": len(counted.waits), "names": dict(counted.launches),
-            })  # fmt: skip
-            return gained
+        def appending(state: BatchState, *rest: Any) -> Any:
+            running = append(state, *rest)
+            fewer = not steps or len(state.ids) != steps[-1]["rows"]
+            steps.append({"rows": len(state.ids), "new": fewer, **costs()})
+            counted.clear()
+            return running
 
-        setattr(BatchState, "window", beginning)  # noqa: B010
-        setattr(BatchState, "commit", committed)  # noqa: B010
-        try:
+        own, asked = CUDAGraphTarget.forward_ahead, [0]
+
+        def refusing(target: CUDAGraphTarget, *window: Any) -> Any:
+            asked[0] += 1
+            return None if asked[0] % 3 == 0 else own(target, *window)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunningBatch, "step", stepping)
+            patch.setattr(Meter, "count", counting)
+            patch.setattr(BatchState, "append", appending)
+            if not ahead:
+                patch.setattr(loop, "parts_ahead", lambda *_: None)
+            if failing:
+                patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
             params = [SamplingParams(0.9, top_k=5, top_p=0.95, guidance_scale=2.0)] * rows
             out = run(target, parse(recipe), layout, params, range(rows), resources)
-        finally:
-            setattr(BatchState, "window", begin)  # noqa: B010
-            setattr(BatchState, "commit", commit)  # noqa: B010
         tokens = out.tokens.cpu()
-    return found, tokens[:4].tolist()
+    return {"windows": found, "steps": steps, "tokens": tokens[:8].tolist(), "nfe": out.stats.nfe}
 
 
 def main() -> None:
@@ -113,7 +149,13 @@ def main() -> None:
         f"{recipe} B={rows}": windows(recipe, rows, length)
         for recipe in RECIPES
         for rows, length in ((1, 36), (64, 24))
+        if rows == 1 or recipe.split(":")[0] in LARGE
     }
+    for recipe in AHEAD:
+        for ahead, name in ((True, "ahead"), (False, "after")):
+            cases[f"{recipe} {name}"] = windows(recipe, 4, 30, ahead)
+    for recipe in (AHEAD[0], AHEAD[-1]):
+        cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
     print(json.dumps(cases))
 
 

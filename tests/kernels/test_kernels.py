@@ -37,7 +37,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from mmspec.kernels import accept, columns, coupling, fused_sampler, philox, softmax_stats, token_init, tree
+from mmspec.kernels import accept, columns, commit, coupling, fused_sampler, philox, softmax_stats, token_init, tree
 from mmspec.kernels import residual as residual_kernel
 from mmspec.kernels.backend import choose
 from mmspec.kernels.rule import KernelRule
@@ -554,6 +554,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
             token_init.draft_window_op,
             (drafts, drafts[:, 0], drafts + 1, u, 0, 0, 11, None, None, None, None, None, None),
         ),
+        (commit.begin_window, (drafts.clone(), drafts[:, 0], drafts, drafts[:, 0], drafts, drafts, drafts[:, 0], 4)),
         (residual_kernel.resample_op, (*source, *source, active, u)),
         (tree.walk_tree_op, (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN)),
         (

@@ -10,7 +10,18 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from mmspec.decoding.layout import Layout
 from mmspec.engine import run
-from mmspec.kernels import accept, columns, coupling, fused_sampler, philox, residual, softmax_stats, token_init, tree
+from mmspec.kernels import (
+    accept,
+    columns,
+    commit,
+    coupling,
+    fused_sampler,
+    philox,
+    residual,
+    softmax_stats,
+    token_init,
+    tree,
+)
 from mmspec.kernels.specialization import COUNTS, WIDE
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
@@ -19,7 +30,7 @@ from mmspec.testing.toys import ToyTarget
 KERNELS = [
     accept._verify_window, columns._verify_columns, coupling._couple_by_noise, coupling._couple_maximally,
     fused_sampler._fused_sample, philox._uniforms, residual._resample, softmax_stats._at, token_init._draft_window,
-    tree._walk_tree,
+    tree._walk_tree, commit._begin_window,
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

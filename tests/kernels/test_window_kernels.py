@@ -22,7 +22,7 @@ from mmspec.sampling.rng import INIT, CounterRNG, WindowRNG
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import coupling, residual, softmax_stats, token_init
+from mmspec.kernels import commit, coupling, residual, softmax_stats, token_init
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -159,3 +159,28 @@ def test_a_previous_window_is_not_needed(device: torch.device) -> None:
     positions = torch.tensor([[3, 4, 5]], device=device)
     found = token_init.draft_window(tokens, zero, positions, torch.rand(1, 3, device=device), token_init.LEFT, 0, 9)
     assert found.window.tolist() == [[2, 2, 2]]
+
+
+@pytest.mark.parametrize("following", [1, 4, 40])
+def test_the_next_window_begins_where_the_host_would_begin_it(
+    device: torch.device, following: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that gain some tokens, all, and fewer than they have accepted, as their end is near; against `commit`."""
+    state, tokens = state_of(0, None)
+    width, accepted = 6, np.array([0, 5, 5])
+    window = torch.randint(VOCAB, (3, width))
+    rows, limits = torch.tensor([1, 2, 0]), torch.tensor([LENGTH, LENGTH, LENGTH])
+    positions = torch.from_numpy(state.positions(width))
+    given = (rows, window, torch.from_numpy(accepted), positions, positions * 0 + torch.tensor([[4], [7], [9]]), limits)
+    storage, wanted = tokens[[2, 0, 1]].to(device), tokens[[2, 0, 1]].to(device)
+    found = commit.begin_window(storage, *(t.to(device) for t in given), following)
+    with monkeypatch.context() as patch:
+        patch.setenv("MMSPEC_KERNELS", "torch")
+        assert torch.equal(found, commit.begin_window(wanted, *(t.to(device) for t in given), following))
+    state.commit(window, accepted)
+    assert torch.equal(storage[rows.to(device)].cpu(), state._tokens) and torch.equal(storage, wanted)
+    host = [state.length - 1, state.recent(commit.RECENT), state.positions(following)]
+    parts = found.cpu().split([3, 3 * commit.RECENT, 3 * following, 3 * following])
+    for part, known in zip(parts, [*host, np.array([[5], [8], [10]]).repeat(following, 1)], strict=True):
+        assert part.tolist() == known.ravel().tolist()
+    assert state.length.tolist() == [2, 15, LENGTH], "a weak test: no row is cut at its end"

@@ -1,0 +1,199 @@
+"""Model calls that are launched before the host has read what the window before them has accepted.
+
+Between two calls of a model the host reads counts, ends rows, reports progress, and launches about ten kernels from
+Python. On a fast device this takes as long as a small model's call, which has to wait for it. Where every number that
+the next call needs is on the device, verification, coupling, the commit, the next drafts and the next call are launched
+first, and the host does its part while the device is busy.
+
+A call that turns out not to be needed, because all rows have ended or the batch has changed, is given up: its window is
+opened again from the numbers of the host. Tokens are the same in either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.stats import Meter
+from mmspec.kernels.backend import choose
+from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.rejection import Draft, Verdict
+from mmspec.sampling.rng import WindowRNG
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A target that can read a window whose positions only the device knows."""
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it can do so now, unless the call fails."""
+        ...
+
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
+        """As `mmspec.decoding.target.Target.forward`.
+
+        Args:
+            tokens: int64 [B, W].
+            at: Host int64 [B], with its copy on the device (`mmspec.sampling.mirrored`): the positions of the first
+                tokens are the device's; the host's are at least those.
+
+        Returns:
+            The logits, or None if the host's numbers are needed; the target is then as before.
+        """
+        ...
+
+
+@runtime_checkable
+class DraftsAhead(Protocol):
+    """A drafter that can draft the next window from the counts on the device."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it can do so in this decode. It then reads nothing of the target but its distributions."""
+        ...
+
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+        """Drafts the window after a verdict. `observe` is called with the same verdict, once its counts are known.
+
+        Args:
+            verdict: The verdict; its `accepted` is on the device, and 0 on the host.
+            state: The batch, in which the next window is open.
+            draws: The random numbers of the verdict's window.
+            following: Those of the next window.
+
+        Returns:
+            The draft, or None if the host's numbers are needed.
+        """
+        ...
+
+
+class PendingVerdict(Protocol):
+    """See `mmspec.sampling.lazy_probs.PendingVerdict`."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict without its counts on the host."""
+        ...
+
+    def read(self) -> Verdict:
+        """The verdict; waits for its counts."""
+        ...
+
+
+class PendingTokens(Protocol):
+    """See `mmspec.sampling.lazy_probs.PendingTokens`."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens on the device."""
+        ...
+
+    def read(self) -> NDArray[np.int64]:
+        """The tokens on the host; waits for them."""
+        ...
+
+
+@runtime_checkable
+class SamplesAhead(Protocol):
+    """A sampler whose tokens and verdicts can be used on the device before the host reads them."""
+
+    def sample_ahead(self, p: Tensor, rng: WindowRNG) -> PendingTokens | None:
+        """As `mmspec.sampling.sampler.Sampler.sample`; None if only that can sample from `p`."""
+        ...
+
+    def verify_ahead(self, p: Tensor, draft: Draft, rule: Accept, rng: WindowRNG) -> PendingVerdict | None:
+        """As `mmspec.sampling.sampler.Sampler.verify`; None if only that can verify windows of this kind."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpenedWindow:
+    """A window whose model call has been launched.
+
+    Attributes:
+        width: W.
+        ids: `BatchState.ids` at that time; another array if rows have joined or left since.
+        draws: The random numbers.
+        draft: The drafts.
+        logits: The logits, [B, W, V].
+    """
+
+    width: int
+    ids: NDArray[np.int64]
+    draws: WindowRNG
+    draft: Draft
+    logits: Logits
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The parts of a decode that can go ahead of the host.
+
+    Attributes:
+        target: The model.
+        sampler: Samples and verifies.
+        drafter: Drafts and observes; None in plain decoding.
+    """
+
+    target: ReadsAhead
+    sampler: SamplesAhead
+    drafter: DraftsAhead | None
+
+
+def parts_ahead(target: object, drafter: object, sampler: object, state: BatchState) -> Ahead | None:
+    """The parts of a decode, if they can go ahead of the host; what ends a row must come with its tokens.
+
+    Args:
+        target: The model.
+        drafter: The drafter; None in plain decoding.
+        sampler: The sampler.
+        state: The batch.
+    """
+    layout = state.layout
+    if state.device.type == "cpu" or choose(state.device.type) != "triton":
+        return None
+    if layout.kind != "tokens" or layout.ends is not None or layout.stops is not None:
+        return None
+    if not (isinstance(target, ReadsAhead) and target.reads_ahead and isinstance(sampler, SamplesAhead)):
+        return None
+    if drafter is None:
+        return Ahead(target, sampler, None)
+    return Ahead(target, sampler, drafter) if isinstance(drafter, DraftsAhead) and drafter.drafts_ahead else None
+
+
+def following_width(state: BatchState, width: int, wanted: int) -> int:
+    """The width of the window after one of `width` tokens, if it is known before that one is read; else 0.
+
+    It is where the longest row keeps enough tokens, whatever it gains. Rows that a token ends may leave fewer; windows
+    past the end of a row are cut off.
+    """
+    return wanted if wanted > 1 and state.remaining - width + 1 >= wanted else 0
+
+
+def open_following(
+    ahead: Ahead, verdict: Verdict, state: BatchState, draws: WindowRNG, width: int, meter: Meter
+) -> OpenedWindow | None:
+    """Commits a window on the device, and launches the draft and the call of the next one.
+
+    Returns:
+        The next window; None if it could not be opened: only the commit on the device was done.
+    """
+    assert ahead.drafter is not None
+    following = state.follow(verdict.tokens, on_device(verdict.accepted, state.device), width)
+    meter.clock.lap("other")
+    draft = ahead.drafter.draft_ahead(verdict, state, draws, following)
+    meter.clock.lap("drafter")
+    logits = None if draft is None or draft.window is None else ahead.target.forward_ahead(draft.window, state.before)
+    meter.clock.lap("target")
+    if draft is None or logits is None:
+        state.close()
+        return None
+    return OpenedWindow(width, state.ids, following, draft, logits)
