@@ -1,8 +1,10 @@
 """Draws figure.svg and prints the tables of README.md, from the sample journals of results folders of `mmspec eval`.
 
-    python figure.py RESULTS/rough RESULTS/shapes RESULTS/spoken
+    python figure.py RESULTS/rough,RESULTS/rough-more RESULTS/shapes RESULTS/spoken
 
-Tokens per target call are those of all samples together, with 95 % intervals by bootstrap over samples.
+Each argument is one panel and one table, named after its first folder; of a recipe that several of its folders have,
+the first counts. Folders after `--` get a table only. Tokens per target call are those of all samples together, with
+95 % intervals by bootstrap over samples.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from mmspec.recipes import parse
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 300, 46, 34, 60
 COLORS = {"scd": "#c0392b", "scd, gumbel": "#e67e22", "sjd": "#2980b9", "scd, refresh=model": "#8e44ad",
-          "scd, refresh=eagle": "#16a085", "scd, start=model": "#7f8c8d", "table": "#27ae60", "recycle": "#95a5a6",
-          "draft": "#34495e", "eagle": "#d35400", "layer-skip": "#bdc3c7"}  # fmt: skip
+          "scd, refresh=eagle": "#16a085", "scd, refresh=block": "#1abc9c", "scd, refresh=model, layers=4": "#af7ac5",
+          "scd, start=model": "#7f8c8d", "scd, start=eagle": "#5d6d7e", "scd, start=block": "#aab7b8",
+          "table": "#27ae60", "recycle": "#95a5a6", "draft": "#34495e", "eagle": "#d35400", "block": "#f1c40f",
+          "layer-skip": "#bdc3c7"}  # fmt: skip
 Cell = tuple[float, float, float, int]
 
 
@@ -42,11 +46,21 @@ def measured(folder: Path) -> dict[str, Cell]:
     return found
 
 
+def merged(folders: str) -> dict[str, Cell]:
+    """The recipes of several folders, separated by commas."""
+    found: dict[str, Cell] = {}
+    for folder in folders.split(","):
+        found = measured(Path(folder)) | found
+    return found
+
+
 def family(recipe: str) -> tuple[str, int]:
     """The line of the figure that a recipe belongs to, and its window."""
     parsed = parse(recipe)
-    options = {k: v for k, v in parsed.knobs.items() if k in ("coupling", "refresh", "start")}
-    given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto")]
+    options = {k: v for k, v in parsed.knobs.items() if k in ("coupling", "refresh", "start", "layers", "refreshed")}
+    if parsed.parts[0] not in ("scd", "sjd"):
+        options = {}
+    given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto", 0, 1)]
     return ", ".join([parsed.parts[0], *given]).replace("coupling=", ""), parsed.window
 
 
@@ -85,14 +99,17 @@ def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:
 
 
 def main() -> None:
-    folders = [Path(name) for name in sys.argv[1:]]
-    everything = {folder.name: measured(folder) for folder in folders}
-    width = LEFT + len(folders) * (WIDTH + GAP)
+    drawn, _, listed = " ".join(sys.argv[1:]).partition(" -- ")
+    panels, tables = (
+        {Path(group.split(",")[0]).name: merged(group) for group in part.split()} for part in (drawn, listed)
+    )
+    everything = panels | tables
+    width = LEFT + len(panels) * (WIDTH + GAP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 110}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 120}" font-family="sans-serif" '
         'font-size="12"><rect width="100%" height="100%" fill="white"/>'
     ]
-    for i, (name, cells) in enumerate(everything.items()):
+    for i, (name, cells) in enumerate(panels.items()):
         parts += panel(name, cells, LEFT + i * (WIDTH + GAP))
     parts.append(
         f'<text x="{width / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">window (tokens in a target call)</text>'
@@ -104,7 +121,7 @@ def main() -> None:
         )
     Path("figure.svg").write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
     for name, cells in everything.items():
-        print(f"\n### {name}\n\n| recipe | tokens per call | N |\n| --- | ---: | ---: |")
+        print(f"\n### `{name}`\n\n| recipe | tokens per call | N |\n| --- | ---: | ---: |")
         for recipe, (value, low, high, count) in cells.items():
             print(f"| `{recipe}` | {value:.2f} [{low:.2f}, {high:.2f}] | {count} |")
 

@@ -137,6 +137,13 @@ def train_drafter(
             min=0.01, max=1.0, help="The share of positions to learn from with --reference.", show_default="0.4"
         ),
     ] = None,
+    sequences_of: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Another drafter of the model, whose sequences are taken over instead of generated again.",
+        ),
+    ] = None,
     validate_every: Annotated[int, typer.Option(min=1, help="Steps between measurements of acceptance.")] = 500,
     save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
     seed: Annotated[
@@ -167,6 +174,7 @@ def train_drafter(
     from mmspec.distributed import local_device, process_group
     from mmspec.locks import locked
     from mmspec.metrics.prompts import BUILTIN, BY_MODEL, read_prompts
+    from mmspec.training.sequences import take_sequences
     from mmspec.training.settings import TrainingSettings
     from mmspec.training.trainer import Trainer, split_prompts
 
@@ -199,6 +207,8 @@ def train_drafter(
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
         pipe = load_pipeline(model, local_device(device), drafter)
         check_trainable(pipe)
+        if sequences_of is not None and processes.rank == 0:
+            take_sequences(sequences_of, output / "work" / "sequences", settings)
         if kind in ("retrieval", "swift"):
             record = build(pipe, settings, output, as_json)
             print(json.dumps({"output": str(output), **record}) if as_json else output)

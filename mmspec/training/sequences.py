@@ -26,6 +26,7 @@ Prepare = Callable[[Sequence[str], int], PreparedPrompts]
 
 RECIPE = "scd"  # exact, and faster than plain decoding
 OUTPUT = "-o/--output"  # the argument that names the folder, in errors
+SETTINGS = "settings.json"  # in a folder of sequences: what they depend on
 CHUNK_SIZE = 16  # sequences per file
 CUDA_CHUNKS = 32  # files whose sequences a CUDA device generates together
 
@@ -56,9 +57,7 @@ def claim_folder(folder: Path, settings: TrainingSettings) -> None:
         ArgumentError: If the folder holds sequences of other prompts, another seed, temperature or guidance.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    known = {name: getattr(settings, name) for name in ("seed", "temperature", "guidance_scale")}
-    text = json.dumps({**known, "prompts": list(settings.prompts)})
-    file = folder / "settings.json"
+    text, file = describe_settings(settings), folder / SETTINGS
     try:
         same = file.read_text(encoding="utf-8") == text
     except FileNotFoundError:
@@ -70,6 +69,43 @@ def claim_folder(folder: Path, settings: TrainingSettings) -> None:
         )
     with replacing(file) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def describe_settings(settings: TrainingSettings) -> str:
+    """The settings that sequences depend on, as JSON."""
+    known = {name: getattr(settings, name) for name in ("seed", "temperature", "guidance_scale")}
+    return json.dumps({**known, "prompts": list(settings.prompts)})
+
+
+def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings) -> None:
+    """Copies the sequences that another drafter of the same model was trained on; what `folder` has is kept.
+
+    Features are not copied, because drafters read different layers.
+
+    Args:
+        drafter: The folder of the other drafter, with `work`.
+        folder: Folder of the sequences.
+        settings: The settings of the training.
+
+    Raises:
+        ArgumentError: If there are no sequences, or sequences of other prompts, another seed, temperature or guidance.
+    """
+    other = drafter / "work" / "sequences"
+    try:
+        same = (other / SETTINGS).read_text(encoding="utf-8") == describe_settings(settings)
+    except OSError:
+        raise ArgumentError(f"--sequences-of: '{drafter}' holds no sequences of train-drafter") from None
+    if not same:
+        raise ArgumentError(
+            f"--sequences-of: '{drafter}' holds sequences of other prompts, another seed, temperature or guidance"
+        )
+    claim_folder(folder, settings)
+    for first in range(0, settings.sequences, CHUNK_SIZE):
+        rows = min(CHUNK_SIZE, settings.sequences - first)
+        tokens = load_chunk(chunk_file(other, first), rows).get("tokens")
+        if tokens is not None and not load_chunk(chunk_file(folder, first), rows):
+            with replacing(chunk_file(folder, first)) as partial:
+                save_file({"tokens": tokens}, partial)
 
 
 def write_sequences(

@@ -267,6 +267,7 @@ def test_the_command_prints_its_folder_or_its_record(workspace: Path, capsys: py
         (["--select", "0.2"], "--select: 0.2 requires --reference"),
         (["--drafter", "x"], "--drafter requires --kind small"),
         (["--kind", "small", "--drafter", "nowhere"], "drafter='nowhere' is not a folder or Hub id"),
+        (["--sequences-of", "nowhere"], "--sequences-of: 'nowhere' holds no sequences of train-drafter"),
         (["-o", "no/such/folder"], "-o/--output: cannot write 'no/such/folder'"),
     ],
 )
@@ -275,6 +276,27 @@ def test_bad_arguments_are_refused(
 ) -> None:
     assert main(command(workspace, *options)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_drafters_share_sequences(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(workspace)) == 0
+    options = ["--kind", "medusa", "--steps", "1", "--sequences-of", str(workspace / "out")]
+    other = ["-o", str(workspace / "other"), *options]
+    assert main(command(workspace, *other, "--seed", "1")) == 2
+    assert "holds sequences of other prompts, another seed" in capsys.readouterr().err
+
+    def generate(*_: Any) -> torch.Tensor:
+        raise AssertionError("sequences are generated again")
+
+    monkeypatch.setattr(sequences, "generate", generate)
+    assert main(command(workspace, *other)) == 0
+    shared, own = (
+        sequences.read_sequences(workspace / name / "work" / "sequences", 4, features=False).tokens
+        for name in ("out", "other")
+    )
+    assert torch.equal(shared, own)
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, 1.5, float("nan")])
