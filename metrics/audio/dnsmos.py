@@ -24,13 +24,15 @@ class DNSMOSMetric(MeanMetric):
     higher_is_better = True
 
     def load_extractor(self, weights: Mapping[str, str], device: str) -> Any:
-        """The package's function.
+        """The package's function, called once, since it imports librosa only then.
 
         Raises:
-            ArgumentError: If the package is not installed.
+            ArgumentError: If the package is not installed, or what it imports.
         """
         try:
             from speechmos import dnsmos
+
+            dnsmos.run(np.zeros(RATE, dtype=np.float32), sr=RATE)
         except ImportError as error:
             raise ArgumentError(
                 f"metric {self.name!r} needs the package speechmos: pip install 'mmspec[dnsmos]' ({error})"

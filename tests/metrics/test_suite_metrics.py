@@ -318,7 +318,7 @@ def test_dnsmos_reads_waveforms_at_16_khz(monkeypatch: pytest.MonkeyPatch) -> No
     wave = Waveform(1.5 * np.ones(8000), 8000)
     batch = SampleBatch([Path("a.wav")], audio=[wave])
     assert DNSMOS.scores(batch, DNSMOS.load_extractor({}, "cpu")) == pytest.approx([3.0])
-    assert seen[0][1:3] == (np.float32, 16000) and seen[0][3] <= 1 and abs(seen[0][0][0] - 16000) <= 1
+    assert seen[1][1:3] == (np.float32, 16000) and seen[1][3] <= 1 and abs(seen[1][0][0] - 16000) <= 1
     monkeypatch.setitem(sys.modules, "speechmos", None)
     with pytest.raises(ArgumentError, match="mmspec\\[dnsmos\\]"):
         DNSMOS.load_extractor({}, "cpu")
