@@ -19,6 +19,7 @@ from mmspec.kernels.backend import chosen, launchable, operator
 MOST_QUERIES = 64  # of a key head: tokens of a window, times the query heads that share it
 _SLOTS = 64  # of which the slots of a part are a multiple
 _SHORTEST = 128  # slots of a part
+JOINED = 32  # parts that are read at once when they are joined; more would not fit into the registers of two warps
 
 
 def splits_of(programs: int, end: int, processors: int) -> int:
@@ -144,17 +145,43 @@ def _join_parts(
     D: tl.constexpr, BLOCK_D: tl.constexpr, QUERIES: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     program, line = tl.program_id(0), tl.program_id(1)
-    d, split = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
-    place = (program.to(tl.int64) * splits + split) * QUERIES + line
-    top = tl.load(tops + place, mask=split < splits, other=float("-inf"))
-    factor = tl.exp(top - tl.max(top, 0))
-    share = tl.sum(factor * tl.load(shares + place, mask=split < splits, other=0.0), 0)
-    parts = tl.load(sums + place[:, None] * BLOCK_D + d[None, :], mask=(split < splits)[:, None], other=0.0)
-    joined = tl.sum(parts * factor[:, None], 0) / share
+    d = tl.arange(0, BLOCK_D)
+    top, share = float("-inf"), 0.0
+    joined = tl.zeros((BLOCK_D,), tl.float32)
+    for first in range(0, splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)
+        place = (program.to(tl.int64) * splits + split) * QUERIES + line
+        tops_here = tl.load(tops + place, mask=split < splits, other=float("-inf"))
+        peak = tl.maximum(top, tl.max(tops_here, 0))
+        base = tl.where(peak == float("-inf"), 0.0, peak)  # where every part so far is masked
+        factor, kept = tl.exp(tops_here - base), tl.exp(top - base)
+        share = share * kept + tl.sum(factor * tl.load(shares + place, mask=split < splits, other=0.0), 0)
+        parts = tl.load(sums + place[:, None] * BLOCK_D + d[None, :], mask=(split < splits)[:, None], other=0.0)
+        joined = joined * kept + tl.sum(parts * factor[:, None], 0)
+        top = peak
+    joined = joined / share
     row, head = program // key_heads, program % key_heads
     token, query_head = line % width, head * group + line // width
     there = out + ((row * width + token).to(tl.int64) * (key_heads * group) + query_head) * D + d
     tl.store(there, joined.to(out.dtype.element_ty), mask=d < D)
+
+
+def _padded(q: Tensor, keys: Tensor) -> tuple[int, int]:
+    """The width of a head and the queries of a key head, rounded up to what a tile of a product takes."""
+    queries = q.shape[1] // keys.shape[1] * q.shape[2]
+    return max(16, triton.next_power_of_2(q.shape[3])), max(16, triton.next_power_of_2(queries))
+
+
+def _parts(end: int, splits: int) -> tuple[int, int]:
+    """The slots of a part, and how many parts there are; fewer than `splits` where the slots of a part are rounded."""
+    part = -(-end // (splits * _SLOTS)) * _SLOTS
+    return part, -(-end // part)
+
+
+def bytes_of_parts(q: Tensor, keys: Tensor, splits: int) -> int:
+    """The bytes that the parts write and the kernel that joins them reads."""
+    block_d, queries = _padded(q, keys)
+    return keys.shape[0] * keys.shape[1] * _parts(keys.shape[2], splits)[1] * queries * (block_d + 2) * 4
 
 
 @operator("mmspec::attend", mutates_args=())
@@ -165,9 +192,9 @@ def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
     rows, heads, width, d = q.shape
     key_heads, end = keys.shape[1:3]
     group = heads // key_heads
-    block_d, queries = max(16, triton.next_power_of_2(d)), max(16, triton.next_power_of_2(group * width))
-    part = -(-end // (splits * _SLOTS)) * _SLOTS
-    splits, mask = -(-end // part), mask.expand(rows, 1, width, end)
+    block_d, queries = _padded(q, keys)
+    part, splits = _parts(end, splits)
+    mask = mask.expand(rows, 1, width, end)
     places = rows * key_heads * splits * queries
     sums = torch.empty(places * block_d, dtype=torch.float32, device=q.device)
     tops, shares = torch.empty(2, places, dtype=torch.float32, device=q.device)
@@ -181,7 +208,7 @@ def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
         )  # fmt: skip
         _join_parts[(rows * key_heads, group * width)](
             sums, tops, shares, out, splits, width, group, key_heads,
-            D=d, BLOCK_D=block_d, QUERIES=queries, SPLITS=triton.next_power_of_2(splits), num_warps=2,
+            D=d, BLOCK_D=block_d, QUERIES=queries, SPLITS=min(triton.next_power_of_2(splits), JOINED), num_warps=2,
         )  # fmt: skip
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -15,7 +16,8 @@ def is_plain(module: nn.Module) -> bool:
     if module._forward_hooks or module._forward_pre_hooks or "peft" in type(module).__module__:
         return False
     if isinstance(module, nn.Linear):
-        return type(module) is nn.Linear and type(module.weight.data) is Tensor
+        # A fake tensor stands for a plain one where calls are traced without a device.
+        return type(module) is nn.Linear and type(module.weight.data) in (Tensor, FakeTensor)
     return True
 
 

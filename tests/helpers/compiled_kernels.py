@@ -97,7 +97,7 @@ def attention_variants() -> list[tuple[Any, dict[str, Any], int]]:
         slots = attention.slots_at_once(size, bytes_each)
         more = {"dtype": dtype, "D": size, "BLOCK_D": size, "QUERIES": attention.MOST_QUERIES, "SLOTS": slots}
         kernels.append((attention._attend_part, more, 4))
-    joined = {"D": 128, "BLOCK_D": 128, "QUERIES": 16, "SPLITS": 32, "out": "bf16"}
+    joined = {"D": 128, "BLOCK_D": 128, "QUERIES": 16, "SPLITS": attention.JOINED, "out": "bf16"}
     return [*kernels, (attention._join_parts, joined, 2)]
 
 
@@ -156,12 +156,15 @@ def main() -> None:
 
 
 def check_shared_memory(capability: int) -> None:
-    """Checks that the attention kernels run on the smallest devices."""
+    """Checks that the attention kernels run on the smallest devices, and that joining parts does not spill."""
     for kernel, more, warps in attention_variants():
-        shared = compiled(kernel, more, warps, capability).metadata.shared
-        print(kernel.__name__, more, "for compute capability", capability, shared, "bytes shared", flush=True)
+        found = compiled(kernel, more, warps, capability)
+        shared, stack = found.metadata.shared, stack_of(found.asm["cubin"])
+        print(kernel.__name__, more, "for compute capability", capability, shared, "bytes shared,", stack, "of stack")
         if shared > SHARED:
             raise SystemExit(f"{kernel.__name__} {more} needs {shared} bytes of shared memory on {capability}")
+        if kernel is attention._join_parts and stack > STACK:
+            raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")
 
 
 if __name__ == "__main__":

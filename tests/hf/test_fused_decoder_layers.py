@@ -101,7 +101,7 @@ def test_launches_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
             target.prefill()
         found = traced_reads(target)
         assert not any(one.waits for one in found)
-        return [one.count for one in found]
+        return [one.operators for one in found]
 
     for more, fewer in zip(counts(3), counts(2), strict=True):
         assert more - fewer <= MOST, (more, fewer)

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from mmspec.kernels import attention
 from mmspec.kernels.attention import attend, attend_reference, can_attend, splits_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -35,6 +36,7 @@ def test_every_split_gives_the_attention_of_torch(
     monkeypatch.setattr(
         torch, "empty", lambda *a, **k: t.fill_(torch.nan) if (t := empty(*a, **k)).is_floating_point() else t
     )
+    monkeypatch.setattr(attention, "JOINED", 4)  # of parts as of a long cache
     torch.manual_seed(width)
     rows = 2
     q = torch.randn(rows, width, heads, size, device=device).transpose(1, 2)

@@ -42,6 +42,37 @@ def test_launches_bytes_and_operations_are_counted() -> None:
     assert attention.count == norm.count == 1 and attention.flops == 4 * 4 * 2 * 6 * 8
 
 
+def test_kernels_of_layers_are_counted() -> None:
+    """Split attention is two kernels, with the sums between them; of a cache only what is written counts."""
+    attention = pytest.importorskip("mmspec.kernels.attention")
+    from mmspec.kernels.layers import rotate_and_store
+
+    with fake_device() as device, torch.inference_mode():
+        q = torch.zeros(1, 4, 2, 32, dtype=torch.bfloat16, device=device)
+        cache, mask = q.new_zeros(1, 2, 400, 32), q.new_zeros(1, 1, 2, 300)
+        seen = cache[:, :, :300]
+        attended = trace(lambda: attention.attend(q, seen, seen, mask, 1.0, splits=3))
+        qkv, slots = q.new_zeros(1, 2, 3 * 64), torch.zeros(1, 2, dtype=torch.int64, device=device)
+        turns = torch.zeros(1, 2, 32, device=device)
+        stored = trace(lambda: rotate_and_store(qkv, turns, turns, slots, cache, cache.clone()))
+    between = 2 * 3 * 16 * (32 + 2) * 4  # key heads, parts, padded queries, sums and two numbers more
+    first, second = attended.launches
+    assert (
+        first.bytes == 2 * (4 * 2 * 32 + 2 * 2 * 300 * 32 + 2 * 300) + between and first.flops == 4 * 4 * 2 * 300 * 32
+    )
+    assert second.bytes == between + 2 * 4 * 2 * 32 and attended.count == 2 and attended.operators == 1
+    (written,) = (launch for launch in stored.launches if launch.name == "rotate_and_store")
+    assert written.bytes == 2 * (3 * 2 * 64) + 2 * 2 * 32 * 4 + 2 * 8 + 2 * (2 * 2 * 64) + 2 * (2 * 64)
+
+
+def test_a_published_size_runs_its_fused_layers() -> None:
+    pytest.importorskip("triton")
+    model = replace(tiny().models["llamagen-b"], layers=3)
+    with fake_device() as device, torch.inference_mode():
+        found = trace(model.on(device, torch.bfloat16).step(1, 4, model.prompt + model.length // 2))
+    assert sum(n for launch, n in found.launches.items() if launch.name == "swiglu") == 3
+
+
 def test_waits_are_found() -> None:
     with fake_device() as device, torch.inference_mode():
         x = torch.zeros(3, device=device)

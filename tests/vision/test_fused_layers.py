@@ -58,7 +58,7 @@ def test_a_layer_is_ten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         gpt = llamagen(layers)
         found = traced_reads(LlamaGenTarget(gpt, torch.arange(2), gpt.unconditional(2), None, 8))
         assert not any(one.waits for one in found)
-        return [one.count for one in found]
+        return [one.operators for one in found]
 
     for more, fewer in zip(counts(3), counts(2), strict=True):
         assert more - fewer <= MOST

@@ -2,8 +2,9 @@
 
 Tensors are fake (`torch._subclasses.FakeTensorMode`): they have shapes, dtypes and a CUDA device, but no memory. Every
 operator that reaches the dispatcher counts as one launch, unless it only makes a view or allocates. Attention counts as
-one launch, as each fused backend of `scaled_dot_product_attention` is at least one. Kernels that a library launches
-inside one operator (split-K reductions, workspace clears) are not seen.
+one launch, as each fused backend of `scaled_dot_product_attention` is at least one; that of `mmspec.kernels.attention`
+as its two kernels. Kernels that a library launches inside one operator (split-K reductions, workspace clears) are not
+seen.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _FUSED = {"_fused_rms_norm"}  # kernels of CUDA that would be decomposed on othe
 _GATHERS = {"embedding", "index", "index_select", "gather"}
 _SCATTERS = {"index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_", "index_copy_"}
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "repeat_interleave"}
+_STORES = {"rotate_and_store", "rotate_halves_and_store"}  # see `mmspec.kernels.layers`
+JOIN = "join parts of attention"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Trace:
     def count(self) -> int:
         """The number of launches."""
         return sum(self.launches.values())
+
+    @property
+    def operators(self) -> int:
+        """The number of operators that launch: attention in two kernels is one."""
+        return sum(n for launch, n in self.launches.items() if launch.name != JOIN)
 
     @property
     def bytes(self) -> int:
@@ -129,8 +137,7 @@ class _Attention(TorchFunctionMode):
         # The fused backends write the heads of a token next to each other, whatever the layout of the queries.
         out = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[-1])).transpose(1, 2)
         moved = sum(touched(t) for t in (q, k, v, out)) + (0 if mask is None else touched(mask))
-        flops = 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
-        self._counter.launches[Launch("attention", moved, flops)] += 1
+        self._counter.launches[Launch("attention", moved, _attention_flops(q, k, v))] += 1
         return out
 
 
@@ -163,7 +170,7 @@ class _Counter(TorchDispatchMode):
         if any(map(_on_device, everything)) and any(not _on_device(t) and t.dim() for t in everything):
             self.waits.append(f"{name} between host and device")
         if any(map(_on_device, outputs)) and not (name in _ALLOCATES or _is_view(func, inputs, outputs)):
-            self.launches[Launch(name, _bytes(name, inputs, outputs), _flops(name, inputs, outputs))] += 1
+            self.launches.update(_launches(name, inputs, outputs, args))
         return out
 
 
@@ -185,6 +192,23 @@ def _is_view(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     return not func._schema.is_mutable and all(t.untyped_storage()._cdata in own for t in outputs)
 
 
+def _launches(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], args: Sequence[Any]) -> list[Launch]:
+    """The kernels of an operator."""
+    if name == "attend":  # see `mmspec.kernels.attention`
+        from mmspec.kernels.attention import bytes_of_parts  # Triton may be missing
+
+        q, keys, values, mask, _, splits = args
+        parts = bytes_of_parts(q, keys, splits)
+        moved = sum(map(touched, (q, keys, values, mask))) + parts
+        flops = _attention_flops(q, keys, values)
+        return [Launch("attend", moved, flops), Launch(JOIN, parts + sum(map(touched, outputs)), 0)]
+    return [Launch(name, _bytes(name, inputs, outputs), _flops(name, inputs, outputs))]
+
+
+def _attention_flops(q: Tensor, keys: Tensor, values: Tensor) -> int:
+    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * keys.shape[2] * (q.shape[3] + values.shape[3])
+
+
 def _bytes(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     if name in _GATHERS:  # of a table only the rows that are read
         return 2 * sum(map(touched, outputs)) + sum(touched(t) for t in inputs[1:])
@@ -192,6 +216,11 @@ def _bytes(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> in
         return touched(inputs[-1]) + sum(touched(t) for t in inputs[1:])
     if name == "copy_":
         return touched(inputs[1]) + touched(inputs[0])
+    if name in _STORES:  # of the caches, which come last, what is written: a key and a value of each token
+        *others, keys, values = inputs
+        tokens = outputs[0].shape[0] * outputs[0].shape[1]
+        stored = (keys.shape[1] * keys.shape[3] + values.shape[1] * values.shape[3]) * keys.element_size()
+        return sum(map(touched, others)) + tokens * stored + sum(map(touched, outputs))
     return sum(map(touched, inputs)) + sum(map(touched, outputs))
 
 

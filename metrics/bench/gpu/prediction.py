@@ -1,8 +1,8 @@
 """Predicted seconds of a call, and the predicted gain of windows, from counted launches.
 
 A captured call takes, for every kernel, the fixed time of a kernel and the longer of the times of its bytes and of its
-operations. A window costs the same sum for its own shapes, and what lies between two calls of the model: launches from
-the host, and waits. The gain is the time of captured plain decoding per token over that of a window per token that it
+operations. A window costs the same sum for its own shapes, and what lies between two calls of the model: a few kernels,
+and waits. The gain is the time of captured plain decoding per token over that of a window per token that it
 gives on average. Nothing here was fitted to a device.
 """
 
@@ -18,10 +18,10 @@ from mmspec.metrics.bench.gpu.devices import Device
 from mmspec.metrics.bench.gpu.published import PublishedModel, StepModel
 
 # Outside of the model, between two calls: launches and waits, of a step without drafts and of a window, at any batch.
-# Those of a window were counted in Triton's interpreter at batch 1 (`scd:window=8`); those of a step are estimated.
+# Those of a window are counted (`tests/decoding/test_window_counts.py`, most recipes at up to 64 rows); those of a step
+# are estimated. The host issues so few while the device still runs the model.
 PLAIN_LAUNCHES, PLAIN_WAITS = 12, 1
-WINDOW_LAUNCHES, WINDOW_WAITS = 46, 5
-_HIDDEN_LAUNCHES = 20  # of those, how many the host issues while the device still runs the model
+WINDOW_LAUNCHES, WINDOW_WAITS = 11, 1
 WORTHWHILE = 1.1  # gains below this are not worth a window: they are within the noise of a measurement
 
 
@@ -170,9 +170,9 @@ def step_of(case: tuple[int, int], traced: Trace, device: Device) -> Step:
 
 
 def between(device: Device, width: int) -> float:
-    """Predicted seconds between two calls of the model that the device idles."""
+    """Predicted seconds between two calls of the model: of the kernels there, and of the device that idles."""
     launches, waits = (PLAIN_LAUNCHES, PLAIN_WAITS) if width == 1 else (WINDOW_LAUNCHES, WINDOW_WAITS)
-    return max(launches - _HIDDEN_LAUNCHES, 0) * device.launch + waits * device.wait
+    return launches * device.kernel + waits * device.wait
 
 
 def tokens_per_window(acceptance: Sequence[float], width: int) -> float:
