@@ -142,6 +142,7 @@ def _run(
     from mmspec.serving.app import Application
     from mmspec.serving.server import address_of, bind
     from mmspec.serving.server import serve as run
+    from mmspec.serving.warm_up import warm_up
 
     if len(set(names)) < len(names):
         raise ArgumentError(f"MODEL is named twice: {', '.join(names)}")
@@ -152,6 +153,8 @@ def _run(
         address = address_of(listener)
         for model in models:
             print(f"mmspec: {model.name} ({model.kind}, {model.recipe})", file=sys.stderr)
+            if (done := warm_up(model)) is not None:
+                print(f"mmspec: {done}", file=sys.stderr)
         print(f"mmspec: listening on {address}", file=sys.stderr, flush=True)
         if open_page:
             webbrowser.open(address)

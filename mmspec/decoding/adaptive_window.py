@@ -115,8 +115,13 @@ class AdaptiveWindow:
         return self._rows > 1 and self.best == 1
 
     def next(self) -> int:
-        """The next width, if the call in hand changes nothing; 0 where it may."""
-        return 0
+        """The width after the call in hand, if its measurement changes nothing; 0 where that is likely."""
+        if self._first or self.together() or self._samples(1) < _MIN_STEPS:
+            return 0
+        setups_before, self._calls = self._setups, self._calls + 1
+        width = self.choose()
+        self._setups, self._calls = setups_before, self._calls - 1
+        return width
 
     def steps(self) -> int:
         """Consecutive single steps at width 1; few until their cost has been measured."""

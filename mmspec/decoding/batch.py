@@ -133,6 +133,7 @@ class BatchState:
         self._window: _Window | None = None
         # Int64 [B], the number of tokens at which each row stays, on the device and on the host; see `follow`.
         self._device_limits: tuple[Tensor, NDArray[np.int64]] | None = None
+        self._host: NDArray[np.int64] | None = None  # the tokens on the host, see `on_host`
 
     @property
     def length(self) -> NDArray[np.int64]:
@@ -270,6 +271,7 @@ class BatchState:
     ) -> NDArray[np.int64]:
         """The host's part of `commit`, for tokens that are written already; arguments and result are the same."""
         width, start = tokens.shape[1], self.length
+        self._keep(start[:, None] + np.arange(width), on_host)
         gained = np.minimum(accepted + 1, self._limits[self.ids] - start) * self.is_running
         if (ends := self._ends(tokens, start, gained, on_host)) is not None:
             ended = ends & (np.arange(width) < gained[:, None])
@@ -292,6 +294,7 @@ class BatchState:
         """
         length, was_running = self.length, self.is_running.copy()
         self._window = None
+        self._keep(length[:, None], on_host)
         n = int(length[0])
         if len(length) == len(self._tokens) and (length == n).all():
             self._tokens[:, n : n + 1] = tokens
@@ -375,7 +378,7 @@ class BatchState:
             row_ids: The index of each of its rows among the B of this batch. Below B it takes the place of a finished
                 row, and also in the request, whose tokens must not be needed any more; B and more append rows.
         """
-        self._window = self._device_limits = None
+        self._window = self._device_limits = self._host = None
         ids = [self.ids[row] if row < len(self.ids) else -1 for row in row_ids]
         free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(self.ids.tolist()))
         ids = [int(known) if known >= 0 else free.pop(0) for known in ids]
@@ -416,7 +419,7 @@ class BatchState:
         fork._limits = np.minimum(self.length + count, self._limits[self.ids])
         fork._ended, fork._stops = np.zeros(rows, dtype=bool), [None] * rows
         fork.is_running = fork._lengths < fork._limits
-        fork._device_limits = None
+        fork._device_limits = fork._host = None
         fork.rng = CounterRNG([int(own) ^ seed for own in self.rng.seeds], self.device)
         return fork
 
@@ -425,9 +428,21 @@ class BatchState:
         return self._tokens[row, : self._lengths[row]].clone()
 
     def on_host(self) -> list[Tensor]:
-        """Copies on the host of the tokens of each row of the request so far, [n_row, *cell]."""
-        tokens = self._tokens.cpu()
+        """Copies on the host of the tokens of each row of the request so far, [n_row, *cell].
+
+        From the second call on, a device is not waited for where the tokens have come with their counts.
+        """
+        tokens = self._tokens.cpu() if self._host is None else torch.from_numpy(self._host)
+        if tokens is not self._tokens and tokens.dtype == torch.int64:
+            self._host = tokens.numpy()
         return [row[:n].clone() for row, n in zip(tokens, self._lengths, strict=True)]
+
+    def _keep(self, positions: NDArray[np.int64], tokens: NDArray[np.int64] | None) -> None:
+        """Keeps up the copy that `on_host` has made, with tokens [B, W] at the positions; gives it up without them."""
+        if self._host is not None and tokens is not None:
+            self._host[self.ids[:, None], positions] = tokens
+        else:
+            self._host = None
 
     def step(self, nfe: int) -> Step:
         """The progress after `nfe` target calls, for callbacks."""

@@ -93,7 +93,10 @@ class WindowPolicy(Protocol):
         ...
 
     def next(self) -> int:
-        """The width that `choose` will most likely give after the call in hand; 0 if that is open."""
+        """The width that `choose` will most likely give after the call in hand, not recorded yet; 0 if unknown.
+
+        If it gives another one, what was begun with this width is given up, and the next call is not recorded.
+        """
         ...
 
     def steps(self) -> int:
@@ -242,22 +245,24 @@ class RunningBatch:
         windows = width > 1 and self._window_step is decode_window
         together = windows and whole and policy.together() and _is_aligned(state)
         ahead = self._ahead() if windows and not together else None
-        if ahead is None and self._opened is not None:
+        opened = self._opened
+        if opened is not None and (ahead is None or opened.ids is not state.ids or opened.width != width):
             self._opened = None
             state.close()
+        given_up = opened is not None and self._opened is None  # the time of this call has that of another one in it
         if width == 1:
             self._steps(min(policy.steps(), state.remaining, self._most_steps))
         elif together:
             untied = decode_together(*parts, width, meter)
         elif ahead is not None:
-            self._window_ahead(ahead, width)
+            self._window_ahead(ahead, width, policy.next() if whole else policy.settled())
         else:
             self._window_step(*parts, width, meter)
         if width > 1:
             self._report()
         calls = meter.nfe - calls
         gained = (meter.tokens[slowest].sum() - tokens) / (meter.calls[slowest].sum() - row_calls)
-        if whole:  # calls with fewer rows take less time, and cannot be compared
+        if whole and not given_up:  # calls with fewer rows take less time, and cannot be compared
             seconds = (self._clock() - start) / calls
             policy.record(width, seconds, float(gained) if untied is None else untied, calls, float(gained))
         self.drop_finished()
@@ -269,13 +274,19 @@ class RunningBatch:
             return None
         return parts_ahead(self.target, self.drafter, self.sampler, self.state)
 
-    def _window_ahead(self, ahead: Ahead, width: int) -> None:
-        """As `decode_window`; where the width of the next window is known, its call is launched before the wait."""
+    def _window_ahead(self, ahead: Ahead, width: int, following: int) -> None:
+        """As `decode_window`; the call of the next window is launched before the wait, if it can be.
+
+        Args:
+            ahead: The parts of the decode.
+            width: Of the window.
+            following: Of the next window, most likely.
+        """
         state, meter, rule, opened, self._opened = self.state, self.meter, self._rule, self._opened, None
-        if opened is None or opened.ids is not state.ids or opened.width != width:
+        if opened is None:
             opened = open_window(self.target, self.drafter, state, width, meter)
         p, draft, draws = self.sampler(opened.logits, opened.draws.positions), opened.draft, opened.draws
-        following = following_width(state, opened.width, self._policy.next())
+        following = following_width(state, opened.width, following)
         pending = ahead.sampler.verify_ahead(p, draft, rule, draws) if following else None
         if pending is None:
             verdict = self.sampler.verify(p, draft, rule, draws)

@@ -355,3 +355,22 @@ def test_a_draft_model_reads_the_tokens_of_single_steps(monkeypatch: pytest.Monk
         ToyTarget(32, 2, 13, 0), parse("draft:window=auto"), Layout(length=13), settings, seeds, resources
     )
     assert set(decoded.stats.acceptance) == {1.0}
+
+
+@pytest.mark.parametrize(("gained", "most"), [(3.2, 0.1), (1.1, 0.1)])
+def test_the_next_width_is_foreseen(gained: float, most: float) -> None:
+    """What is launched ahead with another width is given up; asking changes nothing."""
+    asked, silent = AdaptiveWindow(16), AdaptiveWindow(16)
+    wrong = drafted = 0
+    for policy in (asked, silent):
+        policy.begin(3000)
+    foreseen = 0
+    for _ in range(600):
+        width = asked.choose()
+        assert width == silent.choose()
+        wrong += foreseen not in (0, width)
+        foreseen = asked.next()
+        drafted += width > 1 and foreseen == width
+        for policy in (asked, silent):
+            policy.record(width, 1.0 + 0.02 * width, 1.0 if width == 1 else min(gained, width))
+    assert wrong <= most * 600 and (drafted > 400) == (gained > 2), (wrong, drafted)

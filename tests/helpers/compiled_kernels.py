@@ -38,7 +38,8 @@ POINTERS = {
     "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
     "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
     "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
-    "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32",
+    "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32", "storage": "i64",
+    "limits": "i64",
 }  # fmt: skip
 COMMON = {
     "GUIDED": True,

@@ -60,11 +60,13 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
         rows: B.
         length: Of the sequence.
         ahead: Whether calls may be launched before the host has read what the call before has accepted.
-        failing: Whether every third of these fails.
+        failing: Whether every third of these fails; all tokens are then read after each window.
     """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
+    reads: list[int] = []
+    kept: list[bool] = []
     table, vectors = torch.randint(0, VOCAB, (VOCAB + 1, VOCAB)), torch.rand(VOCAB, 3)
     kinds = torch.arange(length) // LINE % 2
     allowed = torch.ones(2, VOCAB, dtype=torch.bool)
@@ -108,6 +110,13 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
             counted.clear()
             rows, captured, drafted, known = len(batch.state.ids), setups(), len(drafting), len(widths)
             running = step(batch)
+            if failing:
+                before = len(counted.waits)
+                copies, state = batch.state.on_host(), batch.state
+                reads.append(len(counted.waits) - before)
+                counted.waits[before:] = []
+                there = state._tokens.cpu()
+                kept.append(all(torch.equal(one, there[row, : len(one)]) for row, one in enumerate(copies)))
             if len(widths) > known:
                 shape.append((rows, widths[-1]))
                 new = shape[-1] != shape[-2] or setups() != captured or len(batch.state.ids) != rows
@@ -139,7 +148,14 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
             params = [SamplingParams(0.9, top_k=5, top_p=0.95, guidance_scale=2.0)] * rows
             out = run(target, parse(recipe), layout, params, range(rows), resources)
         tokens = out.tokens.cpu()
-    return {"windows": found, "steps": steps, "tokens": tokens[:8].tolist(), "nfe": out.stats.nfe}
+    return {
+        "windows": found,
+        "steps": steps,
+        "tokens": tokens[:8].tolist(),
+        "nfe": out.stats.nfe,
+        "reads": reads,
+        "kept": kept,
+    }
 
 
 def main() -> None:

@@ -171,12 +171,15 @@ def test_the_next_window_begins_where_the_host_would_begin_it(
     window = torch.randint(VOCAB, (3, width))
     rows, limits = torch.tensor([1, 2, 0]), torch.tensor([LENGTH, LENGTH, LENGTH])
     positions = torch.from_numpy(state.positions(width))
-    given = (rows, window, torch.from_numpy(accepted), positions, positions * 0 + torch.tensor([[4], [7], [9]]), limits)
+    iterations = positions * 0 + torch.tensor([[4], [7], [9]])
+    counts, ends, there = torch.from_numpy(accepted).to(device), limits.to(device), window.to(device)
+    numbers = positions.to(device), iterations.to(device)
     storage, wanted = tokens[[2, 0, 1]].to(device), tokens[[2, 0, 1]].to(device)
-    found = commit.begin_window(storage, *(t.to(device) for t in given), following)
+    found = commit.begin_window(storage, rows.to(device), there, counts, *numbers, ends, following)
     with monkeypatch.context() as patch:
         patch.setenv("MMSPEC_KERNELS", "torch")
-        assert torch.equal(found, commit.begin_window(wanted, *(t.to(device) for t in given), following))
+        again = commit.begin_window(wanted, rows.to(device), there, counts, *numbers, ends, following)
+        assert torch.equal(found, again)
     state.commit(window, accepted)
     assert torch.equal(storage[rows.to(device)].cpu(), state._tokens) and torch.equal(storage, wanted)
     host = [state.length - 1, state.recent(commit.RECENT), state.positions(following)]
