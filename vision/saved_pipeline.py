@@ -20,7 +20,7 @@ from mmspec.errors import ArgumentError, MMSpecError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
 from mmspec.hf.folder import LOAD_ERRORS, load_model
 from mmspec.vision.amused.pipeline import AmusedPipeline
-from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline
+from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline, check_tokenizer
 from mmspec.vision.cosmos_ar.tokenizer import load_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 from mmspec.vision.hf.original_xomni import XOMNI, load_xomni
@@ -99,7 +99,9 @@ def load_pipeline(folder: Path, device: str, dtype: torch.dtype | str, tokenizer
     except LOAD_ERRORS as error:
         raise ModelError(f"model {str(folder)!r} cannot be loaded: {describe(error)}") from None
     if tokenizer is not None:
-        pipe.register_modules(video_tokenizer=load_video_tokenizer(tokenizer))
+        tokens = load_video_tokenizer(tokenizer)
+        check_tokenizer(pipe.transformer, tokens)
+        pipe.register_modules(video_tokenizer=tokens)
     return pipe.to(device)
 
 

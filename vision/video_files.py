@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from io import BytesIO
 from itertools import repeat
+from math import inf
 from pathlib import Path
 from types import ModuleType
 
@@ -46,9 +47,9 @@ def last_frames(path: Path, count: int) -> list[Image.Image]:
     elif not path.is_file():
         raise ArgumentError(f"{shown(str(path))} is not a readable video (no such file)")
     else:
-        read = _pillow if path.suffix.lower() in IMAGES else _ffmpeg
         with _readable(path):
-            frames = list(deque(read(path), maxlen=count))
+            read = _pillow(path, count) if path.suffix.lower() in IMAGES else _ffmpeg(path)
+            frames = list(deque(read, maxlen=count))
     if not frames:
         raise ArgumentError(f"{shown(str(path))} has no frames")
     if len({frame.size for frame in frames}) > 1:
@@ -120,15 +121,20 @@ def _readable(path: Path) -> Iterator[None]:
         raise ArgumentError(f"{shown(str(path))} is not a readable video ({one_line(error)})") from error
 
 
-def _pillow(path: Path) -> Iterable[Image.Image]:
+def _pillow(path: Path, count: int) -> Iterable[Image.Image]:
+    """At least the last `count` frames, if there are as many; not more than these are in memory at a time."""
+    frames, unit = deque[tuple[Image.Image, float]](maxlen=count), inf
     with Image.open(path, formats=("PNG", "JPEG", "WEBP", "GIF")) as image:
         limits.PIXELS.check(f"'{path}'", image.width * image.height)
-        frames = [(frame.convert("RGB"), frame.info.get("duration", 0)) for frame in ImageSequence.Iterator(image)]
+        for frame in ImageSequence.Iterator(image):
+            pixels = frame.convert("RGB")
+            duration = frame.info.get("duration", 0)  # known once the frame is decoded
+            unit = min(unit, duration) if duration > 0 else unit
+            frames.append((pixels, duration))
     # Equal frames in a row are stored as one that stays longer. Those that stay about as long as the shortest are one
     # frame: of 30 per second, some stay for 33 and some for 34 milliseconds.
-    unit = min((duration for _, duration in frames if duration > 0), default=0)
     for frame, duration in frames:
-        yield from repeat(frame, min(max(int(duration // unit), 1), MOST_REPEATS) if unit else 1)
+        yield from repeat(frame, min(max(int(duration // unit), 1), MOST_REPEATS))
 
 
 def _ffmpeg(path: Path) -> Iterable[Image.Image]:

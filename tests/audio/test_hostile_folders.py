@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 
 import mmspec
 from mmspec.audio.load import from_folder, read_codec
+from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.metrics.extractors.pretrained import load_pretrained
 
@@ -41,14 +40,14 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_yes_on_stdin_runs_nothing(hostile: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mmspec", "speak", "one", "-m", str(hostile), "-o", str(tmp_path / "x.wav")],
-        input="y\n" * 50, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-    assert "Do you wish" not in done.stderr
+def test_a_yes_on_stdin_runs_nothing(
+    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 50))
+    assert main(["speak", "one", "-m", str(hostile), "-o", str(tmp_path / "x.wav")]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Do you wish" not in err
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 

@@ -243,7 +243,15 @@ def test_errors(folder: Path) -> None:
         mmspec.load(str(folder), processor=Words())
     with pytest.raises(ArgumentError, match=r"config has 'voces', .*\(did you mean 'voice'\?\)"):
         load(folder, voces="x")
-    for wrong in ({"frames": 0}, {"cfg": "much"}, {"codebooks": 9}, {"voice": 3}, {"padding_between": -1}, {"cfg": 9}):
+    for wrong in (
+        {"frames": 0},
+        {"cfg": "much"},
+        {"codebooks": 9},
+        {"voice": 3},
+        {"padding_between": -1},
+        {"cfg": 9},
+        {"cfg": 1.54},
+    ):
         with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
             load(folder, **wrong)
     with pytest.raises(ArgumentError, match="a voice is missing"):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mmspec.cli.app import main
 from mmspec.vision.llamagen.gpt import LlamaGenGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM
@@ -70,11 +71,14 @@ def test_images_are_generated_without_messages(model: Path, tmp_path: Path) -> N
         assert image.info["prompt"] == PROMPT
 
 
-def test_unknown_words_are_named(model: Path, tmp_path: Path) -> None:
-    done = mmspec("image", "a red circl", "-m", str(model), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "'circl'" in done.stderr and "'circle'" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_unknown_words_are_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["image", "a red circl", "-m", str(model)]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "'circl'" in err and "'circle'" in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,11 +29,23 @@ def install(guide: str, site: Path) -> None:
     (installed / "entry_points.txt").write_text(f"[{section}]\n{line.replace(chr(34), '')}\n")
 
 
-def run_mmspec(site: Path, *words: str) -> str:
-    """The standard output of a command, with `site` on the import path."""
+_EACH = """
+import sys
+from mmspec.cli.app import main
+for line in sys.argv[1:]:
+    status = main(line.split("\\n"))
+    if status:
+        sys.exit(status)
+    print("\\f", end="", flush=True)
+"""
+
+
+def run_mmspec(site: Path, *commands: list[str]) -> list[str]:
+    """The standard output of each command; one process, with `site` on the import path, runs them one after another."""
     paths = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-m", "mmspec", *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", _EACH, *("\n".join(words) for words in commands)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\f")[:-1]

@@ -1,7 +1,7 @@
 """Tokens of models that two processes hold together, and of the same models in one process.
 
-`python tensor_parallel.py FOLDER` saves tiny models into the folder with the tokens that they generate; started by
-torchrun, it loads them in parts and prints whether their tokens are the same.
+`save` saves tiny models into a folder with the tokens that they generate; `tensor_parallel.py FOLDER`, started by
+torchrun, loads them in parts and writes whether their tokens are the same.
 """
 
 from __future__ import annotations
@@ -66,13 +66,19 @@ def tokens_of(model: Any, name: str) -> dict[str, Tensor]:
     }
 
 
+def save(folder: Path) -> None:
+    """Saves the models and the tokens of this process, on one thread as in the others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name in CLASSES:
+        model = make(name)
+        model.save_pretrained(folder / name)
+        torch.save(tokens_of(model, name), folder / f"{name}.pt")
+    torch.set_num_threads(threads)
+
+
 def main(folder: Path) -> None:
-    if "RANK" not in os.environ:
-        for name in CLASSES:
-            model = make(name)
-            model.save_pretrained(folder / name)
-            torch.save(tokens_of(model, name), folder / f"{name}.pt")
-        return
+    """Loads the models in parts, and writes whether their tokens are the saved ones."""
     found: dict[str, Any] = {}
     for name, kind in CLASSES.items():
         plan = EMU3_PLAN if name == "emu3" else "auto"

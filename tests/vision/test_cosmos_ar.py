@@ -259,12 +259,21 @@ def test_images_and_videos_are_continued(video_tokenizer: Path) -> None:
         pipe(video="dog.mp4")
 
 
-def test_a_saved_pipeline_loads_as_it_was(video_tokenizer: Path, tmp_path: Path) -> None:
+def test_a_saved_pipeline_loads_as_it_was(
+    video_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With its draft model; its tokenizer, which is a program, runs only if it is named."""
     pipe = load("base", tokenizer=str(video_tokenizer))
     pipe.register_modules(draft_transformer=tiny(32, SHAPE, None, layers=1))
+    own_save, meanwhile = CosmosTransformer.save_pretrained, list[bool]()
+
+    def save(self: CosmosTransformer, *args: Any, **options: Any) -> None:
+        meanwhile.append(pipe.video_tokenizer is not None)  # what other threads would see
+        own_save(self, *args, **options)
+
+    monkeypatch.setattr(CosmosTransformer, "save_pretrained", save)
     pipe.save_pretrained(tmp_path / "saved")
-    assert pipe.video_tokenizer is not None
+    assert meanwhile == [True, True] and pipe.video_tokenizer is not None
     call: dict[str, Any] = {**given("base"), "seed": 0, "recipe": "draft:window=3", "output_type": "latent"}
     own = pipe(**call).tokens
     saved = mmspec.load(str(tmp_path / "saved"))
@@ -275,6 +284,9 @@ def test_a_saved_pipeline_loads_as_it_was(video_tokenizer: Path, tmp_path: Path)
     again.video_tokenizer.frames = 17
     assert torch.equal(again(video=Image.new("RGB", (8, 8), "white"), seed=0, output_type="pt").frames[0, 0].round(),
                        torch.ones(3, 32, 64))  # fmt: skip
+    monkeypatch.setattr("mmspec.vision.cosmos_ar.tokenizer.VideoTokenizer.vocab_size", 16)
+    with pytest.raises(ModelError, match="tokenizer has 16 codes, the model 32; they do not belong together"):
+        mmspec.load(tmp_path / "saved", tokenizer=str(tmp_path / "saved" / "video_tokenizer"))
     with pytest.raises(ArgumentError, match="tokenizer was given, but a saved LlamaGenPipeline comes with its own"):
         shapes = mmspec.load("shapes")
         shapes.save_pretrained(tmp_path / "shapes")

@@ -332,6 +332,6 @@ def test_the_pipeline_is_saved_and_loaded(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="cfg_schedule"):
         pipe("3", cfg_schedule="lineal")
     with pytest.raises(ArgumentError, match="min_p is not an argument of MARPipeline: its tokens are vectors"):
-        pipe("3", **{"min_p": 0.1})
+        pipe("3", **dict[str, Any](min_p=0.1))
     with pytest.raises(ArgumentError, match="another grid_size"):
         MARPipeline(tiny(), None, tiny(grid_size=3))

@@ -13,8 +13,8 @@ from torch import Tensor
 from mmspec import hub
 from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_tensors, count_blocks, read_header, read_tensors, sizes_of
-from mmspec.errors import ArgumentError, MMSpecError, ModelError
-from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline
+from mmspec.errors import ArgumentError, MMSpecError
+from mmspec.vision.cosmos_ar.pipeline import CosmosPipeline, check_tokenizer
 from mmspec.vision.cosmos_ar.tokenizer import load_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 from mmspec.vision.llamagen.checkpoint import cast
@@ -133,28 +133,26 @@ def from_checkpoints(
     """
     options = dict(config or {})
     draft = options.pop("draft_model", None)
-    transformer = cast(load_cosmos_ar(path, options), dtype)
+    smaller = None if draft is None else find_draft(draft)
     tokens = None if tokenizer is None else load_video_tokenizer(tokenizer)
-    if tokens is not None and tokens.vocab_size < transformer.config["vocab_size"]:
-        raise ModelError(
-            f"tokenizer has {tokens.vocab_size} codes, the model {transformer.config['vocab_size']}; "
-            "they do not belong together"
-        )
-    small = None if draft is None else cast(load_draft(draft, options), dtype)
+    transformer = cast(load_cosmos_ar(path, options), dtype)
+    if tokens is not None:
+        check_tokenizer(transformer, tokens)
+    # Whether frequencies are stretched is a matter of each model.
+    shared = {name: value for name, value in options.items() if name != "apply_yarn"}
+    small = None if smaller is None else cast(load_cosmos_ar(smaller, shared), dtype)
     return CosmosPipeline(transformer, tokens, draft_transformer=small).to(device)
 
 
-def load_draft(draft: Any, options: Mapping[str, Any]) -> CosmosTransformer:
-    """The draft model of a path or a Hub id; `options` are those of the model that it drafts for.
+def find_draft(draft: Any) -> Path:
+    """The draft model of a path or a Hub id.
 
     Raises:
         ArgumentError: If it is neither.
-        ModelError: If it is no such model.
     """
     if not isinstance(draft, (str, Path)):
         raise ArgumentError(f"config draft_model={shown(draft)} is not allowed; give a path or a Hub id")
     path = Path(draft) if Path(draft).exists() else hub.fetch(str(draft))
     if path is None:
         raise ArgumentError(f"draft_model={str(draft)!r} is neither a path nor a Hub id")
-    # Whether frequencies are stretched is a matter of each model.
-    return load_cosmos_ar(path, {name: value for name, value in options.items() if name != "apply_yarn"})
+    return path

@@ -21,7 +21,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.drafters.neighbors import NeighborDrafter
 from mmspec.engine import run
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.output import Output
 from mmspec.recipes import Recipe, parse
@@ -282,14 +282,14 @@ class CosmosPipeline(DiffusionPipeline):
         These are in the folder `video_tokenizer`, and are not loaded with the pipeline: they are programs, which run
         only if they are named, `mmspec.load(folder, tokenizer=folder / "video_tokenizer")`.
         """
-        tokenizer = self.video_tokenizer
-        self.register_modules(video_tokenizer=None)
-        try:
-            super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            self.register_modules(video_tokenizer=tokenizer)
-        if isinstance(tokenizer, VideoTokenizer):
-            save_video_tokenizer(tokenizer, Path(save_directory) / "video_tokenizer")
+        names = ("temperature", "top_k", "top_p", "recipe", "min_p", "typical_p")
+        # Another pipeline of the same models: threads that use this one keep its tokenizer.
+        without = type(self)(
+            **{**self.components, "video_tokenizer": None}, **{name: self.config[name] for name in names}
+        )
+        super(CosmosPipeline, without).save_pretrained(save_directory, *args, **kwargs)
+        if isinstance(self.video_tokenizer, VideoTokenizer):
+            save_video_tokenizer(self.video_tokenizer, Path(save_directory) / "video_tokenizer")
 
     @property
     def _total(self) -> int:
@@ -422,6 +422,19 @@ class CosmosPipeline(DiffusionPipeline):
         ).to(self.text_encoder.device)
         features = self.text_encoder(**encoded).last_hidden_state
         return features * encoded["attention_mask"][..., None]
+
+
+def check_tokenizer(transformer: CosmosTransformer, tokenizer: VideoTokenizer) -> None:
+    """Checks that a video tokenizer has the codes of a model.
+
+    Raises:
+        ModelError: If it has fewer.
+    """
+    if tokenizer.vocab_size < transformer.config["vocab_size"]:
+        raise ModelError(
+            f"tokenizer has {tokenizer.vocab_size} codes, the model {transformer.config['vocab_size']}; "
+            "they do not belong together"
+        )
 
 
 def check_draft(transformer: CosmosTransformer, draft: CosmosTransformer | None) -> None:

@@ -81,7 +81,10 @@ class KyutaiAdapter:
         if self._books > config.codebooks:
             raise ArgumentError(f"codebooks={self._books} is not allowed; the model has {config.codebooks}")
         self.codec = check_codec(codec, self._books, config.card)
-        self._words = {"control": "ok", "cfg": f"{options.cfg:.1f}"}
+        if "cfg" not in config.tables and options.cfg != Options.cfg:
+            raise ArgumentError(f"cfg={options.cfg:g} is not possible: this model does not imitate guidance")
+        exact = round(options.cfg, 1) == options.cfg
+        self._words = {"control": "ok", "cfg": f"{options.cfg:.1f}" if exact else f"{options.cfg:g}"}
         self._words = {name: word for name, word in self._words.items() if name in config.tables}
         if missing := set(config.tables) - set(self._words):
             raise ModelError(f"the model has a condition {min(missing)!r}, which is not supported")

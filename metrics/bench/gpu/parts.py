@@ -87,8 +87,9 @@ def tests(plan: Plan, device: torch.device) -> Iterator[Record]:
         # Without the options of pyproject.toml, which need plugins.
         words = ["-o", "addopts=", "--import-mode=importlib", "-m", "gpu", "-q", "--maxfail=20"]
         words += ["-p", "no:cacheprovider", "-p", "no:benchmark", f"--junitxml={found}", *plan.tests]
-        if find_spec("xdist") is not None:  # most of the time goes into compiling kernels, on one core each
-            words += ["-n", str(max(1, min(16, (os.cpu_count() or 1) - 2)))]
+        workers = min(16, (os.cpu_count() or 1) - 2)  # most of the time goes into compiling kernels, on one core each
+        if workers > 1 and find_spec("xdist") is not None:
+            words += ["-n", str(workers)]
         done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=root, capture_output=True, text=True)
         if not found.exists():
             yield {"case": "pytest", "error": (done.stdout + done.stderr)[-2000:]}
