@@ -82,13 +82,14 @@ def refuse_unknown(unknown: Mapping[str, object]) -> None:
 
 def check_layout(repository: str, folder: Path | None, files: Sequence[str]) -> None:
     """Checks that mmspec reads a repository, before its weights are downloaded; see `refuse_layout`."""
-    from mmspec.audio.load import PUBLISHED, SPEECH_ADAPTERS
+    from mmspec.audio.load import PUBLISHED, SPEECH_ADAPTERS, published
     from mmspec.hf.adapters import GENERATE_ADAPTERS
     from mmspec.hf.folder import architecture
     from mmspec.vision.hf.from_pretrained import ALIASES
 
     classes = {*GENERATE_ADAPTERS, *SPEECH_ADAPTERS, *PUBLISHED, *ALIASES, *plugins("mmspec.adapters")}
-    refuse_layout(repository, files, folder, None if folder is None else architecture(folder), classes)
+    name = None if folder is None else published(folder) or architecture(folder)
+    refuse_layout(repository, files, folder, name, classes)
 
 
 def preferred_weights(config: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def refuse_layout(
         repository: The Hub id.
         files: All of its files.
         folder: Contains its descriptions; None if it has none.
-        name: The class of transformers that it holds, or None.
+        name: The class that it holds, or under which mmspec knows its layout, or None.
         classes: The classes that mmspec has an adapter for.
 
     Raises:
@@ -67,8 +67,6 @@ def refuse_layout(
             "docs/models.md for those that it has, and docs/adding-a-model.md for how to add one"
         )
     if name is not None or any(mark in files for mark in ("model_index.json", META_TOKENIZER, AUDIOCRAFT, *MARKED)):
-        return
-    if "tts_config" in read_description(folder, DESCRIPTIONS[0]):  # Kyutai TTS, beside its codec
         return
     found = checkpoints(files)
     if len(found) > 1 and "vq_strides" not in read_description(folder, DESCRIPTIONS[0]):

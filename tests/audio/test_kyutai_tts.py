@@ -23,7 +23,7 @@ from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hub.files import needed_files
-from mmspec.hub.published import refuse_layout
+from mmspec.loading import check_layout
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -223,7 +223,7 @@ def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
 
 def test_the_published_layout(folder: Path) -> None:
     """A repository with its codec beside the model is read; the config is otherwise of the real size."""
-    refuse_layout("kyutai/tts", ["config.json", "a.safetensors", "b.safetensors"], folder, None, [])
+    check_layout("kyutai/tts", folder, ["config.json", "a.safetensors", "b.safetensors"])
     files = ["config.json", "dsm_tts_tiny.safetensors", "mimi.safetensors", "text.model", "voice.safetensors"]
     assert needed_files(files, folder) == ["config.json", "dsm_tts_tiny.safetensors", "text.model"]
     schedule = [*range(8), *[8] * 8, *[9] * 8, *[10] * 8]

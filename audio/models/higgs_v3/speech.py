@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
@@ -196,7 +196,7 @@ def from_folder(
     tokenizer = processor
     if processor is None or isinstance(processor, (str, Path)):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(processor or folder, trust_remote_code=False)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(processor or folder)
         except (*LOAD_ERRORS, ImportError) as error:
             where = str(processor or folder)
             raise ArgumentError(f"processor={where!r} cannot be loaded: {describe(error)}") from None

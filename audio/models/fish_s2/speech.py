@@ -1,0 +1,238 @@
+"""The speech adapter of Fish Audio S2 Pro: texts of one or several speakers, voices as codes, up to its codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from mmspec.arguments import shown
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.depth.depth_decoding import FrameSpec
+from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.dialogue import dialogue_parts
+from mmspec.audio.family_options import options_of
+from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, check_draft, frame_ends, frame_spec
+from mmspec.audio.models.fish_s2.model import FishS2, read_model
+from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.checkpoint import describe
+from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.heads.checkpoint import Head
+from mmspec.hf.folder import LOAD_ERRORS
+from mmspec.recipes import Recipe
+from mmspec.sampling.params import SamplingParams
+
+MAX_LETTERS = 300  # of a part, about 20 seconds
+RESIDUAL_CODES = 1024  # that the codec has in each codebook but the first
+TAGS = re.compile(r"<\|speaker:\d+\|>")
+MARKS = re.compile(r"<\|(?!speaker:\d+\||phoneme_(?:start|end)\|)[^<>|]*\|>")  # that a text must not contain
+VOICE = "convert the provided text to speech reference to the following:\n\nText:\n"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline.
+
+    Attributes:
+        voice: The voice that is cloned: its codes int64 [F, K] and its transcript. None draws one.
+        frames: Frames of a part, at most; 21.5 per second.
+        repetition_penalty: Of the latest 16 first codes.
+        residual: Sampling parameters of the codes after the first; a temperature of 0 takes the most likely ones.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
+    """
+
+    voice: ReferenceCodes | None = None
+    frames: int = 750
+    repetition_penalty: float = 1.1
+    residual: SamplingParams = field(default_factory=lambda: SamplingParams(0.0))
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class FishPart:
+    """A part of a text.
+
+    Attributes:
+        text: The text.
+        voice: The voice, or None.
+    """
+
+    text: str
+    voice: ReferenceCodes | None
+
+
+class FishAdapter:
+    """The `mmspec.audio.adapter.SpeechAdapter` of Fish Audio S2 Pro.
+
+    Texts may have several speakers: `<|speaker:0|>Hello. <|speaker:1|>Hello.` Without a voice, the later parts of a
+    text are spoken with the voices of the first.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        codec: The codec of its codes.
+        options: The options.
+        draft_model: A smaller model of the family, or None.
+
+    Raises:
+        ModelError: If the tokenizer has other ids than the model.
+    """
+
+    recipe = "scd:window=4"
+    guided = False
+    own_truncation = True
+    voices: Sequence[str] = ()
+    sampling = SamplingParams(0.8, 30, 0.8)
+
+    def __init__(
+        self, model: FishS2, tokenizer: Any, codec: Codec, options: Options, draft_model: FishS2 | None = None
+    ) -> None:
+        config = model.config
+        self.codec = check_codec(codec, config.codebooks, 1)
+        self.model, self.tokenizer, self.options, self.draft_model = model, tokenizer, options, draft_model
+        self.ahead = options.ahead
+        self.heads: dict[str, Head] = {}
+        for name, own in (("<|semantic:0|>", config.first), ("<|im_end|>", config.end)):
+            if (found := tokenizer.convert_tokens_to_ids(name)) != own:
+                raise ModelError(
+                    f"the tokenizer has {name} as {found}, the model as {own}; they do not belong together"
+                )
+        voice = options.voice
+        self._voice = None if voice is None else replace(voice, codes=self._checked(voice.codes))
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        if found := MARKS.search(text):
+            raise PromptError(f"text contains {found.group()[:80]!r}, a mark of the prompt; leave it out")
+        pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
+        return PreparedText([FishPart(piece, self._voice) for piece in pieces], texts=pieces)
+
+    @property
+    def draws_voice(self) -> bool:
+        return self._voice is None
+
+    def continue_voice(self, part: FishPart, first: FishPart, tokens: Tensor) -> FishPart:
+        codes = self.codes(tokens).T
+        return replace(part, voice=ReferenceCodes(first.text, codes)) if len(codes) else part
+
+    def prompt(self, part: FishPart) -> tuple[Tensor, Tensor]:
+        """The ids int64 [T] of a prompt, -1 in the places of the voice, and the voice's frames int64 [n, K]."""
+        ids, voice = list[int](), torch.empty(0, self.model.config.codebooks, dtype=torch.int64)
+        if part.voice is not None:
+            voice, transcript = part.voice.codes, part.voice.transcript
+            said = [spoken(transcript)] if transcript else []
+            for text in ("<|im_start|>system\n", VOICE, *said, "\n\nSpeech:\n"):
+                ids += self._ids(text)
+            ids += [-1] * len(voice) + self._ids("<|im_end|>\n")
+        for text in ("<|im_start|>user\n", spoken(part.text), "<|im_end|>\n", "<|im_start|>assistant\n<|voice|>"):
+            ids += self._ids(text)
+        return torch.tensor(ids), voice
+
+    def job(self, parts: Sequence[FishPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
+        prompts, options = [self.prompt(part) for part in parts], self.options
+        length = options.frames + 1  # with the one that ends a row
+
+        def prompted(model: FishS2, ahead: int, sampling: SamplingParams) -> FishFrames:
+            return FishFrames(model, prompts, length, FirstCodes(sampling, options.repetition_penalty), ahead)
+
+        def spec(sampling: SamplingParams) -> FrameSpec:
+            return frame_spec(self.model, length, sampling, options.residual)
+
+        books, draft = self.model.config.codebooks, self.draft_model
+        return FrameJob("Fish S2", self.model, books, len(parts), self.ahead, prompted, spec, draft, self.heads)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        ends = frame_ends(self.model)(tokens).nonzero()
+        # Without the frame of its end, a row that is cut has room for a frame more.
+        frames = tokens[: int(ends[0]) if len(ends) else self.options.frames]
+        return torch.cat([frames[:, :1], frames[:, 1:].clamp(max=RESIDUAL_CODES - 1)], dim=1).T
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _checked(self, codes: Tensor) -> Tensor:
+        config, shape = self.model.config, list(codes.shape)
+        integers = not codes.is_floating_point() and codes.ndim == 2 and shape[1] == config.codebooks and shape[0] > 0
+        if not integers or bool(((codes < 0) | (codes >= config.codes)).any()):
+            raise ArgumentError(
+                f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, "
+                f"{config.codebooks}], 0 to {config.codes - 1}"
+            )
+        return codes.cpu().long()
+
+
+def spoken(text: str) -> str:
+    """A text with the tag of who speaks, by default the first speaker."""
+    return text if TAGS.match(text) else f"<|speaker:0|>{text}"
+
+
+def from_folder(
+    folder: Path,
+    processor: Any,
+    codec: Codec | None,
+    config: Mapping[str, Any],
+    draft: Path | None,
+    device: str,
+    dtype: torch.dtype | str,
+) -> FishAdapter:
+    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+
+    Args:
+        folder: The folder.
+        processor: A tokenizer, or where it is; None is the one in the folder.
+        codec: The codec.
+        config: The fields of `Options`.
+        draft: The folder of a draft model, or None.
+        device: Where to load the models.
+        dtype: Their dtype, or "auto" for that of the files.
+
+    Raises:
+        ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
+        ModelError: For missing, broken or unsupported files.
+    """
+    options = read_options(config)
+    if codec is None:
+        raise ArgumentError(
+            "Fish S2 has no codec here; pass one around its codec.pth as config={'codec': ...} "
+            "(mmspec.audio.codec.Codec)"
+        )
+    tokenizer = processor
+    if processor is None or isinstance(processor, (str, Path)):
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(processor or folder)
+        except (*LOAD_ERRORS, ImportError) as error:
+            where = str(processor or folder)
+            raise ArgumentError(f"processor={where!r} cannot be loaded: {describe(error)}") from None
+    model = read_model(folder, device, dtype)
+    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype), model)
+    return FishAdapter(model, tokenizer, codec, options, draft_model)
+
+
+def read_options(config: Mapping[str, Any]) -> Options:
+    """The options of a pipeline.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+    """
+    options = options_of(Options, config, "Fish S2", ("codec", "draft_model"))
+    for name, least, most in (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)):
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {most}")
+    penalty = options.repetition_penalty
+    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 0.1 <= penalty <= 10:
+        raise ArgumentError(f"repetition_penalty={shown(penalty)} is not allowed; it must be a number, 0.1 to 10")
+    for name, kinds, wanted in (
+        ("voice", (ReferenceCodes, type(None)), "a mmspec.audio.reference_audio.ReferenceCodes"),
+        ("residual", (SamplingParams,), "a mmspec.sampling.params.SamplingParams"),
+    ):
+        if not isinstance(getattr(options, name), kinds):
+            raise ArgumentError(f"{name}={shown(getattr(options, name))} is not allowed; pass {wanted}")
+    return options

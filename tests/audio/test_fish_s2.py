@@ -1,0 +1,278 @@
+"""Fish Audio S2 Pro from its published folder, against prompts, codes and probabilities of SGLang-Omni's parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_fish_s2 import BOOKS, CODES, IDS, TEXTS, VOICE, WIDTH, Codec, config, fish_s2, shapes
+from torch import Tensor
+
+import mmspec
+from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.models.fish_s2 import decoding
+from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_spec
+from mmspec.audio.models.fish_s2.model import FishS2, read_config, renamed
+from mmspec.audio.models.fish_s2.speech import FishPart
+from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.heads.frame import FrameHead
+from mmspec.hub.files import needed_files
+from mmspec.loading import check_layout
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.adapters import check_windows
+from mmspec.testing.exactness import noise_floor
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "fish_s2.json").read_text())
+VOICES = [None, ReferenceCodes("one", torch.tensor(VOICE)), ReferenceCodes("", torch.tensor(VOICE))]
+PARTS = [FishPart(text, voice) for text, voice in zip(TEXTS, VOICES, strict=True)]
+MOST_LIKELY = SamplingParams(0.0)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return mmspec.load(str(folder), config={"codec": Codec(), **options})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fish_s2(tmp_path_factory.mktemp("fish"))
+
+
+@pytest.fixture(scope="module")
+def adapter(folder: Path) -> Any:
+    return load(folder, frames=12).adapter
+
+
+def cut(frames: Tensor) -> list[list[int]]:
+    ends = (frames[:, 0] == CODES).nonzero()
+    return (frames[: int(ends[0])] if len(ends) else frames).tolist()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("scd", 2), ("frame:window=7", 2)]
+)
+def test_greedy_codes_are_its_own(adapter: Any, recipe: str, ahead: int) -> None:
+    """Three prompts of different lengths in a batch, two with a voice, of which a row ends early."""
+    given = [adapter.prompt(part) for part in PARTS]
+    assert [ids.tolist() for ids, _ in given] == GOLDEN["prompts"]
+    first, model = FirstCodes(MOST_LIKELY, 1.1), adapter.model
+    prompted, draft = (FishFrames(model, given, 13, first, ahead) for _ in range(2))
+    spec = frame_spec(model, 13, MOST_LIKELY, MOST_LIKELY)
+    if ahead:
+        heads = {"frame": random_head()} if recipe.startswith("frame") else {}
+        made = decode_frame_windows(prompted, parse(recipe), spec, [0, 1, 2], ahead, heads=heads).frames
+    else:
+        used = draft if recipe.startswith("draft") else None
+        made = decode_frames(prompted, parse(recipe), spec, [0, 1, 2], used).frames
+    assert [cut(row)[:12] for row in made] == GOLDEN["greedy"]
+
+
+def random_head() -> FrameHead:
+    made, generator = FrameHead(CODES + 2, WIDTH, BOOKS, 16, 32), torch.Generator().manual_seed(0)
+    for p in made.parameters():
+        p.data = torch.randn(p.shape, generator=generator) * 0.5
+    return made.eval()
+
+
+def test_probabilities_are_its_own(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of first codes along ten frames, in which codes repeat, and of the codes after them; twins are told apart."""
+    s, path = GOLDEN["sampling"], torch.tensor(GOLDEN["path"])[None]
+    sampling = SamplingParams(s["temperature"], s["top_k"], s["top_p"])
+
+    def found(penalty: float = s["repetition_penalty"]) -> tuple[Tensor, Tensor]:
+        made = FishFrames(adapter.model, [adapter.prompt(PARTS[1])], 11, FirstCodes(sampling, penalty), 10)
+        start = made.start()
+        hidden = made.hidden()[:, -1:]
+        firsts = torch.cat([start.cond, made.read(path, np.array([0])).cond], dim=1)
+        states = torch.cat([hidden, made.hidden()], dim=1)[0]
+        rest = [made.rest(states[i : i + 1], path[:, i]).cond[0, :, :CODES] for i in range(path.shape[1])]
+        return firsts[0, :-1].exp(), torch.cat(rest).softmax(-1)
+
+    firsts, rest = found()
+    theirs = torch.tensor(GOLDEN["probs"])
+    assert float((firsts - theirs).abs().max()) < 1e-4
+    assert float((rest - torch.tensor(GOLDEN["residual"])).abs().max()) < 1e-4
+    assert float((found(1.0)[0] - theirs).abs().max()) > 0.01
+    monkeypatch.setattr(decoding, "AGAIN", sampling)
+    assert float((found()[0] - theirs).abs().max()) > 0.01
+
+
+def few(model: FishS2, rows: int, ahead: int, penalty: float = 3.0) -> tuple[FishFrames, Any]:
+    """Two frames after a short prompt."""
+    ids = torch.tensor([IDS["<|im_start|>"], 14, IDS["<|voice|>"]])
+    first = FirstCodes(SamplingParams(2.0, 3, 0.95), penalty)
+    made = FishFrames(model, [(ids, torch.empty(0, 2, dtype=torch.int64))] * rows, 2, first, ahead)
+    return made, frame_spec(model, 2, SamplingParams(), SamplingParams(2.0, 2))
+
+
+@pytest.fixture(scope="module")
+def small() -> FishS2:
+    """A model whose frames have 2 codes of 3."""
+    found = config()
+    found["semantic_end_token_id"] = found["semantic_start_token_id"] + 2
+    found["audio_decoder_config"] |= {"num_codebooks": 2, "vocab_size": 3}
+    model = FishS2(read_config(found, "small"), 40)
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=generator) * 0.4
+    return model.eval().requires_grad_(False)
+
+
+def joint(model: FishS2) -> Tensor:
+    """Probabilities of all sequences of 2 frames of 2 codes of 3 or of the end, float64 [100], from whole passes."""
+    frames = torch.cat([torch.cartesian_prod(torch.arange(3), torch.arange(3)), torch.tensor([[3, 0]])])
+    total, at = torch.zeros(10, 10, dtype=torch.float64), np.zeros(10, dtype=np.int64)
+    target = FrameTarget(*few(model, 10, 1), 10, 2)
+    first = target.prefill().cond.exp()[:, -1, :4].double()
+    after = target.forward(frames, at).cond.exp()[..., :4].double()
+    for i, frame in enumerate(frames.tolist()):
+        begins = first[0, frame[0]] * (1.0 if frame[0] == 3 else after[i, 0, frame[1]])
+        if frame[0] == 3:
+            total[i, 9] = begins
+            continue
+        second = FrameTarget(*few(model, 10, 1), 10, 2)
+        second.prefill()
+        probs = second.forward(torch.cat([torch.tensor([frame] * 10), frames], dim=1), at).cond.exp()[..., :4].double()
+        for j, other in enumerate(frames.tolist()):
+            total[i, j] = begins * probs[j, 1, other[0]] * (1.0 if other[0] == 3 else probs[j, 2, other[1]])
+    return total.flatten()
+
+
+@pytest.mark.parametrize(("recipe", "ahead"), [("scd:window=2", 0), ("recycle", 2)])
+def test_samples_follow_its_distribution(small: FishS2, recipe: str, ahead: int) -> None:
+    """The limit is five standard deviations above the noise floor of 3,000 samples; a twin forgets the penalty."""
+    with torch.inference_mode():
+        expected = joint(small)
+    assert abs(float(expected.sum()) - 1) < 1e-5
+    rows = 3_000
+    floor, spread = noise_floor(expected, rows)
+
+    def distance(penalty: float) -> float:
+        prompted, spec = few(small, rows, ahead, penalty)
+        if ahead:
+            frames = decode_frame_windows(prompted, parse(recipe), spec, range(rows), ahead).frames
+        else:
+            frames = decode_frames(prompted, parse(recipe), spec, range(rows)).frames
+        number = torch.where(frames[..., 0] == 3, 9, frames[..., 0] * 3 + frames[..., 1])
+        made = torch.bincount(number[:, 0] * 10 + number[:, 1], minlength=100).double() / rows
+        return float((made - expected).abs().sum() / 2)
+
+    limit = floor + 5 * spread
+    assert distance(3.0) < limit
+    if not ahead:
+        assert distance(1.0) > 2 * limit
+
+
+def test_windows_match_single_tokens(adapter: Any) -> None:
+    model, given = adapter.model, [adapter.prompt(part) for part in PARTS] * 3
+    spec = frame_spec(model, 6, SamplingParams(), SamplingParams(1.7))
+
+    def make(rows: int, window: int) -> FrameTarget:
+        first = FirstCodes(SamplingParams(1.7, top_p=1.0), 1.1)
+        return FrameTarget(FishFrames(model, given[:rows], 6, first, 4), spec, rows, window)
+
+    assert check_windows(make, 17, 6) < 1e-3
+
+
+def test_speech_voices_streams_limits_and_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = load(folder, frames=5, residual=SamplingParams(0.8, 30, 0.9))
+    whole = pipe(TEXTS, seed=3)
+    alone = pipe("two", seed=4)
+    np.testing.assert_allclose(alone.audio, whole[1].audio, atol=1e-5)
+    frames = pipe.adapter.codes(whole[0].tokens[0])
+    assert frames.shape[0] == BOOKS and whole[0].audio.shape == (1, 4 * frames.shape[1]) and int(frames.max()) < CODES
+    chunks = list(pipe.stream("two", seed=4, first=1, every=1))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), alone.audio)
+    adapter = pipe.adapter
+    assert adapter.draws_voice and not load(folder, voice=VOICES[1]).adapter.draws_voice
+    later = adapter.continue_voice(FishPart("two", None), FishPart("one", None), whole[0].tokens[0])
+    assert later.voice.transcript == "one" and later.voice.codes.shape == (frames.shape[1], BOOKS)
+    parts = adapter.read("<|speaker:1|>one. " + "<|speaker:0|>" + "two three. " * 60, None).parts
+    assert len(parts) > 1 and all(part.text.startswith("<|speaker:") for part in parts)
+    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
+    for i, text in enumerate(TEXTS):
+        engine.add(text, request_id=text, seed=3 + i)
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(TEXTS):
+        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+    logits = FishS2.first_logits
+
+    def endless(self: FishS2, hidden: Tensor) -> Tensor:
+        return logits(self, hidden).index_fill(-1, torch.tensor(CODES), -1e4)
+
+    monkeypatch.setattr(FishS2, "first_logits", endless)
+    never = pipe("one", seed=0)
+    assert never.truncated and adapter.codes(never.tokens[0]).shape == (BOOKS, 5)
+
+
+def test_rows_with_other_sampling_parameters_do_not_join(adapter: Any) -> None:
+    first, same, other = (
+        FishFrames(adapter.model, [adapter.prompt(PARTS[0])], 4, FirstCodes(SamplingParams(t), 1.1))
+        for t in (1, 1, 0.5)
+    )
+    assert first.can_join(same) and not first.can_join(other)
+
+
+def test_the_published_layout(folder: Path) -> None:
+    """At the published size: names and shapes; and which files of a repository are downloaded."""
+    slow = {"dim": 2560, "n_head": 32, "n_local_heads": 8, "head_dim": 128, "intermediate_size": 9728}
+    found = config() | {"eos_token_id": 151645, "semantic_start_token_id": 151678, "semantic_end_token_id": 155773}
+    found["text_config"] |= slow | {"n_layer": 36, "vocab_size": 155776, "max_seq_len": 32768}
+    found["audio_decoder_config"] |= slow | {"n_layer": 4, "vocab_size": 4096, "num_codebooks": 10, "text_dim": 2560}
+    read = read_config(found, "published")
+    with torch.device("meta"):
+        model = FishS2(read, 155776)
+        published = {name: torch.empty(shape) for name, shape in of_size(10, 4096).items()}
+    used, own = renamed(published, read), model.state_dict()
+    assert {name: value.shape for name, value in used.items()} == {name: value.shape for name, value in own.items()}
+    assert used["slow.layers.35.self_attn.q_proj.weight"].shape == (4096, 2560)
+    assert read.slow.rope_parameters["rope_theta"] == 1e6 and read.fast.num_hidden_layers == 4
+    files = [file.name for file in folder.iterdir()]
+    kept = set(needed_files([*files, "codec.pth", "README.md"], folder))
+    assert kept >= set(files) and "codec.pth" not in kept
+    check_layout("fishaudio/s2-pro", folder, [*files, "codec.pth"])  # its config.json names no class
+
+
+def of_size(books: int, codes: int) -> dict[str, tuple[int, ...]]:
+    """The published names, at the published size."""
+    wide = {32: 2560, 48: 9728, 64: 6144, 40: 155776, 16: 128, CODES: codes, CODES * BOOKS: codes * books}
+    made = dict[str, tuple[int, ...]]()
+    for name, shape in shapes().items():
+        layers = 36 if name.startswith("text_model") else 4
+        sizes = tuple(wide[n] for n in shape)
+        sizes = (2560, 4096) if name.endswith("wo.weight") else sizes
+        for layer in range(layers) if ".layers.0." in name else [0]:
+            made[name.replace(".layers.0.", f".layers.{layer}.")] = sizes
+    return made
+
+
+def test_errors(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="Fish S2 has no codec here; pass one around its codec.pth"):
+        mmspec.load(str(folder))
+    with pytest.raises(ArgumentError, match="config has 'voise', which Fish S2 does not have"):
+        load(folder, voise=None)
+    for wrong in ({"frames": 0}, {"voice": "low"}, {"ahead": -1}, {"repetition_penalty": 0}, {"residual": 0.5}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}=.* is not allowed"):
+            load(folder, **wrong)
+    with pytest.raises(ArgumentError, match=r"voice has codes of shape \[2\] .*; they must be integers \[frames, 3\]"):
+        load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
+    with pytest.raises(PromptError, match=r"text contains '<\|im_end\|>', a mark of the prompt"):
+        load(folder)("one<|im_end|>")
+    with pytest.raises(ModelError, match="has no text_config or no audio_decoder_config"):
+        read_config({}, "model 'x'")
+    for place, name, value in (
+        (None, "eos_token_id", "x"), (None, "semantic_end_token_id", 33), ("text_config", "use_moe", True),
+        ("text_config", "dim", 0), ("audio_decoder_config", "text_dim", 8), ("text_config", "norm_eps", 0),
+    ):  # fmt: skip
+        broken = config()
+        (broken if place is None else broken[place])[name] = value
+        with pytest.raises(ModelError, match="model 'x' has"):
+            read_config(broken, "model 'x'")
