@@ -113,8 +113,8 @@ class TargetJob:
 class SpeechAdapter(Protocol):
     """The interface between `mmspec.audio.pipeline.SpeechPipeline` and a speech or music model.
 
-    An adapter may also have three bools: `own_truncation` (False), whether its sampling cannot take min-p and
-    typical-p, which calls then refuse; `in_engines` (True), whether engines can decode its batches; `answers` (False),
+    An adapter may also have three bools: `takes_min_p` (False), whether its jobs sample with the min-p and typical-p of
+    a call, which are refused otherwise; `in_engines` (True), whether engines can decode its batches; `answers` (False),
     whether `read` runs a model that answers the text, so that a server must not call it where requests wait.
 
     Attributes:
@@ -223,6 +223,18 @@ class SupportsVoiceContinuation(SpeechAdapter, Protocol):
     def continue_voice(self, part: Any, first: Any, tokens: Tensor) -> Any:
         """The part `part`, to be spoken with the voice of the part `first`, which was decoded to `tokens`."""
         ...
+
+
+@runtime_checkable
+class ContinuesLatest(SupportsVoiceContinuation, Protocol):
+    """An adapter of a model whose parts continue everything before them: the part `first` of `continue_voice` is the
+    one just before, as it was continued itself.
+
+    Attributes:
+        continues_latest: True.
+    """
+
+    continues_latest: bool
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from mmspec.audio.models.magnet.checkpoint import is_magnet
 from mmspec.audio.models.magnet.checkpoint import read_magnet as read_magnet_model
 from mmspec.audio.models.magnet.music import from_folder as read_magnet
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.sentencepiece_file import is_sentencepiece
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention_inside
 from mmspec.hf.folder import architecture, load_model, read_json, read_processor
@@ -166,7 +167,7 @@ def from_folder(
     model = load_model(folder, device, dtype, SPEECH_ADAPTERS)
     if processor is None and any((folder / file).exists() for file in PROCESSOR_FILES):
         processor = folder
-    if isinstance(processor, (str, Path)):
+    if isinstance(processor, (str, Path)) and not is_sentencepiece(processor):
         processor = read_processor(processor, type(model).__name__)
     if codec is None and "codec" not in options and is_soprano(folder):
         codec, options = folder, {"style": "soprano", **options}

@@ -15,35 +15,29 @@ from torch import Tensor
 from mmspec import limits
 from mmspec.arguments import check_callback, check_flag, check_integer, shown, text_list
 from mmspec.audio.adapter import (
-    MergesVocabularies,
     PreparableJob,
     PreparedText,
     SpeechAdapter,
     SupportsDuration,
-    SupportsFrameHeads,
     SupportsHeads,
     SupportsReferenceAudio,
     codec_of_part,
 )
+from mmspec.audio.draft_heads import add_head, supports_heads, training_prompts
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
 from mmspec.audio.part_stream import stream_part
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.resampling import Resampler, resample
-from mmspec.audio.text_parts import continued, decode_parts, draws_voice, part_seed
-from mmspec.batching.request import PreparedBatch, PreparedRequest, PreparedRows, RowPrompt
+from mmspec.audio.text_parts import continued, continues_latest, decode_parts, draws_voice, part_seed
+from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import RowStats, Stats
-from mmspec.decoding.target import FrameFeatureTarget, Target
 from mmspec.engine import Decoded
-from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.checkpoint import check_fits_model, load_head
-from mmspec.heads.frame import FrameHead
+from mmspec.errors import ArgumentError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
-from mmspec.training.frame_objective import frame_teacher
-from mmspec.training.objectives import feature_target
 from mmspec.training.prepared import PreparedPrompts
 
 FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
@@ -129,24 +123,10 @@ class SpeechPipeline:
             PromptError: For a text that the model cannot speak.
             ArgumentError: If no drafter can be trained for this model.
         """
-        adapter = self.adapter
-        if not isinstance(adapter, SupportsHeads):
-            raise ArgumentError(f"no drafter can be trained for this model: {type(adapter).__name__} takes no heads")
+        adapter = supports_heads(self.adapter)
         parts = [self.read(prompt, None).parts[0] for prompt in prompts]
         samplings = [self._sampling(temperature, guidance_scale=guidance_scale)] * len(parts)
-        frames = isinstance(adapter, SupportsFrameHeads)
-        recipe = parse("frame" if frames else "scd").with_knobs(window=max(slack, 2))
-
-        def ready() -> PreparedRows:
-            job = adapter.job(parts, recipe, samplings)
-            found = job.prepare(recipe, samplings) if isinstance(job, PreparableJob) else None
-            if not isinstance(found, PreparedRows):
-                raise ArgumentError(f"no drafter can be trained for this model: it decodes with {type(job).__name__}")
-            return found
-
-        first = ready()
-        embedding = adapter.embedding() if isinstance(adapter, MergesVocabularies) else None
-        return PreparedPrompts(lambda: ready().target, first.layout, first.samplings, first.resources, embedding)
+        return training_prompts(adapter, parts, samplings, slack)
 
     def new_small(self) -> Any:
         """Refused: the command does not train small speech models."""
@@ -167,29 +147,7 @@ class SpeechPipeline:
         """
         if not isinstance(self.adapter, SupportsHeads):
             raise ArgumentError(f"drafter={str(folder)!r} was given, but this model does not take drafters")
-        prepared = self.prepare(["one"], 1)
-        merged = self.adapter.merged_vocabulary() if isinstance(self.adapter, MergesVocabularies) else None
-        head = load_head(folder, prepared.embedding, merged)
-        with torch.no_grad():
-            target, width = self._features(prepared)
-        if isinstance(target, FrameFeatureTarget):
-            size = head.codebooks if isinstance(head, FrameHead) else 1
-            check_fits_model(folder, "codebooks", size, target.frame_size)
-        elif isinstance(head, FrameHead):
-            raise ModelError(f"drafter {str(folder)!r} predicts frames; this model has no depth decoder")
-        check_fits_model(folder, "vocab_size", head.vocab_size, target.vocab_size)
-        check_fits_model(folder, "hidden_size", head.hidden_size, width)
-        self.adapter.heads[head.kind] = head.to(target.device)
-
-    def _features(self, prepared: PreparedPrompts) -> tuple[Target, int]:
-        """A target after its prefill, and the width of its features."""
-        if isinstance(self.adapter, SupportsFrameHeads):
-            frames = frame_teacher(prepared)
-            frames.prefill()
-            return frames, frames.frame_features(np.zeros(len(prepared.samplings), dtype=np.int64)).shape[-1]
-        target = feature_target(prepared)
-        target.prefill()
-        return target, target.features().shape[-1]
+        add_head(self.adapter, folder, self.prepare(["one"], 1))
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         """Prepares a text without decoding it: its parts, and remarks for the caller.
@@ -315,7 +273,12 @@ class SpeechPipeline:
         sampling = self._sampling(*(options.get(name) for name in names))
         prepared = self.read(prompt, options.get("voice"))
         (seed,) = row_seeds(options.get("seed"), 1)
-        rows = [RowPrompt(part, sampling, part_seed(seed, i), sampling) for i, part in enumerate(prepared.parts)]
+        latest = continues_latest(self.adapter)
+        # First and later parts may differ, such as in their guidance.
+        rows = [
+            RowPrompt(part, sampling, part_seed(seed, i), (sampling, latest and i > 0))
+            for i, part in enumerate(prepared.parts)
+        ]
 
         def continue_row(part: RowPrompt, first: RowPrompt, tokens: Tensor) -> RowPrompt:
             return replace(part, prompt=continued(self.adapter, part.prompt, first.prompt, tokens))
@@ -329,7 +292,8 @@ class SpeechPipeline:
                 )
             return self._output(prepared, tokens, stats.rows, seed, stats, silence, sampling_rate)
 
-        return PreparedRequest(rows, finish, seed, continue_row if draws_voice(self.adapter) else None, prepared.notes)
+        continue_part = continue_row if draws_voice(self.adapter) else None
+        return PreparedRequest(rows, finish, seed, continue_part, prepared.notes, chained=latest)
 
     def prepare_rows(self, rows: Sequence[RowPrompt], recipe: Recipe) -> PreparedBatch:
         """Prepares rows of an engine; see `mmspec.batching.request.EnginePipeline`.
@@ -416,16 +380,17 @@ class SpeechPipeline:
         truncations: list[str] = []
 
         def decoded() -> Iterator[NDArray[np.float32]]:
-            start: Tensor | None = None
+            start: tuple[Any, Tensor] | None = None
             for i, part in enumerate(prepared.parts):
                 if start is not None:
-                    part = continued(self.adapter, part, prepared.parts[0], start)
+                    part = continued(self.adapter, part, *start)
 
                 def decode(observe: OnStep, part: Any = part, seed: int = part_seed(own_seed, i)) -> Decoded:
                     return self._decode([part], chosen, sampling, [seed], observe)
 
                 found = yield from stream_part(self.adapter, part, decode, first, every, on_step)
-                start = found.tokens[0] if i == 0 else start
+                if i == 0 or continues_latest(self.adapter):
+                    start = part, found.tokens[0]
                 if found.stats.rows[0].truncated:
                     truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
                 if pause and prepared.pause_follows(i):
@@ -499,8 +464,8 @@ class SpeechPipeline:
         if guidance_scale not in (None, 1) and not self.adapter.guided:
             raise ArgumentError(f"guidance_scale={guidance_scale} is not possible: this model has no guidance")
         for name, value in (("min_p", min_p), ("typical_p", typical_p)):
-            if value is not None and getattr(self.adapter, "own_truncation", False):
-                raise ArgumentError(f"{name}={shown(value)} is not possible: this model has a truncation of its own")
+            if value is not None and not getattr(self.adapter, "takes_min_p", False):
+                raise ArgumentError(f"{name}={shown(value)} is not possible: this model's sampling does not take it")
         return replace(
             own,
             temperature=own.temperature if temperature is None else temperature,

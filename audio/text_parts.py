@@ -1,4 +1,4 @@
-"""The parts that texts are split into, decoded in batches; later parts may continue the voice of the first."""
+"""The parts that texts are split into, decoded in batches; later parts may continue the first or the latest one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.audio.adapter import PreparedText, SpeechAdapter, SupportsVoiceContinuation
+from mmspec.audio.adapter import ContinuesLatest, PreparedText, SpeechAdapter, SupportsVoiceContinuation
 from mmspec.decoding.stats import RowStats, Stats
 from mmspec.engine import Decoded
 
@@ -44,8 +44,13 @@ def draws_voice(adapter: SpeechAdapter) -> bool:
     return isinstance(adapter, SupportsVoiceContinuation) and adapter.draws_voice
 
 
+def continues_latest(adapter: SpeechAdapter) -> bool:
+    """Whether later parts of a text continue the part just before them, and not the first one."""
+    return isinstance(adapter, ContinuesLatest) and adapter.continues_latest
+
+
 def continued(adapter: SpeechAdapter, part: Any, first: Any, tokens: Tensor) -> Any:
-    """A later part of a text; it continues the voice of the first part and its tokens, if the model draws voices."""
+    """A later part of a text; it continues an earlier one that was decoded to `tokens`, if the model draws voices."""
     if not draws_voice(adapter):
         return part
     assert isinstance(adapter, SupportsVoiceContinuation)
@@ -69,21 +74,23 @@ def decode_parts(
         decode: Decodes parts with a seed each.
     """
     rows = [_Row(i, j, part) for i, each in enumerate(texts) for j, part in enumerate(each.parts)]
-    starts: dict[int, Tensor] = {}
+    earlier: dict[int, _Row] = {}  # by text: the part that is continued
     stats: Stats | None = None
-    # Parts that continue the voice of a text's first part are decoded after it.
-    for later in (False, True) if draws_voice(adapter) else (None,):
-        waiting = [row for row in rows if later is None or (row.part > 0) == later]
+    # Parts that continue another one are decoded after it.
+    latest, draws = continues_latest(adapter), draws_voice(adapter)
+    for wave in range(max(row.part for row in rows) + 1) if latest else range(1 + draws):
+        waiting = [row for row in rows if not draws or (row.part if latest else min(row.part, 1)) == wave]
         for begin in range(0, len(waiting), batch_size):
             group = waiting[begin : begin + batch_size]
-            parts = [
-                continued(adapter, row.prompt, texts[row.text].parts[0], starts[row.text]) if later else row.prompt
-                for row in group
-            ]
-            found = decode(parts, [part_seed(seeds[row.text], row.part) for row in group])
+            for row in group if wave else ():
+                before = earlier[row.text]
+                assert before.tokens is not None
+                row.prompt = continued(adapter, row.prompt, before.prompt, before.tokens)
+            found = decode([row.prompt for row in group], [part_seed(seeds[row.text], row.part) for row in group])
             for row, tokens, row_stats in zip(group, found.tokens, found.stats.rows, strict=True):
                 row.tokens, row.stats = tokens, row_stats
-                starts.setdefault(row.text, tokens)
+                if latest or not row.part:
+                    earlier[row.text] = row
             stats = found.stats if stats is None else stats.followed_by(found.stats)
     assert stats is not None
     in_order = [row.stats for row in rows if row.stats is not None]

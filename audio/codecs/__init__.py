@@ -14,6 +14,7 @@ CODECS = {
     "DacModel": "mmspec.audio.codecs.dac:Dac",
     "MimiModel": "mmspec.audio.codecs.mimi:Mimi",
     "HiggsAudioV2TokenizerModel": "mmspec.audio.codecs.higgs:HiggsCodec",
+    "XcodecModel": "mmspec.audio.codecs.xcodec:XCodec",
     "Xcodec2Model": "mmspec.audio.codecs.xcodec2:XCodec2",
     "NeuCodecModel": "mmspec.audio.codecs.xcodec2:XCodec2",
 }

@@ -49,6 +49,7 @@ class SpokenAdapter:
     guided = False
     voices: Sequence[str] = tuple(VOICES)
     recipe = RECIPE
+    takes_min_p = True
     sampling = SamplingParams(TEMPERATURE, TOP_K)
 
     def __init__(

@@ -360,16 +360,17 @@ class Engine:
         return RequestOutput(progress.request.id, new, False, None, sum(r.calls for r in progress.rows), row.part)
 
     def _continue(self, progress: Progress, row: Row) -> None:
-        """Queues the later parts of a request that continue its first one, once that is finished."""
-        continued = progress.prepared.continued
-        if continued is None or row.part:
+        """Queues the parts of a request that continue a part, once that is finished."""
+        continued, chained = progress.prepared.continued, progress.prepared.chained
+        if continued is None or (row.part and not chained):
             return
         assert row.tokens is not None
-        for later in progress.rows[1:]:
+        following = progress.rows[row.part + 1 :][: 1 if chained else None]
+        for later in following:
             with torch.no_grad():
                 later.prompt = continued(later.prompt, row.prompt, row.tokens)
         with self._lock:
-            for later in progress.rows[1:]:
+            for later in following:
                 self._queue.push(progress.request.user, later)
 
     def _finish(self, progress: Progress) -> RequestOutput:

@@ -95,6 +95,7 @@ class PreparedRequest:
         notes: Remarks for the caller.
         codes: Maps a row's tokens so far to those that are given out, such as the codes of an image without the ends of
             its lines; more tokens only append codes. None gives out the tokens themselves.
+        chained: Whether each part continues the one just before it instead, as that was continued itself.
     """
 
     rows: Sequence[RowPrompt]
@@ -103,6 +104,7 @@ class PreparedRequest:
     continued: Callable[[RowPrompt, RowPrompt, Tensor], RowPrompt] | None = None
     notes: Sequence[str] = ()
     codes: Callable[[Tensor], Tensor] | None = None
+    chained: bool = False
 
 
 class DecodingBatch(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.batching.request import RowPrompt
 from mmspec.decoding.batch import Step
 from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
@@ -121,10 +122,10 @@ def _speak(pipe: Any, text: str, request: DecodingRequest, send: Callable[[CallO
     options = {name: value for name, value in given.items() if value is not None}
     with torch.inference_mode():
         prepared, calls = pipe.read_request(text, options, recipe), 0
-        first: Tensor | None = None
+        source: tuple[RowPrompt, Tensor] | None = None  # what later parts continue
         for part, row in enumerate(prepared.rows):
-            if first is not None and prepared.continued is not None:
-                row = prepared.continued(row, prepared.rows[0], first)
+            if source is not None and prepared.continued is not None:
+                row = prepared.continued(row, *source)
             sent = before = 0
 
             def observe(step: Step, part: int = part) -> None:
@@ -135,6 +136,7 @@ def _speak(pipe: Any, text: str, request: DecodingRequest, send: Callable[[CallO
                 sent = len(tokens)
 
             tokens = pipe.decode_row(row, recipe, observe)
-            first = tokens if first is None else first
+            if source is None or prepared.chained:
+                source = row, tokens
             if not sent:  # the last stage of the model made them all at once
                 send(CallOutput(tokens.cpu(), calls, part))

@@ -120,7 +120,7 @@ def test_calls_and_errors() -> None:
             pipeline(GOLDEN["songs"][0], **wrong)
     assert pipeline(GOLDEN["songs"][0], metadata=METADATA | {"bpm": "\u00b2"}).read("a song", None).parts
     for name, value in (("min_p", 0.1), ("typical_p", 0.9)):
-        with pytest.raises(ArgumentError, match=f"{name}={value} is not possible: this model has a truncation"):
+        with pytest.raises(ArgumentError, match=f"{name}={value} is not possible: this model.s sampling"):
             pipe("a song", **{name: value})
     with pytest.raises(ArgumentError, match="seconds='10' is not allowed; it must be a number"):
         pipe.with_duration("10")

@@ -18,6 +18,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "dac": tiny.dac,
     "dac-odd": lambda: tiny.dac((2, 3)),
     "higgs": tiny.higgs,
+    "xcodec": tiny.xcodec,
     "mimi": tiny.mimi,
     "xcodec2": tiny.xcodec2,
     "neucodec": tiny.neucodec,
@@ -58,7 +59,7 @@ def test_tables_sum_to_the_decoders_input(name: str) -> None:
     elif name in ("xcodec2", "neucodec"):
         own, summed = quantizer.from_codes(codes.transpose(1, 2)).transpose(1, 2), quantizer.project_out(summed)
     else:
-        own = quantizer.decode(codes.transpose(0, 1) if name.startswith(("encodec", "higgs")) else codes)
+        own = quantizer.decode(codes.transpose(0, 1) if name.startswith(("encodec", "higgs", "xcodec")) else codes)
     torch.testing.assert_close(own[0].T, summed)
 
 

@@ -220,3 +220,14 @@ def test_neutts_says_what_phonemes_need(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setitem(sys.modules, "phonemizer.backend", found)
         with pytest.raises(ArgumentError, match="reads phonemes of 'de': install phonemizer and espeak-ng, or pass"):
             espeak_phonemes("de")("guten Tag")
+
+
+def test_min_p_is_refused_unless_an_adapter_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pipeline()
+    call: dict[str, Any] = {"seed": 0, "recipe": "plain"}
+    likely, greedy = pipe("one two", min_p=1.0, **call), pipe("one two", temperature=0, **call)
+    assert torch.equal(likely.tokens[0], greedy.tokens[0])
+    monkeypatch.delattr(FlatAdapter, "takes_min_p")
+    for name in ("min_p", "typical_p"):
+        with pytest.raises(ArgumentError, match=f"{name}=0.5 is not possible: this model's sampling does not take it"):
+            pipe("one two", **{name: 0.5})

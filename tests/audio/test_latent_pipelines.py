@@ -79,7 +79,7 @@ def test_the_frames_of_pocket_are_those_of_its_option() -> None:
     assert limited.with_reference_audio(np.ones((1, 4000), np.float32), 24000).adapter.frames == 3
     with pytest.raises(ArgumentError, match="frames=0 is not allowed; it must be an integer from 1"):
         pocket(frames=0)
-    with pytest.raises(ArgumentError, match="min_p=0.5 is not possible: this model has a truncation of its own"):
+    with pytest.raises(ArgumentError, match="min_p=0.5 is not possible: this model.s sampling does not take it"):
         free("one", min_p=0.5)
 
 

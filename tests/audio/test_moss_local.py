@@ -19,7 +19,7 @@ from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
 from mmspec.audio.models.moss_local import decoding
 from mmspec.audio.models.moss_local.decoding import MossLocalFrames, frame_spec
 from mmspec.audio.models.moss_local.model import MossLocal, read_config
-from mmspec.audio.models.moss_local.speech import MossLocalPart
+from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.frame import FrameHead
@@ -206,7 +206,7 @@ def test_speech_voices_streams_and_limits(folder: Path) -> None:
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), alone.audio)
     adapter = pipe.adapter
     assert adapter.draws_voice and not load(folder, voice=VOICE).adapter.draws_voice
-    later = adapter.continue_voice(MossLocalPart("two", None), MossLocalPart("one", None), whole[0].tokens[0])
+    later = adapter.continue_voice(MossPart("two", None), MossPart("one", None), whole[0].tokens[0])
     assert (later.voice is not None) == bool(frames.shape[1])
     engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
     for i, text in enumerate(TEXTS):

@@ -16,7 +16,7 @@ from two_samples import chi_square
 import mmspec
 from mmspec.audio.models.moss_tts import decoding
 from mmspec.audio.models.moss_tts.decoding import DELAY, END, MossRequest, MossTarget, MossTTS, plan, read_config
-from mmspec.audio.models.moss_tts.speech import MossPart
+from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError

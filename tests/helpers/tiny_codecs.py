@@ -18,6 +18,8 @@ from transformers import (
     NeuCodecModel,
     Xcodec2Config,
     Xcodec2Model,
+    XcodecConfig,
+    XcodecModel,
 )
 
 
@@ -126,6 +128,39 @@ def neucodec(levels: tuple[int, ...] = (4, 4), real: bool = False) -> Any:
     rate, ratios = (16000, [2, 2, 4, 4, 5]) if real else (1000, [2, 4])
     rates = {"input_sampling_rate": rate, "output_sampling_rate": rate * 3 // 2, "downsampling_ratios": ratios}
     return filled(NeuCodecModel(NeuCodecConfig(**_levels(levels) | rates)))
+
+
+def xcodec() -> Any:
+    """An X-codec of 3 codebooks of 16 codes, with 1000 samples and 125 frames per second."""
+    torch.manual_seed(0)
+    config = XcodecConfig(
+        target_bandwidths=[1.5],
+        sample_rate=1000,
+        codebook_size=16,
+        codebook_dim=8 + 16,
+        acoustic_model_config={
+            "model_type": "dac",
+            "encoder_hidden_size": 4,
+            "decoder_hidden_size": 16,
+            "hidden_size": 8,
+            "downsampling_ratios": [2, 4],
+            "upsampling_ratios": [4, 2],
+        },
+        semantic_model_config={
+            "model_type": "hubert",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+            "conv_dim": [8, 8],
+            "num_feat_extract_layers": 2,
+            "conv_stride": [4, 2],
+            "conv_kernel": [4, 2],
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    )
+    return filled(XcodecModel(config).eval())
 
 
 def higgs(real: bool = False) -> Any:

@@ -94,6 +94,7 @@ class BarkAdapter:
     """
 
     recipe = "scd:window=6"
+    takes_min_p = True
     guided = False
     in_engines = False
     draws_voice = True

@@ -73,7 +73,7 @@ class Chatterbox:
     start: int | None = START_SPEECH
     sampling = SamplingParams(0.8, guidance_scale=1.5, min_p=0.05)
     guided = True
-    own_truncation = False
+    takes_min_p = True
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class ChatterboxTurbo:
     start: int | None = START_SPEECH
     sampling = SamplingParams(0.8, 1000, 0.95)
     guided = False
-    own_truncation = True
+    takes_min_p = False
 
     def __init__(self, codec_lm: CodecLM, texts: nn.Embedding, voice: Tensor, tokenizer: Any) -> None:
         self.codec_lm = codec_lm

@@ -54,7 +54,7 @@ class CosyVoice:
     start: int | None = None
     sampling = SamplingParams(1.0, 25, 0.8)
     guided = False
-    own_truncation = True
+    takes_min_p = False
 
     def __init__(
         self,

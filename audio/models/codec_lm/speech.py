@@ -60,7 +60,7 @@ class TextFrontend(Protocol):
         start: An id that logits processors see before the first code, or None.
         sampling: Default sampling parameters of a call.
         guided: Whether the model supports guidance.
-        own_truncation: Whether the model has a truncation of its own, so that min-p and typical-p are not possible.
+        takes_min_p: Whether `settings` passes min-p and typical-p on.
         options: The names of the model's own options of `config`.
     """
 
@@ -71,7 +71,7 @@ class TextFrontend(Protocol):
     start: int | None
     sampling: SamplingParams
     guided: bool
-    own_truncation: bool
+    takes_min_p: bool
 
     def pieces(self, text: str) -> list[str]:
         """The pieces of a text, each of which is decoded separately."""
@@ -122,7 +122,7 @@ class CodecLMAdapter:
         self.frontend, self.codec, self.draft = frontend, codec, draft
         self.heads: dict[str, Head] = {}
         self.sampling, self.guided = frontend.sampling, frontend.guided
-        self.own_truncation = frontend.own_truncation
+        self.takes_min_p = frontend.takes_min_p
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         pieces = self.frontend.pieces(text)

@@ -60,6 +60,7 @@ class CsmAdapter:
     """
 
     recipe = "scd:window=8"
+    takes_min_p = True
     guided = False
     voices: Sequence[str] = ("0", "1")
 

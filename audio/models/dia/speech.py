@@ -65,6 +65,7 @@ class DiaAdapter:
     """
 
     recipe = "scd:window=4"
+    takes_min_p = True
     guided = True
     voices: Sequence[str] = ()
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.models.flat.left_padding import flat_prompt
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -24,8 +25,7 @@ from mmspec.decoding.processed_target import ProcessedTarget, guidance
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, slice_head, with_cuda_graphs
-from mmspec.hf.plan import position_ids_of
+from mmspec.hf.causal_target import Backbone, CausalTarget, slice_head, with_cuda_graphs
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits_processors import FORBIDDEN
 from mmspec.sampling.params import SamplingParams
@@ -94,7 +94,6 @@ class AceStepAdapter:
 
     recipe = "recycle:window=4"
     guided = True
-    own_truncation = True
     voices: Sequence[str] = ()
     sampling = SamplingParams(0.85, 0, 0.9, guidance_scale=2.0)
 
@@ -182,18 +181,10 @@ class AceStepAdapter:
             model.device,
         )
 
-        def prompt(rows: Sequence[list[int]]) -> Prompt:
-            longest = max(map(len, rows))
-            ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
-            lengths = torch.tensor([[len(row)] for row in rows], device=model.device)
-            mask = torch.arange(longest, device=model.device) >= longest - lengths
-            return Prompt(embed(ids), mask, position_ids_of(mask))
-
         guided = scale != 1
-        uncond = prompt([part[1] for part in parts]) if guided else None
-        target = with_cuda_graphs(
-            CausalTarget(backbone, prompt([part[0] for part in parts]), uncond, self._length, window)
-        )
+        uncond = flat_prompt(model, [part[1] for part in parts]) if guided else None
+        cond = flat_prompt(model, [part[0] for part in parts])
+        target = with_cuda_graphs(CausalTarget(backbone, cond, uncond, self._length, window))
         truncated = sampling.temperature and (sampling.top_k or sampling.top_p < 1)
         if not guided and not truncated:
             return target

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -141,6 +141,25 @@ class StreamFormat:
         return ids
 
 
+class FrameReader(Protocol):
+    """Reads frames off a stream that has other tokens too.
+
+    Attributes:
+        codebooks: Codes per frame.
+        codes: Entries of the largest codebook.
+    """
+
+    @property
+    def codebooks(self) -> int: ...
+
+    @property
+    def codes(self) -> int: ...
+
+    def frames(self, ids: Tensor) -> Tensor:
+        """The frames int64 [K, F] of ids int64 [n]; more ids only append frames."""
+        ...
+
+
 @dataclass(frozen=True)
 class MarkedCodes:
     """Codes among other tokens, which their ids tell: a frame is the next code of each codebook.
@@ -152,6 +171,11 @@ class MarkedCodes:
 
     firsts: tuple[int, ...]
     codes: int
+
+    @property
+    def codebooks(self) -> int:
+        """Codes per frame."""
+        return len(self.firsts)
 
     def frames(self, ids: Tensor) -> Tensor:
         """The frames int64 [K, F] of ids int64 [n]; codes without those of the other codebooks are left out."""

@@ -20,9 +20,13 @@ from mmspec.audio.models.flat.ace_step import AceStepAdapter
 from mmspec.audio.models.flat.ace_step import make as make_ace_step
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, decoder_of, refuse_backbone
 from mmspec.audio.models.flat.kani import kani_style
+from mmspec.audio.models.flat.left_padding import left_padded
 from mmspec.audio.models.flat.outetts import outetts_style, read_speaker
 from mmspec.audio.models.flat.soprano import soprano_style
+from mmspec.audio.models.flat.spark import ATTRIBUTES, MadeUpVoice, WithSpeaker, made_up_style
 from mmspec.audio.models.flat.style import Style
+from mmspec.audio.models.flat.yue import YuEAdapter
+from mmspec.audio.models.flat.yue import make as make_yue
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.codebook import Codebook
@@ -77,7 +81,7 @@ def spark_prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
     """
     raise PromptError(
         "Spark speaks with the voice of a speaker's codes; pass config={'voice': ReferenceCodes(transcript, codes, "
-        "speaker)} (mmspec.audio.reference_audio)"
+        "speaker)} (mmspec.audio.reference_audio), or gender, pitch and speed for a voice that it makes up"
     )
 
 
@@ -228,15 +232,16 @@ STYLES_OF_MODEL: dict[str, Callable[[Any, Any], Style]] = {
 
 
 # What the option `style` may name.
-NAMES = (*STYLES, *STYLES_OF_MODEL, "ace-step")
+NAMES = (*STYLES, *STYLES_OF_MODEL, "ace-step", "yue")
 
 
 @dataclass(frozen=True)
 class FlatPart:
-    """A part of a text, and the ids of its prompt."""
+    """A part of a text, the ids of its prompt, and the codes of the speaker in it, or None."""
 
     text: str
     ids: list[int]
+    speaker: Tensor | None = None
 
 
 class FlatAdapter:
@@ -257,6 +262,7 @@ class FlatAdapter:
     """
 
     recipe = "recycle:window=4"
+    takes_min_p = True
     guided = False
 
     def __init__(
@@ -276,7 +282,7 @@ class FlatAdapter:
             else:
                 raise unknown_name("style", style, NAMES)
         stream, marked = style.stream, style.marked
-        books, codes = (len(stream.slots), stream.codes) if marked is None else (len(marked.firsts), marked.codes)
+        books, codes = (len(stream.slots), stream.codes) if marked is None else (marked.codebooks, marked.codes)
         if codec.codebooks != books or codec.codebook_size < codes:
             raise ModelError(
                 f"the codec has {codec.codebooks} codebooks of {codec.codebook_size}, the model's stream {books} slots "
@@ -307,7 +313,9 @@ class FlatAdapter:
             if style.voice_prompt is None:
                 raise ArgumentError("voice is not possible here: this style has no prompt that continues a voice")
             _check_codes(voice, stream)
-        self.draws_voice = style.voice_prompt is not None and voice is None and not style.voices
+        self.draws_voice = isinstance(marked, MadeUpVoice) or (
+            style.voice_prompt is not None and voice is None and not style.voices
+        )
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         voice = voice or (self.voices[0] if self.voices else None)
@@ -341,6 +349,9 @@ class FlatAdapter:
         return FlatAdapter(self.model, self.tokenizer, self.codec, self.style, self.draft_model, voice)
 
     def continue_voice(self, part: FlatPart, first: FlatPart, tokens: Tensor) -> FlatPart:
+        if isinstance(self.style.marked, MadeUpVoice):
+            before, speaker = self.style.marked.description(tokens + self._low)
+            return part if speaker is None else FlatPart(part.text, [*part.ids, *before], speaker)
         codes = self.codes(tokens).T
         if self.style.voice_prompt is None or not len(codes):
             return part
@@ -380,6 +391,8 @@ class FlatAdapter:
     def part_codec(self, part: FlatPart) -> Codec:
         """See `mmspec.audio.adapter.DecodesParts`."""
         codec = self.codec
+        if isinstance(self.style.marked, MadeUpVoice):
+            return WithSpeaker(codec, part.speaker)
         return codec.of_part(self.model, torch.tensor(part.ids)) if isinstance(codec, Soprano) else codec
 
     def codebook(self) -> Codebook | None:
@@ -391,11 +404,8 @@ class FlatAdapter:
         return Codebook(self.codec.tables()[0][: stream.codes], tokens, self._high - self._low)
 
     def _target(self, model: Any, parts: Sequence[list[int]], window: int) -> Target:
-        longest = max(len(part) for part in parts)
-        refuse_backbone(model, longest + self.style.tokens)
-        ids = torch.tensor([[0] * (longest - len(part)) + part for part in parts], device=model.device)
-        positions = torch.arange(longest, device=model.device)
-        mask = positions >= longest - torch.tensor([[len(part)] for part in parts], device=model.device)
+        refuse_backbone(model, max(map(len, parts)) + self.style.tokens)
+        ids, mask = left_padded(parts, model.device)
         embed = model.get_input_embeddings()
         backbone = Backbone(
             decoder_of(model),
@@ -414,7 +424,7 @@ class FlatAdapter:
 
 def make(
     model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any
-) -> FlatAdapter | AceStepAdapter:
+) -> FlatAdapter | AceStepAdapter | YuEAdapter:
     """The adapter of a loaded model; see `mmspec.audio.load.SPEECH_ADAPTERS`.
 
     Raises:
@@ -424,7 +434,10 @@ def make(
     style, voice = options.pop("style", None), options.pop("voice", None)
     if style == "ace-step":
         return make_ace_step(model, processor, codec, options, draft_model)
+    if style == "yue":
+        return make_yue(model, processor, codec, options, draft_model)
     description, speaker = options.pop("description", None), options.pop("speaker", None)
+    attributes = {name: options.pop(name) for name in ATTRIBUTES if name in options}
     if voice is not None and not isinstance(voice, ReferenceCodes):
         raise ArgumentError(f"voice={voice!r} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes")
     if options or (style is None and codec is not None):
@@ -439,6 +452,11 @@ def make(
         if style != "outetts":
             raise ArgumentError(f"speaker={shown(speaker)} is not allowed; it is for the style 'outetts'")
         style = outetts_style(model.config, processor, read_speaker(speaker))
+    if attributes:
+        if style != "spark" or voice is not None:
+            name, value = next(iter(attributes.items()))
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it is for the style 'spark' without a voice")
+        style = made_up_style(model.config, processor, **attributes)
     known = STYLES.get(style) if isinstance(style, str) else style
     if description is not None:
         if known is None or not known.described or not isinstance(description, str):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.audio.models.flat.decoding import MarkedCodes, StreamFormat
+from mmspec.audio.models.flat.decoding import FrameReader, StreamFormat
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.decoding.processed_target import LogitsProcessor
 from mmspec.sampling.params import SamplingParams
@@ -45,4 +45,4 @@ class Style:
     described: bool = False
     least: int = 0
     split: Callable[[str], list[str]] | None = None
-    marked: MarkedCodes | None = None
+    marked: FrameReader | None = None

@@ -60,6 +60,7 @@ class HeartMuLaAdapter:
     """
 
     recipe = "scd:window=8"
+    takes_min_p = True
     guided = True
     voices: Sequence[str] = ()
     draws_voice = False

@@ -59,6 +59,7 @@ class HiggsAdapter:
     """
 
     recipe = "scd:window=4"
+    takes_min_p = True
     guided = False
     voices: Sequence[str] = ()
 

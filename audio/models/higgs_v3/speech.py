@@ -75,6 +75,7 @@ class HiggsV3Adapter:
     """
 
     recipe = "scd:window=4"
+    takes_min_p = True
     guided = False
     voices: Sequence[str] = ()
     sampling = SamplingParams(1.0, 50, 0.95)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
-from mmspec.checkpoint import describe, read_tensors
+from mmspec.checkpoint import read_tensors
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe
@@ -67,6 +67,7 @@ class KyutaiAdapter:
     """
 
     recipe = "scd:window=8"
+    takes_min_p = True
     guided = False
     voices: Sequence[str] = ()
     draws_voice = False
@@ -184,26 +185,9 @@ def from_folder(
         if not isinstance(processor, (str, Path, type(None))):
             raise ArgumentError(f"processor={shown(processor)} is not allowed; it needs a method encode, or is a file")
         name = str(read_json(folder / "config.json").get("tokenizer_name", "tokenizer_spm_32k_3.model"))
-        encode = read_tokenizer(folder / Path(name).name if processor is None else Path(processor))
+        file = folder / Path(name).name if processor is None else Path(processor)
+        encode = read_sentencepiece(file, "Kyutai TTS").encode
     return KyutaiAdapter(read_model(folder, device, dtype), encode, codec, options)
-
-
-def read_tokenizer(file: Path) -> Callable[[str], Sequence[int]]:
-    """The method of a sentencepiece model that makes ids of a word.
-
-    Raises:
-        ArgumentError: If the package sentencepiece is missing.
-        ModelError: If the file cannot be read.
-    """
-    try:
-        package = import_module("sentencepiece")
-    except ImportError:
-        raise ArgumentError("Kyutai TTS reads words with sentencepiece: pip install sentencepiece") from None
-    try:
-        encode: Callable[[str], Sequence[int]] = package.SentencePieceProcessor(model_file=str(file)).encode
-    except (OSError, RuntimeError) as error:
-        raise ModelError(f"tokenizer {str(file)!r} cannot be read: {describe(error)}") from None
-    return encode
 
 
 def read_options(config: Mapping[str, Any]) -> Options:

@@ -71,7 +71,6 @@ class MagnetAdapter:
 
     recipe = "plain"
     guided = True
-    own_truncation = True
     in_engines = False
     voices: Sequence[str] = ()
     sampling = SamplingParams(3.0, 0, 0.9, 10.0)

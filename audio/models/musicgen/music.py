@@ -43,6 +43,7 @@ class MusicgenAdapter:
     """
 
     recipe = "scd:window=4"
+    takes_min_p = True
     guided = True
     voices = ()
 

@@ -49,7 +49,6 @@ class PocketAdapter:
 
     recipe = "plain"
     guided = False
-    own_truncation = True
 
     def __init__(
         self,

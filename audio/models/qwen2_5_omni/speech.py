@@ -86,6 +86,7 @@ class Qwen2_5OmniAdapter:
     """
 
     recipe = "scd:window=8"
+    takes_min_p = True
     guided = False
     draws_voice = False
     answers = True

@@ -85,6 +85,7 @@ class Qwen3OmniAdapter:
     """
 
     recipe = "scd:window=8"
+    takes_min_p = True
     guided = False
     draws_voice = False
     answers = True

@@ -104,6 +104,7 @@ class Qwen3TTSAdapter:
     """
 
     recipe = "scd:window=8"
+    takes_min_p = True
     guided = False
 
     def __init__(

@@ -61,7 +61,6 @@ class VibeVoiceAdapter:
 
     recipe = "plain"
     guided = True
-    own_truncation = True
     in_engines = False
 
     def __init__(

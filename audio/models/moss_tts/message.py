@@ -1,0 +1,199 @@
+"""Messages of MOSS-TTS: texts with how to speak them, and voices as codes, which all its models share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from mmspec.arguments import shown
+from mmspec.audio.adapter import PreparedText
+from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.family_options import options_of
+from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.audio.text import split_text
+from mmspec.errors import ArgumentError
+from mmspec.hf.folder import read_tokenizer
+from mmspec.sampling.params import SamplingParams
+
+MAX_LETTERS = 300  # of a part
+REFERENCE = "<user_inst>\n- Reference(s):\n"
+FIELDS = """
+- Instruction:
+{instruction}
+- Tokens:
+{tokens}
+- Quality:
+{quality}
+- Sound Event:
+None
+- Ambient Sound:
+None
+- Language:
+{language}
+- Text:
+"""
+END_OF_MESSAGE = "\n</user_inst>"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline.
+
+    Attributes:
+        language: A language in words, such as "French"; None leaves it to the model.
+        instruction: How to speak; or None.
+        quality: The quality of the recording, in words; or None.
+        tokens: How many frames the text should take, which sets its duration; or None.
+        frames: Frames of a part, at most.
+        voice: The voice that is cloned, its codes int64 [F, K]; its transcript is not used. None draws one.
+    """
+
+    language: str | None = None
+    instruction: str | None = None
+    quality: str | None = None
+    tokens: int | None = None
+    frames: int = 750
+    voice: ReferenceCodes | None = None
+
+
+@dataclass(frozen=True)
+class MossPart:
+    """A part of a text.
+
+    Attributes:
+        text: The text.
+        voice: The codes of the voice, int64 [F, K], or None.
+    """
+
+    text: str
+    voice: Tensor | None
+
+
+class MossSpeaker(ABC):
+    """The texts and voices of a `mmspec.audio.adapter.SpeechAdapter` of a MOSS-TTS.
+
+    Without a voice, the later parts of a text are spoken with the voice of the first.
+
+    Args:
+        tokenizer: The tokenizer.
+        codec: The codec of its codes.
+        options: The options.
+        codebooks: Codebooks of the model.
+        codes: Codes of each.
+
+    Raises:
+        ArgumentError: For a voice with other codes.
+        ModelError: For a codec with others.
+    """
+
+    guided = False
+    voices: Sequence[str] = ()
+    sampling = SamplingParams(1.7, 25, 0.8)
+
+    def __init__(self, tokenizer: Any, codec: Codec, options: Options, codebooks: int, codes: int) -> None:
+        self.tokenizer, self.codec, self.options = tokenizer, check_codec(codec, codebooks, codes), options
+        self._voice = None if options.voice is None else checked_voice(options.voice.codes, codebooks, codes)
+
+    @abstractmethod
+    def codes(self, tokens: Tensor) -> Tensor:
+        """See `mmspec.audio.adapter.SpeechAdapter`."""
+
+    def read(self, text: str, voice: str | None) -> PreparedText:
+        pieces = split_text(text, MAX_LETTERS)
+        return PreparedText([MossPart(piece, self._voice) for piece in pieces], texts=pieces)
+
+    @property
+    def draws_voice(self) -> bool:
+        return self._voice is None
+
+    def continue_voice(self, part: MossPart, first: MossPart, tokens: Tensor) -> MossPart:
+        codes = self.codes(tokens).T
+        return replace(part, voice=codes) if len(codes) else part
+
+
+def checked_voice(codes: Tensor, codebooks: int, count: int) -> Tensor:
+    """The codes of a voice, int64 [F, K] on the CPU.
+
+    Args:
+        codes: What was given.
+        codebooks: K.
+        count: Codes of each codebook.
+
+    Raises:
+        ArgumentError: If they have another shape or type, or are not among the codes.
+    """
+    shape = list(codes.shape)
+    integers = not codes.is_floating_point() and codes.ndim == 2 and shape[1] == codebooks and shape[0] > 0
+    if not integers or bool(((codes < 0) | (codes >= count)).any()):
+        raise ArgumentError(
+            f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, {codebooks}], "
+            f"0 to {count - 1}"
+        )
+    return codes.cpu().long()
+
+
+Kind = TypeVar("Kind", bound=Options)
+
+
+def read_options(
+    kind: type[Kind], config: Mapping[str, Any], family: str, further: Sequence[tuple[str, int, int]] = ()
+) -> Kind:
+    """The options of a pipeline.
+
+    Args:
+        kind: `Options`, or a class with more of them.
+        config: What the caller gave.
+        family: The name of the models, for errors.
+        further: The names of further integers, with the least and the largest value of each.
+
+    Raises:
+        ArgumentError: For unknown options, and values that are not allowed.
+    """
+    options = options_of(kind, config, family, ("codec", "draft_model"))
+    for name, least, largest in (("frames", 1, 2**20), ("tokens", 1, 2**20), *further):
+        value = getattr(options, name)
+        integer = isinstance(value, int) and not isinstance(value, bool) and least <= value <= largest
+        if not integer and (name, value) != ("tokens", None):
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {largest}")
+    for name in ("language", "instruction", "quality"):
+        value = getattr(options, name)
+        if not isinstance(value, (str, type(None))):
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a text, or None")
+    if not isinstance(options.voice, (ReferenceCodes, type(None))):
+        raise ArgumentError(
+            f"voice={shown(options.voice)} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"
+        )
+    return options
+
+
+def tokenizer_of(processor: Any, folder: Path) -> Any:
+    """The tokenizer.
+
+    Args:
+        processor: A tokenizer, or where it is; None is the one in the folder.
+        folder: The folder of the model.
+
+    Raises:
+        ArgumentError: If it cannot be loaded.
+    """
+    given = processor is not None and not isinstance(processor, (str, Path))
+    return processor if given else read_tokenizer(processor or folder)
+
+
+def needed_codec(codec: Codec | None, family: str, name: str) -> Codec:
+    """The codec.
+
+    Raises:
+        ArgumentError: If there is none.
+    """
+    if codec is None:
+        raise ArgumentError(
+            f"{family} comes without a codec; pass one around {name} as config={{'codec': ...}} "
+            "(mmspec.audio.codec.Codec)"
+        )
+    return codec
