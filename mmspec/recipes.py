@@ -101,11 +101,10 @@ class Recipe:
 
     @property
     def window(self) -> int:
-        """Tokens in one target call; with `window=auto` or `branch=auto` the maximum."""
-        if self.auto_branch:
-            return LARGEST
+        """Tokens in one target call, prompt tokens included; with `window=auto` or `branch=auto` the maximum."""
         if "branch" in self.knobs:
-            return 1 + nodes(branches(str(self.knobs["branch"])))
+            entries = LARGEST if self.auto_branch else 1 + nodes(branches(str(self.knobs["branch"])))
+            return entries * (1 + self.depth) if self.info.runner == "prompt" else entries
         if "drafts" in self.knobs:
             return 1 + int(self.knobs["drafts"]) * int(self.knobs["length"])
         return LARGEST if self.auto else int(self.knobs.get("window", 1))

@@ -52,6 +52,7 @@ class RandomTarget:
     width: int = 0
     layers: int = 1024
     short_cache: bool = True
+    can_skip_layers: bool = True
     fused_layers: tuple[int, ...] = ()
     _read: int = field(default=1, init=False)
     _collected: int = field(default=1, init=False)
@@ -78,6 +79,9 @@ class RandomTarget:
 
     def select_rows(self, row_ids: list[int]) -> None:
         self.rows = len(row_ids)
+
+    def read_prompts(self, embeddings: Tensor) -> None:
+        """Any embeddings will do."""
 
     def features(self) -> Tensor:
         """Zeros [R, W, D]."""

@@ -28,7 +28,7 @@ class RecipeInfo:
             number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
         runner: The network that drafts are sampled from: "model", "eagle", "medusa", "hydra", "kangaroo", "block",
-            "grid" or "frame".
+            "grid", "frame" or "prompt".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
             knobs.
@@ -79,12 +79,12 @@ def _nodes(default: int) -> Knob:
     return Knob(default, "nodes in one target call, the last accepted token included", low=2, high=1024)
 
 
-def _branch(default: str) -> Branching:
+def _branch(default: str, high: int = 1023) -> Branching:
     return Branching(
         default,
         "children of a node at each depth; auto: the shape with the most tokens per second, by measurement (a seed "
         "then gives other tokens of the same distribution in another run)",
-        high=1023,
+        high=high,
         choices=("auto",),
     )
 
@@ -378,6 +378,13 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"tokens": "mmspec.drafters.chain:build"},
             {"window": _window(5)},
             runner="kangaroo",
+        ),
+        "prompt": RecipeInfo(
+            "learned prompt tokens, at which the target predicts the next window in the same call (PPD)",
+            {"tokens": "mmspec.drafters.tree.prompt:build"},
+            {"branch": _branch("1/1/1", high=63)},
+            tree=True,
+            runner="prompt",
         ),
     }
 )

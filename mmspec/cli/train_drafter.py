@@ -28,6 +28,7 @@ KINDS = (
     "block",
     "grid",
     "kangaroo",
+    "prompt",
     "frame",
     "small",
     "retrieval",
@@ -56,9 +57,9 @@ def train_drafter(
         typer.Option(
             help="eagle: a layer on the model's features; eagle3: one on features of three layers; medusa: heads on "
             "the features; hydra: heads that also read the drafts before them; block: a whole block in one pass; grid: "
-            "the next row of an image; kangaroo: an adapter after an early exit; frame: whole frames of codes, for "
-            "speech models with a depth decoder; small: a smaller model; "
-            "retrieval: a datastore of the model's sequences; swift: which of the model's layers its own drafts skip."
+            "the next row of an image; kangaroo: an adapter after an early exit; prompt: embeddings at which the model "
+            "predicts later tokens; frame: whole frames of codes, for speech models with a depth decoder; small: a "
+            "smaller model; retrieval: a datastore of the model's sequences; swift: which of its layers drafts skip."
         ),
     ] = "eagle",
     loss: Annotated[
@@ -79,8 +80,8 @@ def train_drafter(
         typer.Option(
             min=1,
             max=64,
-            help="Tokens ahead: unrolled drafts (eagle), heads (medusa, hydra), or the block or row; 4, or 15 for "
-            "these two. Frames ahead of a frame head; 2.",
+            help="Tokens ahead: unrolled drafts (eagle), heads (medusa, hydra), prompt tokens, or the block or row; 4, "
+            "or 15 for these two. Frames ahead of a frame head; 2.",
         ),
     ] = None,
     hidden: Annotated[

@@ -30,6 +30,7 @@ from mmspec.decoding.target import (
     EarlyExit,
     ExitFeatureTarget,
     LayerFeatureTarget,
+    PromptTarget,
     SupportsTreeEarlyExit,
     cache_bytes,
     can_join,
@@ -249,6 +250,8 @@ class CUDAGraphTarget:
         self.layers = target.layers
         self.short_cache = reads_short_cache(target)
         self.can_skip_layers = skips_layers(target)
+        if isinstance(target, PromptTarget):
+            self.read_prompts = target.read_prompts
         self._target = target
         self._graphs = graphs or GraphCache()
         # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.

@@ -202,6 +202,22 @@ class TreeTarget(Target, Protocol):
         ...
 
 
+@runtime_checkable
+class PromptTarget(TreeTarget, Protocol):
+    """A target that reads learned prompt tokens among the entries of a tree."""
+
+    def read_prompts(self, embeddings: Tensor) -> None:
+        """Sets the prompt tokens: id V + i in a tree stands for embedding i; called before the prefill.
+
+        Args:
+            embeddings: [m, D], with the width D of the tokens' embeddings.
+
+        Raises:
+            ModelError: If the width is another one.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class EarlyExit:
     """The part of a target that an early exit runs.

@@ -8,19 +8,15 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
-from mmspec.drafters.head_sampler import HeadSampler
-from mmspec.drafters.last_feature import LastFeature
+from mmspec.drafters.last_feature import LastFeatureRunner
 from mmspec.heads.hydra import HydraHeads
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome
 
 
-class HydraRunner:
+class HydraRunner(LastFeatureRunner):
     """Runs Hydra heads on the feature that the last token was sampled from, and on the tokens from there on.
-
-    With guidance, the heads run on the features of conditional and unconditional rows.
 
     Args:
         heads: The heads.
@@ -29,25 +25,9 @@ class HydraRunner:
     """
 
     def __init__(self, heads: HydraHeads, target: FeatureTarget, sampler: TokenSampler) -> None:
-        self.calls = 0
+        super().__init__(target, sampler)
         self._heads = heads
-        self._target = target
-        self._sampler = HeadSampler(sampler, target)
-        self._feature = LastFeature(target)
         self._paths = list[Tensor]()  # of each entry of the tree, the tokens from the root to it, int64 [B, depth + 1]
-
-    def observe(self, verdict: Outcome, state: BatchState) -> None:
-        self._feature.observe(verdict)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._feature.select_rows(row_ids, self._sampler.rows)
-        self._sampler.select_rows(row_ids)
-
-    def join(self, other: HydraRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._feature.join(other._feature, row_ids, self._sampler.rows)
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
 
     def root(self, state: BatchState) -> Tensor:
         self._paths = [state.last()]
@@ -65,7 +45,7 @@ class HydraRunner:
     def _predict(self, paths: list[Tensor]) -> Tensor:
         """The features [R, n, D] that n entries of one depth predict, given their paths."""
         self.calls += 1
-        feature, tokens = self._feature.get(), torch.stack(paths, dim=1)
+        feature, tokens = self.feature(), torch.stack(paths, dim=1)
         features = feature[:, None].expand(-1, len(paths), -1).to(self._heads.device)
         tokens = tokens.repeat(len(feature) // len(tokens), 1, 1).to(self._heads.device)
         predicted: Tensor = self._heads(features, tokens)

@@ -1,4 +1,4 @@
-"""The target's feature that the last token of each row was sampled from, followed from window to window."""
+"""What the runners of heads on the target's last feature share."""
 
 from __future__ import annotations
 
@@ -6,46 +6,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
+from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.sampling.logits import cfg_rows
 from mmspec.sampling.rows import put_rows
+from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree_rejection import Outcome
 
 
-class LastFeature:
-    """Follows the feature of each row's last token. R is B, or 2 B with guidance.
+class LastFeatureRunner:
+    """Follows the feature that each row's last token was sampled from. R is B, or 2 B with guidance.
+
+    With guidance, heads run on the features of conditional and unconditional rows.
 
     Args:
-        target: Provides the features.
+        target: Provides the features, and the LM head that maps predicted features to logits.
+        sampler: Makes the draft distributions of those logits.
     """
 
-    def __init__(self, target: FeatureTarget) -> None:
+    def __init__(self, target: FeatureTarget, sampler: TokenSampler) -> None:
+        self.calls = 0
         self._target = target
+        self._sampler = HeadSampler(sampler, target)
         self._feature: Tensor | None = None  # [R, D]
 
-    def get(self) -> Tensor:
+    def feature(self) -> Tensor:
         """The features, [R, D]; at first that of the prompt's last slot."""
         if self._feature is None:
             self._feature = self._target.features()[:, -1]
         return self._feature
 
-    def observe(self, verdict: Outcome) -> None:
+    def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Takes the features of the last accepted entries from the target's call; called after verification."""
         if self._feature is None:
-            self.get()
+            self.feature()
             return
         last = np.pad(verdict.path, ((0, 0), (1, 0)))[np.arange(len(verdict.path)), verdict.accepted]
         features = self._target.features()
         row = torch.arange(len(features), device=features.device)
         self._feature = features[row, torch.from_numpy(np.resize(last, len(features))).to(features.device)]
 
-    def select_rows(self, row_ids: list[int], rows: int) -> None:
-        """Keeps these of `rows` rows, in this order, and drops all others."""
+    def select_rows(self, row_ids: list[int]) -> None:
+        rows = self._sampler.rows
         if self._feature is not None:
             guided = len(self._feature) > rows
             self._feature = self._feature[cfg_rows(row_ids, rows, guided, self._feature.device)]
+        self._sampler.select_rows(row_ids)
 
-    def join(self, other: LastFeature, row_ids: list[int], rows: int) -> None:
-        """Takes in the rows of another one; this one has `rows` rows."""
-        own = self.get()
-        self._feature = put_rows(own, other.get(), row_ids, cfg_factor=len(own) // rows)
+    def join(self, other: LastFeatureRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        own = self.feature()
+        self._feature = put_rows(own, other.feature(), row_ids, cfg_factor=len(own) // self._sampler.rows)
+        self._sampler.join(other._sampler, row_ids)
+        self.calls += other.calls

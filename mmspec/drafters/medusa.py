@@ -8,19 +8,15 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
-from mmspec.drafters.head_sampler import HeadSampler
-from mmspec.drafters.last_feature import LastFeature
+from mmspec.drafters.last_feature import LastFeatureRunner
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome
 
 
-class MedusaRunner:
+class MedusaRunner(LastFeatureRunner):
     """Runs Medusa heads on the target's feature that the last token was sampled from.
-
-    With guidance, the heads run on the features of conditional and unconditional rows.
 
     Args:
         heads: The heads.
@@ -29,28 +25,12 @@ class MedusaRunner:
     """
 
     def __init__(self, heads: MedusaHeads, target: FeatureTarget, sampler: TokenSampler) -> None:
-        self.calls = 0
+        super().__init__(target, sampler)
         self._heads = heads
-        self._target = target
-        self._sampler = HeadSampler(sampler, target)
-        self._feature = LastFeature(target)
         self._logits = torch.empty(0)  # [R, heads, V]
 
-    def observe(self, verdict: Outcome, state: BatchState) -> None:
-        self._feature.observe(verdict)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._feature.select_rows(row_ids, self._sampler.rows)
-        self._sampler.select_rows(row_ids)
-
-    def join(self, other: MedusaRunner, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._feature.join(other._feature, row_ids, self._sampler.rows)
-        self._sampler.join(other._sampler, row_ids)
-        self.calls += other.calls
-
     def root(self, state: BatchState) -> Tensor:
-        feature = self._feature.get()
+        feature = self.feature()
         self.calls += 1
         predicted = self._heads(feature.to(self._heads.device)).to(feature)
         self._logits = self._target.head(predicted)

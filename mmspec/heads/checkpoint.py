@@ -26,6 +26,7 @@ from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.mtp import MTPHead, has_mtp, mtp_arguments, mtp_tensors
+from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.heads.speculators import (
     block_arguments,
@@ -50,6 +51,7 @@ Head = (
     | Datastore
     | Judge
     | SkippedLayers
+    | PromptTokens
 )
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -137,6 +139,8 @@ def head_arguments(
         return Judge, config
     if "datastore_size" in config:
         return Datastore, config
+    if "prompt_tokens" in config:
+        return PromptTokens, config
     if "skipped_layers" in config:
         return SkippedLayers, config
     if "block_size" in config:
@@ -151,12 +155,14 @@ def head_arguments(
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Reads the weights of a drafter without running code from the file.
+    """Reads the weights of a drafter, or of a whole model in several files, without running code from a file.
 
     Raises:
         ModelError: If there are no weights, or if they cannot be read.
     """
     file = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if file is None and any(folder.glob("model-*.safetensors")):
+        return checkpoint.read_model_tensors(folder)
     if file is None:
         raise ModelError(f"drafter {str(folder)!r} has no weights; there must be {' or '.join(WEIGHT_FILES)}")
     return checkpoint.read_tensors(file, "drafter")

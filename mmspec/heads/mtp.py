@@ -5,6 +5,9 @@ token, both normalized, one decoder layer predicts the feature after the token. 
 runs where an EAGLE head does. The module is applied to its own output to draft further ahead; of several modules, which
 are trained for one depth each, the first is used.
 
+VITA-Audio's modules for cross-modal tokens (MCTP; Long et al. 2025, arXiv 2505.03739) are the same with other names, as
+its code and configurations show: its layers come last among the model's own, and it shares the model's final norm.
+
 What a module computes is what `MtpLayer` of transformers 5.23 computes for a layer of Llama or Qwen3.
 """
 
@@ -27,6 +30,7 @@ from mmspec.heads.speculators import layer_arguments
 # The names of a module's parts in published checkpoints, and here.
 _DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
 _QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
+_VITA = {"mtp_embed_norms.0": "enorm", "mtp_hidden_norms.0": "hnorm", "mtp_projs.0": "eh_proj", "model.norm": "norm"}
 
 
 class MTPAttention(nn.Module):
@@ -187,7 +191,8 @@ def mtp_arguments(folder: str, config: Mapping[str, Any], tensors: Mapping[str, 
     """
     if not {"eh_proj.weight", "embed_tokens.weight"} <= tensors.keys():
         raise ModelError(
-            f"drafter {folder!r} has no MTP module with names of DeepSeek (model.layers.N.eh_proj) or Qwen (mtp.fc)"
+            f"drafter {folder!r} has no MTP module with names of DeepSeek (model.layers.N.eh_proj), Qwen (mtp.fc) or "
+            "VITA-Audio (mtp_projs)"
         )
     foreign = sorted(name for name in tensors if "experts" in name or "kv_a" in name or ".gate." in name)
     if foreign:
@@ -212,7 +217,11 @@ def mtp_tensors(
         embedding: Embedding [V, D] of the target's tokens, which the module shares; None for that in `tensors`.
     """
     found: dict[str, Tensor] = {}
-    first = f"model.layers.{config.get('num_hidden_layers')}."
+    layers, modules = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    if "mtp_projs.0.weight" in tensors and isinstance(layers, int) and isinstance(modules, int):
+        layers -= modules  # which it counts among the layers
+        found = {f"{new}.weight": tensors[f"{old}.weight"] for old, new in _VITA.items() if f"{old}.weight" in tensors}
+    first = f"model.layers.{layers}."
     for prefix, names in ((first, _DEEPSEEK), ("mtp.", _QWEN)):
         for name, tensor in tensors.items():
             if not name.startswith(prefix) or name.startswith((f"{prefix}embed_tokens.", f"{prefix}shared_head.head.")):

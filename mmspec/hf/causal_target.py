@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
+from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
 from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers
@@ -113,6 +114,7 @@ class CausalTarget:
         self._exit_features: Tensor | None = None  # of the last early exit
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
+        self._prompts: Tensor | None = None  # embeddings of prompt tokens, [m, D]
         self.layers = count_layers(backbone.decoder)
         self._early_exits: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._fuses = can_fuse(backbone.decoder)
@@ -150,6 +152,10 @@ class CausalTarget:
         if (path != steps).any():
             root, factor = self.slot(at[:, None]), self._cfg_factor(None)
             self._cache.move(self._repeat(factor, root + path), self._repeat(factor, root + steps))
+
+    def read_prompts(self, embeddings: Tensor) -> None:
+        assert self._embeds is not None, "before the prefill"
+        self._prompts = check_prompts(embeddings, self._embeds.shape[-1])
 
     def select_rows(self, row_ids: list[int]) -> None:
         index = cfg_rows(row_ids, self._rows, self._guided, self.device)
@@ -279,7 +285,7 @@ class CausalTarget:
 
     def _embed(self, tokens: Tensor, factor: int, at: NDArray[np.int64]) -> Tensor:
         """Embeddings [R, W, D] of tokens int64 [R, W] at positions `at`, host int64 [B, W]."""
-        embeds = self._backbone.embed(tokens)
+        embeds = embed_with_prompts(self._backbone.embed, self._prompts, tokens, self.vocab_size)
         if self._added is None:
             return embeds
         index = self._repeat(factor, at).clamp(max=self._added.shape[1] - 1)[..., None]

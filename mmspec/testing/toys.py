@@ -34,6 +34,7 @@ from mmspec.heads.grid import GridHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import entries
@@ -152,6 +153,7 @@ class ToyTarget:
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Logits:
         row_ids, width = np.arange(len(tokens)), tokens.shape[1]
+        tokens = tokens % self.vocab_size  # see `read_prompts`
         parents = np.broadcast_to(tree.parents, (len(tokens), tree.parents.shape[1]))
         if (missing := int(at.max()) + first + width + 1 - self._number.shape[1]) > 0:
             self._number = F.pad(self._number, (0, missing))
@@ -168,6 +170,9 @@ class ToyTarget:
             lengths.append(torch.where(inside, length, 0))
             numbers.append(torch.where(inside, number, 0))
         return self.logits(torch.stack(lengths, 1), torch.stack(numbers, 1), early_exit)
+
+    def read_prompts(self, embeddings: Tensor) -> None:
+        """Prompt token i is read as token i modulo V, whatever its embedding."""
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         row_ids, steps = np.arange(len(path))[:, None], np.arange(1, 1 + path.shape[1])
@@ -342,7 +347,7 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
         for p in (*hydra.parameters(), *adapter.parameters()):
             torch.nn.init.normal_(p, std=0.5)
     drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
-    drafters |= {"hydra": hydra, "kangaroo": adapter}
+    drafters |= {"hydra": hydra, "kangaroo": adapter, "prompt": PromptTokens(vocab_size, FEATURES, 4)}
     return {**drafters, "retrieval": store, "judge": judge, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import Drafter, FixedWindow, decode
+from mmspec.decoding.loop import FixedWindow, decode
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.tree_loop import TreeVerification, decode_tree
 from mmspec.engine import build_drafter
 from mmspec.recipes import Recipe
-from mmspec.sampling.rejection import Draft, Verdict, exact
+from mmspec.sampling.rejection import exact
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import TokenSampler
+from mmspec.sampling.tree import WithoutReplacement
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 from mmspec.training.prepared import PreparedPrompts
 
 
@@ -34,7 +39,8 @@ class DrafterAcceptance:
 
 
 class AcceptanceProbe:
-    """A drafter that forwards to another one and accumulates the acceptance probability of its drafts.
+    """A drafter of chains, or of trees that are chains, that forwards to another one and accumulates the acceptance
+    probability of its drafts.
 
     The sum of min(p, q) is the probability that the test accepts; it has less variance than a count of accepted drafts.
 
@@ -47,26 +53,38 @@ class AcceptanceProbe:
         tested: Number of tested drafts per position, float64 [depth].
     """
 
-    def __init__(self, drafter: Drafter, depth: int) -> None:
+    def __init__(self, drafter: Any, depth: int) -> None:
         self._drafter = drafter
+        self._q: Tensor | None = None  # of a tree, float32 [B, depth, V]
         self.accepted = torch.zeros(depth, dtype=torch.float64)
         self.tested = torch.zeros(depth, dtype=torch.float64)
 
     @property
     def calls(self) -> int:
-        return self._drafter.calls
+        return int(self._drafter.calls)
+
+    @property
+    def verify(self) -> TreeVerification:
+        """See `mmspec.decoding.tree_loop.TreeDrafter`."""
+        verification: TreeVerification = self._drafter.verify
+        return verification
 
     @property
     def by_position(self) -> list[float | None]:
         """Mean acceptance probability per position; None where no draft was tested."""
         return [float(a / n) if n else None for a, n in zip(self.accepted, self.tested, strict=True)]
 
-    def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
-        return self._drafter.propose(state, count, draws)
+    def propose(self, state: BatchState, *arguments: Any) -> Any:
+        draft = self._drafter.propose(state, *arguments)
+        siblings = getattr(draft, "siblings", None)
+        self._q = siblings.probs if isinstance(siblings, WithoutReplacement) else None
+        return draft
 
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         if (m := verdict.p.shape[1] - 1) > 0:
-            overlap = torch.minimum(verdict.p[:, :m], verdict.draft.q).sum(-1).double().cpu()
+            q = self._q if isinstance(verdict, TreeVerdict) else verdict.draft.q
+            assert q is not None, "trees are sampled without replacement"
+            overlap = torch.minimum(verdict.p[:, :m], q).sum(-1).double().cpu()
             # Slots past the end of a row are tested too, but their result is not used.
             inside = torch.from_numpy(state.positions(m) < state.layout.length)
             inside &= torch.from_numpy(state.is_running)[:, None]
@@ -84,7 +102,7 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
 
     Args:
         prepared: The prompts.
-        recipe: A recipe with a fixed window, whose drafts are not a tree.
+        recipe: A recipe with a fixed window, whose drafts are not a tree, or one that is a chain.
         seeds: One per prompt.
     """
     layout, settings = prepared.layout, prepared.samplings
@@ -93,6 +111,6 @@ def measure_acceptance(prepared: PreparedPrompts, recipe: Recipe, seeds: Sequenc
     with torch.inference_mode():
         sampler = TokenSampler(settings, layout.constraint, target.device)
         context = DraftingContext(recipe, layout, target, settings, prepared.resources, sampler, len(seeds))
-        probe = AcceptanceProbe(build_drafter(context), recipe.window - 1)
-        decode(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None)
+        probe, step = AcceptanceProbe(build_drafter(context), recipe.depth), decode_tree if recipe.info.tree else None
+        decode(target, probe, exact(), sampler, state, FixedWindow(recipe.window), meter, None, step)
     return DrafterAcceptance(probe.by_position, meter.stats(probe.calls).tokens_per_call)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, FeatureTarget, LayerFeatureTarget
+from mmspec.decoding.target import EarlyExit, ExitFeatureTarget, FeatureTarget, LayerFeatureTarget, PromptTarget
 from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.errors import ArgumentError
 from mmspec.heads.block import BlockHead
@@ -23,6 +23,7 @@ from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
 from mmspec.training.block_objective import block_loss
@@ -41,6 +42,7 @@ from mmspec.training.objectives import (
     run_teacher,
 )
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
+from mmspec.training.prompt_objective import PLACES, prompt_loss
 from mmspec.training.settings import TrainingSettings
 
 FRAME_WIDTH = 512  # of a frame head, at most: its tables have 2 * K * V vectors of this width
@@ -54,7 +56,7 @@ class Batch:
         prepared: The prompts.
         teacher: The tokens, and what the target says about them: a `TeacherOutput`, or what the kind's `teach` returns.
         settings: The settings of the training.
-        generator: Chooses the parts of the sequences that a block or grid head is trained on.
+        generator: Chooses the parts of the sequences that a block head, a grid head or prompt tokens are trained on.
         reference: The reference of a small model; see `mmspec.training.objectives.improvable`.
     """
 
@@ -121,6 +123,13 @@ def _new_medusa(sizes: HeadSizes, settings: TrainingSettings) -> MedusaHeads:
 
 def _new_hydra(sizes: HeadSizes, settings: TrainingSettings) -> HydraHeads:
     return HydraHeads(sizes.target.vocab_size, sizes.dim, sizes.intermediate_size, settings.depth)
+
+
+def _new_prompts(sizes: HeadSizes, settings: TrainingSettings) -> PromptTokens:
+    if not isinstance(sizes.target, PromptTarget):
+        name = type(sizes.target).__name__
+        raise ArgumentError(f"no drafter of kind 'prompt' can be trained for this model: {name} reads no prompt tokens")
+    return PromptTokens(sizes.target.vocab_size, sizes.dim, settings.depth)
 
 
 def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
@@ -195,6 +204,7 @@ class DrafterKind:
             drafter reads, and a generator that chooses parts of them.
         keeps_features: Whether the target's features may be stored with the sequences.
         head: Whether the drafter is a head; else it is a small model, which the pipeline builds.
+        slack: Tokens that the loss reads past the end of a sequence, by the depth of the drafter.
     """
 
     recipe: str
@@ -203,6 +213,7 @@ class DrafterKind:
     teach: Callable[[PreparedPrompts, Tensor, Tensor | None, Sequence[int], torch.Generator], Any] = _teach_tokens
     keeps_features: bool = True
     head: bool = True
+    slack: Callable[[int], int] = lambda depth: 1
 
 
 KINDS = {
@@ -222,6 +233,12 @@ KINDS = {
     ),
     "kangaroo": DrafterKind(
         "kangaroo", lambda adapter, b: kangaroo_loss(adapter, b.prepared, b.teacher, b.settings.loss), _new_adapter
+    ),
+    "prompt": DrafterKind(
+        "prompt",
+        lambda prompts, b: prompt_loss(prompts, b.prepared, b.teacher, b.settings.loss, b.generator),
+        _new_prompts,
+        slack=lambda depth: PLACES * depth,
     ),
     "frame": DrafterKind(
         "frame",
@@ -264,6 +281,9 @@ def new_drafter(pipe: TrainablePipeline, settings: TrainingSettings) -> Any:
         torch.manual_seed(settings.seed % 2**63)
         head: Any = new(sizes, settings)
         if isinstance(head, MedusaHeads):
+            return head.to(target.device)
+        if isinstance(head, PromptTokens):
+            head.init_weights(prepared.embedding)
             return head.to(target.device)
         head.init_weights()
         if prepared.embedding is not None and not isinstance(head, ExitAdapter):
@@ -308,7 +328,11 @@ def layer_ids(model: Any) -> tuple[int, ...]:
 def evaluate_drafter(pipe: TrainablePipeline, model: nn.Module, settings: TrainingSettings) -> DrafterAcceptance:
     """Measures the acceptance of a drafter on the held-out prompts."""
     size = model.codebooks if isinstance(model, FrameHead) else 1  # the depth of a frame head counts frames
-    recipe = parse(KINDS[settings.kind].recipe).with_knobs(window=settings.depth * size + 1)
+    recipe = parse(KINDS[settings.kind].recipe)
+    if recipe.info.tree:
+        recipe = recipe.with_knobs(branch="/".join(["1"] * settings.depth))
+    else:
+        recipe = recipe.with_knobs(window=settings.depth * size + 1)
     prepared = with_drafter(settings.prepare(pipe, settings.held_out, recipe.window), model, settings.kind)
     return measure_acceptance(prepared, recipe, [settings.seed - 1 - i for i in range(len(settings.held_out))])
 

@@ -15,8 +15,8 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "eagle3", "medusa", "hydra", "block", "grid", "kangaroo", "frame", "small", "retrieval" or
-            "swift".
+        kind: "eagle", "eagle3", "medusa", "hydra", "block", "grid", "kangaroo", "frame", "prompt", "small", "retrieval"
+            or "swift".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -25,7 +25,7 @@ class TrainingSettings:
         batch: Sequences per update, over all processes.
         lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
         depth: Number of draft depths that are trained (eagle), of heads (medusa, hydra), of tokens in a draft (block,
-            grid), or of frames (frame).
+            grid), of prompt tokens, or of frames (frame).
         hidden: Width of the MLP of a head or an adapter; 0 for 8/3 of the feature width.
         seed: Seed of the sequences, the weights and the order of the sequences.
         keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
@@ -77,6 +77,7 @@ class TrainingSettings:
             "grid": "grid head",
             "frame": "frame head",
             "eagle3": "head of EAGLE-3",
+            "prompt": "set of prompt tokens",
         }
         if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")

@@ -181,7 +181,8 @@ class Trainer:
         """Updates the drafter on a batch and returns the loss, the mean over processes."""
         s = self.settings
         own = indices[self.rank :: self.world_size]
-        prepared = s.prepare(self.pipe, [s.prompts[i % len(s.prompts)] for i in own], 1)
+        slack = KINDS[s.kind].slack(s.depth)
+        prepared = s.prepare(self.pipe, [s.prompts[i % len(s.prompts)] for i in own], slack)
         tokens, features = sequences.tokens[own], sequences.features_of(own)
         length = longest(tokens, prepared.layout)
         generator = torch.Generator().manual_seed(

@@ -53,6 +53,7 @@ RECIPES = [
     "masked:window=3",
     "tree-hydra:branch=2/2",
     "kangaroo:window=3",
+    "prompt:branch=2/1",
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},

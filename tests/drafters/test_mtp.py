@@ -30,6 +30,17 @@ CONFIG = SIZES | {"vocab_size": V, "num_hidden_layers": LAYERS, "num_nextn_predi
 NAMES = {
     "deepseek": {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "post_norm": "shared_head.norm"},
     "qwen": {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"},
+    "vita": {
+        "enorm": "mtp_embed_norms.0",
+        "hnorm": "mtp_hidden_norms.0",
+        "eh_proj": "mtp_projs.0",
+        "post_norm": "model.norm",
+    },
+}
+PLACES = {
+    "deepseek": (f"model.layers.{LAYERS}.", ""),
+    "qwen": ("mtp.", "layers.0."),
+    "vita": ("", f"model.layers.{LAYERS}."),
 }
 
 
@@ -43,16 +54,19 @@ def layer() -> MtpLayer:
 
 
 def write(folder: Path, layout: str, **more: torch.Tensor) -> torch.Tensor:
-    """Writes a whole model with the module; returns the embedding of its tokens."""
-    prefix, block = ("mtp.", "layers.0.") if layout == "qwen" else (f"model.layers.{LAYERS}.", "")
+    """Writes a whole model with the module, in two files of weights; returns the embedding of its tokens."""
+    prefix, block = PLACES[layout]
     embedding = torch.randn(V, D, generator=torch.Generator().manual_seed(1))
     tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": torch.zeros(V, D)}
     for name, tensor in layer().state_dict().items():
         part, _, last = name.rpartition(".")
         part = NAMES[layout].get(part, part.replace("mtp_block.", block))
         tensors[f"{prefix}{part}.{last}"] = tensor
-    save_file(tensors | {f"{prefix}{name}": tensor for name, tensor in more.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tensors |= {f"{prefix}{name}": tensor for name, tensor in more.items()}
+    for part, names in enumerate((list(tensors)[:3], list(tensors)[3:])):
+        save_file({name: tensors[name] for name in names}, folder / f"model-0000{part + 1}-of-00002.safetensors")
+    counted = {"num_hidden_layers": LAYERS + (layout == "vita")}  # VITA-Audio counts the module as a layer
+    (folder / "config.json").write_text(json.dumps(CONFIG | counted))
     return embedding
 
 
@@ -83,6 +97,8 @@ def test_modules_of_other_layers_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "deepseek", **{"mlp.experts.0.up_proj.weight": torch.zeros(2, 2)})
     with pytest.raises(ModelError, match=r"MTP module with 'mlp.experts.*'; mmspec reads layers of llama and qwen3"):
         load_head(tmp_path)
+    for part in tmp_path.glob("model-*"):
+        part.unlink()
     save_file({"lm_head.weight": torch.zeros(V, D)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="has no MTP module with names of DeepSeek"):
         load_head(tmp_path)

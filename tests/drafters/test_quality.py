@@ -29,6 +29,7 @@ from mmspec.engine import run
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse
 from mmspec.sampling.k_seq import smallest_rho
 from mmspec.sampling.logits import Logits
@@ -47,7 +48,11 @@ def decode(recipe: str, length: int, target: type[ToyTarget] = ToyTarget) -> Sta
     resources = DraftResources(
         draft_model=lambda: target(ROWS, V, length, 5),
         draft_sampling=[SamplingParams()] * ROWS,
-        heads={"medusa": MedusaHeads(V, FEATURES, 6), "eagle": copying_head()},
+        heads={
+            "medusa": MedusaHeads(V, FEATURES, 6),
+            "eagle": copying_head(),
+            "prompt": PromptTokens(V, FEATURES, 3),
+        },
     )
     settings = [SamplingParams()] * ROWS
     return run(target(ROWS, V, length, 5), parse(recipe), Layout(length), settings, range(ROWS), resources).stats
@@ -93,6 +98,12 @@ def test_all_drafts_of_the_target_itself_are_accepted(recipe: str, depth: int) -
 )
 def test_all_drafts_of_a_head_that_equals_the_target_are_accepted(recipe: str) -> None:
     assert decode(recipe, 9, Memoryless).nfe == 3
+
+
+@pytest.mark.parametrize("recipe", ["prompt:branch=1/1/1", "prompt:branch=2/1/1"])
+def test_all_drafts_from_prompts_that_predict_as_the_target_does_are_accepted(recipe: str) -> None:
+    """The drafts of the first tree are not: no prompts have been read. It gives a token at least, the others four."""
+    assert decode(recipe, 10, Memoryless).nfe == 4
 
 
 class LastToken(ToyTarget):

@@ -104,6 +104,8 @@ LATER = [
     "hydra:window=6",
     "tree-hydra:branch=2/2",
     "kangaroo:window=3",
+    "prompt:branch=1/1/1",
+    "prompt:branch=2/2",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {

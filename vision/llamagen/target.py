@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.kv_cache import KVCache, WindowSlots
+from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
@@ -69,6 +70,7 @@ class LlamaGenTarget:
         self._exit_features: Tensor | None = None  # of the last early exit
         self._collected: tuple[int, ...] = ()
         self._layer_features: Tensor | None = None
+        self._prompts: Tensor | None = None  # embeddings of prompt tokens, [m, D]
         # Tables by slot. Slots past the end repeat the last one; their logits are not used.
         past = torch.arange(capacity, device=self.device).clamp(max=self._slots + length - 1)
         cos, sin = gpt.rope(self.device)
@@ -164,7 +166,8 @@ class LlamaGenTarget:
         last = first + width
         root = self._slots + at
         at_depth = self._repeat(factor, root[:, None] + tree.depth[:, first:last])
-        h = self._gpt.embed(tokens.repeat(factor, 1)) + self._position[at_depth]
+        embeds = embed_with_prompts(self._gpt.embed, self._prompts, tokens.repeat(factor, 1), self.vocab_size)
+        h = embeds + self._position[at_depth]
         end = int(root.max()) + last
         bias = self._tree_bias(self._repeat(factor, root), tree.sees[:, first:last, 1:last], end)
         window = WindowSlots(end - width, end)
@@ -178,6 +181,9 @@ class LlamaGenTarget:
         if (path != steps).any():
             root, factor = self._slots + at[:, None], self._cfg_factor(None)
             self._cache.move(self._repeat(factor, root + path), self._repeat(factor, root + steps))
+
+    def read_prompts(self, embeddings: Tensor) -> None:
+        self._prompts = check_prompts(embeddings, self._gpt.config.dim)
 
     def select_rows(self, row_ids: list[int]) -> None:
         index = cfg_rows(row_ids, self._rows, self._guided, self.device)

@@ -26,7 +26,8 @@ from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runners import build_runner
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
-from mmspec.knobs import branches
+from mmspec.heads.prompt import PromptTokens
+from mmspec.knobs import LARGEST, branches
 from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
@@ -151,8 +152,10 @@ def branching_of(context: DraftingContext) -> Branching:
     if not recipe.auto_branch:
         return FixedBranching(branches(str(recipe.knobs["branch"])))
     head = resources.heads.get(recipe.info.runner)
-    deepest = min(recipe.depth, head.count) if isinstance(head, MedusaHeads | HydraHeads) else recipe.depth
+    deepest = (
+        min(recipe.depth, head.count) if isinstance(head, MedusaHeads | HydraHeads | PromptTokens) else recipe.depth
+    )
     key = str(recipe), context.batch_size, any(s.guidance_scale != 1 for s in context.samplings)
-    policy = resources.adaptive_windows.setdefault(key, AdaptiveBranching(recipe.window - 1, deepest))
+    policy = resources.adaptive_windows.setdefault(key, AdaptiveBranching(LARGEST - 1, deepest))
     assert isinstance(policy, AdaptiveBranching)
     return policy
