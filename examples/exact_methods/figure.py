@@ -57,9 +57,8 @@ def merged(folders: str) -> dict[str, Cell]:
 def family(recipe: str) -> tuple[str, int]:
     """The line of the figure that a recipe belongs to, and its window."""
     parsed = parse(recipe)
-    options = {k: v for k, v in parsed.knobs.items() if k in ("coupling", "refresh", "start", "layers", "refreshed")}
-    if parsed.parts[0] not in ("scd", "sjd"):
-        options = {}
+    names = ("coupling", "refresh", "start", "layers", "refreshed") if parsed.parts[0] in ("scd", "sjd") else ()
+    options = {name: parsed.knobs[name] for name in names if name in parsed.knobs}
     given = [f"{k}={v}" for k, v in options.items() if v not in ("maximal", "none", "auto", 0, 1)]
     return ", ".join([parsed.parts[0], *given]).replace("coupling=", ""), parsed.window
 
@@ -99,11 +98,10 @@ def panel(name: str, cells: dict[str, Cell], x0: int) -> list[str]:
 
 
 def main() -> None:
-    drawn, _, listed = " ".join(sys.argv[1:]).partition(" -- ")
-    panels, tables = (
-        {Path(group.split(",")[0]).name: merged(group) for group in part.split()} for part in (drawn, listed)
-    )
-    everything = panels | tables
+    groups = {Path(group.split(",")[0]).name: group for group in sys.argv[1:] if group != "--"}
+    everything = {name: merged(group) for name, group in groups.items()}
+    drawn = sys.argv[1:].index("--") if "--" in sys.argv else len(groups)
+    panels = dict(list(everything.items())[:drawn])
     width = LEFT + len(panels) * (WIDTH + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 120}" font-family="sans-serif" '
@@ -114,7 +112,8 @@ def main() -> None:
     parts.append(
         f'<text x="{width / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">window (tokens in a target call)</text>'
     )
-    for i, (title, color) in enumerate(COLORS.items()):
+    titles = {family(recipe)[0] for cells in panels.values() for recipe in cells}
+    for i, (title, color) in enumerate((t, c) for t, c in COLORS.items() if t in titles):
         x, y = LEFT + i % 6 * (width - LEFT) // 6, TOP + HEIGHT + 56 + i // 6 * 18
         parts.append(
             f'<path d="M{x} {y - 4}h18" stroke="{color}" stroke-width="3"/><text x="{x + 23}" y="{y}">{title}</text>'

@@ -48,3 +48,17 @@ def test_kinds_of_tokens(
     result = gate(parse(recipe))
     assert kinds == checked
     assert result.ok == (columns.ok or "columns" not in checked or "table" in recipe)
+
+
+def test_first_layers_that_the_toys_do_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+
+    def check(recipe: Recipe) -> ExactnessResult:
+        checked.append(int(recipe.knobs["layers"]))
+        return GOOD
+
+    monkeypatch.setattr(mmspec.testing.exactness, "check", check)
+    monkeypatch.setattr(mmspec.testing.columns, "check_columns", check)
+    for layers in (2, 8):
+        gate(parse(f"layer-skip:layers={layers}"))
+    assert set(checked[: len(checked) // 2]) == {2} and set(checked[len(checked) // 2 :]) == {3}
