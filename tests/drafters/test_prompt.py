@@ -114,11 +114,11 @@ def test_the_gradient_goes_through_the_target_and_its_cache(guidance_scale: floa
         direction = torch.zeros_like(gradient)
         direction[row] = gradient[row] / gradient[row].norm()
         with torch.no_grad():
-            prompts.weight += 0.005 * direction
+            prompts.weight.add_(direction, alpha=0.005)
             above = loss()
-            prompts.weight -= 0.01 * direction
+            prompts.weight.sub_(direction, alpha=0.01)
             slope = float(above - loss()) / 0.01
-            prompts.weight += 0.005 * direction
+            prompts.weight.add_(direction, alpha=0.005)
         assert abs(slope / float(gradient[row].norm()) - 1) < 0.02
 
 
