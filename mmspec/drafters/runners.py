@@ -79,6 +79,8 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             )
         return FrameRunner(head, target, sampler(context.samplings))
     assert isinstance(target, FeatureTarget)
+    refreshes = recipe.knobs.get("refresh") == kind
+    depth = int(recipe.knobs["refreshed"]) if refreshes else recipe.depth
     if isinstance(head, Eagle3Head) and not isinstance(target, LayerFeatureTarget):
         raise ArgumentError(
             f"recipe {recipe.name!r} is not possible here: an EAGLE-3 head reads features of several layers, and "
@@ -92,8 +94,6 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
                 f"recipe {recipe.name!r} is not possible here: the drafter reads layers {list(head.layer_ids)}, and "
                 f"{type(target).__name__} provides the features of the last one only"
             )
-        refreshes = recipe.knobs.get("refresh") == kind
-        depth = int(recipe.knobs["refreshed"]) if refreshes else recipe.depth
         return BlockRunner(head, target, sampler(context.samplings), layout.length, recipe.window, depth)
     if isinstance(head, GridHead):
         if layout.width != head.grid_width:
@@ -107,10 +107,9 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
             )
         return KangarooRunner(head, target, sampler(context.samplings), layout.length, recipe.window)
     assert isinstance(head, MedusaHeads | HydraHeads), kind
-    if recipe.depth > head.count and not (recipe.auto or recipe.auto_branch):
+    if depth > head.count and not (recipe.auto or recipe.auto_branch):
         raise ArgumentError(
-            f"recipe '{recipe}' drafts {recipe.depth} tokens ahead, but the drafter has {head.count} "
-            f"{kind.title()} heads"
+            f"recipe '{recipe}' drafts {depth} tokens ahead, but the drafter has {head.count} {kind.title()} heads"
         )
     if isinstance(head, HydraHeads):
         return HydraRunner(head, target, sampler(context.samplings))

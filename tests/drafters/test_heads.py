@@ -152,6 +152,8 @@ def test_a_head_that_is_missing_or_does_not_fit_is_refused() -> None:
     heads = {"medusa": MedusaHeads(3, FEATURES, 2)}
     with pytest.raises(ArgumentError, match="'medusa' drafts 4 tokens ahead, but the drafter has 2 Medusa heads"):
         run(ToyTarget(1, 3, 4, 0), parse("medusa"), layout, sampling, [0], DraftResources(heads=heads))
+    refreshed = parse("scd:window=4,refresh=medusa,refreshed=2")  # only as many heads as leftovers are refreshed
+    run(ToyTarget(1, 3, 4, 0), refreshed, layout, sampling, [0], DraftResources(heads=heads))
     with pytest.raises(ModelError, match="drafter has a vocabulary of 3 tokens, the model 4; they must match"):
         run(ToyTarget(1, 4, 4, 0), parse("medusa:window=3"), layout, sampling, [0], DraftResources(heads=heads))
 
