@@ -140,4 +140,5 @@ def short(interval: Mapping[str, Any] | None) -> str:
     digits = 3 if nothing else next((d for d in (2, 3, 4, 5) if width * 10**d >= 5), 0)
     if not digits:
         return f"{interval['value']:.3g} [{interval['low']:.3g}, {interval['high']:.3g}]"
-    return f"{interval['value']:.{digits}f} [{interval['low']:.{digits}f}, {interval['high']:.{digits}f}]"
+    # "z": an end that rounds to zero has no sign.
+    return f"{interval['value']:z.{digits}f} [{interval['low']:z.{digits}f}, {interval['high']:z.{digits}f}]"

@@ -411,6 +411,7 @@ def test_intervals_are_formatted_with_their_significant_digits() -> None:
     assert short({"value": 0.01234, "low": 0.0120, "high": 0.0127}) == "0.0123 [0.0120, 0.0127]"
     assert short({"value": 1, "low": 1, "high": 1}) == "1.000 [1.000, 1.000]"
     assert short({"value": 900.0, "low": 900.0 - 1e-12, "high": 900.0}) == "900.000 [900.000, 900.000]"
+    assert short({"value": 0.01, "low": -1e-6, "high": 0.024}) == "0.010 [0.000, 0.024]"
     assert short({"value": 1e-5, "low": 0.0, "high": 2e-5}) == "1e-05 [0, 2e-05]"
     assert short(None) == "-"
 
