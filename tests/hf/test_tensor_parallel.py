@@ -13,6 +13,7 @@ import tensor_parallel
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default `max_length`")  # an image has its own length
 def test_two_processes_generate_the_tokens_of_one(tmp_path: Path, root: Path) -> None:
     script = root / "tests" / "helpers" / "tensor_parallel.py"
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
