@@ -41,7 +41,8 @@ class Drafts(NamedTuple):
     """The output of `draft_window`.
 
     Attributes:
-        window: int64 [B, m + 1], the last token of each row, and m drafts.
+        window: int64 [B, m + 1], the last token of each row, and m drafts; 0 for tokens below 0, which stand for
+            invalid distributions.
         floats: float32 [B, m, 5], of the distributions that the drafts were sampled from: those of the previous window,
             or all mass on the token.
         ints: int32 [B, m, 5], likewise.
@@ -131,7 +132,7 @@ def draft_window_reference(
             found.append(token)
             ints[row, slot, POINT] = token
         window[row] = torch.tensor([own[start - 1], *found])
-    return Drafts(window, floats, ints)
+    return Drafts(window.clamp(min=0), floats, ints)
 
 
 @triton.jit
@@ -180,7 +181,7 @@ def _draft_window(
             scaled = tl.load(us + row * (m + 1) + slot) * vocab
             token = tl.minimum(scaled.to(tl.int64), vocab - 1)
         elif INIT == 3:
-            token = tl.load(table + tl.where(up < 0, vocab, up) * vocab + left).to(tl.int64)
+            token = tl.load(table + tl.where(up < 0, vocab, up) * vocab + tl.maximum(left, 0)).to(tl.int64)
         if FORCED:
             only = tl.load(forced + row * forced_row + tl.minimum(position, forced_last))
             token = tl.where(only >= 0, only, token)
@@ -190,8 +191,8 @@ def _draft_window(
         tl.store(floats + (row * m + lanes) * 5 + number, 1.0, mask=new)
         point = held.to(tl.int32) if number == 3 else tl.zeros((BLOCK,), tl.int32)
         tl.store(ints + (row * m + lanes) * 5 + number, point, mask=new)
-    tl.store(window + row * (m + 1), last)
-    tl.store(window + row * (m + 1) + 1 + lanes, held, mask=lanes < m)
+    tl.store(window + row * (m + 1), tl.maximum(last, 0))
+    tl.store(window + row * (m + 1) + 1 + lanes, tl.maximum(held, 0), mask=lanes < m)
 
 
 @operator("mmspec::draft_window", mutates_args=())

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -147,10 +148,10 @@ def read_instruction(file: Path) -> tuple[str, str]:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     found[line.targets[0].id] = value.value
         instruction, question = found["INSTRUCTION"], found["prompt_with_special_token"]
-        if REWARD not in question or "{text_prompt}" not in instruction:
-            raise ValueError(f"there is no {REWARD} or no {{text_prompt}}")
-        instruction.format(text_prompt="")
-    except (OSError, ValueError, SyntaxError, KeyError, IndexError, RecursionError) as error:
+        places = {place[1:] for place in Formatter().parse(instruction) if place[1] is not None}
+        if REWARD not in question or places != {("text_prompt", "", None)}:
+            raise ValueError(f"there is no {REWARD}, or {{text_prompt}} is not the one place")
+    except (OSError, ValueError, SyntaxError, KeyError, RecursionError, MemoryError) as error:
         raise ModelError(
             f"'{file}' has no INSTRUCTION and prompt_with_special_token of HPSv3: {one_line(error)}"
         ) from None

@@ -50,6 +50,9 @@ class UTMOSNetwork(nn.Module):
 
     Args:
         tensors: Under the names of this class.
+
+    Raises:
+        ModelError: If the embeddings are those of several domains or listeners, or do not fit the LSTM.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -76,6 +79,11 @@ class UTMOSNetwork(nn.Module):
         self.judge_emb = nn.Parameter(torch.empty(tensors["judge_emb"].shape))
         given, hidden = tensors["blstm.weight_ih_l0"].shape[1], tensors["blstm.weight_hh_l0"].shape[1]
         self.blstm = nn.LSTM(given, hidden, batch_first=True, bidirectional=True)
+        known = {name: tuple(tensors[name].shape) for name in ("domain_emb", "judge_emb")}
+        if any(len(shape) != 2 or shape[0] != 1 for shape in known.values()):
+            raise ModelError(f"one domain and one listener are expected, not embeddings of shapes {known}")
+        if given != dim + sum(shape[1] for shape in known.values()):
+            raise ModelError(f"the LSTM reads vectors of {given}, not the features of {dim} with embeddings {known}")
         inner = tensors["projection.0.weight"].shape[0]
         self.projection = nn.Sequential(nn.Linear(2 * hidden, inner), nn.ReLU(), nn.Linear(inner, 1))
         self.least = 1  # samples that make one frame

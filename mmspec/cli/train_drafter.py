@@ -209,7 +209,7 @@ def train_drafter(
         pipe = load_pipeline(model, local_device(device), drafter)
         check_trainable(pipe)
         if sequences_of is not None and processes.rank == 0:
-            take_sequences(sequences_of, output / "work" / "sequences", settings)
+            take_sequences(sequences_of, output / "work" / "sequences", settings, pipe)
         if kind in ("retrieval", "swift"):
             record = build(pipe, settings, output, as_json)
             print(json.dumps({"output": str(output), **record}) if as_json else output)

@@ -41,7 +41,8 @@ class ReadsAhead(Protocol):
         """As `mmspec.decoding.target.Target.forward`.
 
         Args:
-            tokens: int64 [B, W].
+            tokens: int64 [B, W], of the vocabulary even where the tokens before are not, as their distributions are
+                invalid.
             at: Host int64 [B], with its copy on the device (`mmspec.sampling.mirrored`): the positions of the first
                 tokens are the device's; the host's are at least those.
 

@@ -306,6 +306,8 @@ class BatchState:
             ended = ends[:, 0] & was_running
             self.is_running &= ~ended
             self._ended[self.ids] |= ended
+            if ended.any():
+                self._device_limits = None
         return self.running()
 
     def _ends(

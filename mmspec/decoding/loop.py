@@ -525,7 +525,8 @@ def decode_steps(
             meter.clock.lap("rule")
             if n + 1 < count and state.remaining > 1:
                 # Rows that the token ends are read as if they went on, and what is read is not used.
-                opened = ahead.target.forward_ahead(tokens, state.length - 1 + state.is_running)
+                read = tokens.clamp(min=0)  # -1 where there is no distribution
+                opened = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
                 meter.clock.lap("target")
             on_host = pending.read()
         if drafter is not None:

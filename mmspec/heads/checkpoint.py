@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec import checkpoint
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_tensors
+from mmspec.checkpoint import building, check_tensors, sizes_of
 from mmspec.documents import read_object
 from mmspec.errors import ModelError
 from mmspec.heads.block import BlockHead
@@ -82,16 +82,18 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
     config, tensors = read_object(folder / "config.json"), read_tensors(folder)
     if merged is not None and embedding is not None and vocabulary_of(config) not in (None, len(embedding)):
         config, tensors = cut_to_codes(str(folder), config, head_tensors(tensors), merged, embedding)
-    if has_mtp(config):
-        tensors = mtp_tensors(config, tensors, embedding)
-    head_class, arguments = head_arguments(str(folder), config, tensors)
+    what, kind = f"drafter {str(folder)!r}", "a draft head as its config.json describes"
+    with sizes_of(what, kind):
+        if has_mtp(config):
+            tensors = mtp_tensors(config, tensors, embedding)
+        head_class, arguments = head_arguments(str(folder), config, tensors)
     foreign = is_eagle3(config) or is_block(config)
     if foreign:
         tensors = head_tensors(tensors)
         if "embed_tokens.weight" not in tensors and embedding is not None:
             tensors["embed_tokens.weight"] = embedding
     parameters = inspect.signature(head_class.__init__).parameters
-    with building(f"drafter {str(folder)!r}", "a draft head as its config.json describes"):
+    with building(what, kind):
         head = head_class(**{name: value for name, value in arguments.items() if name in parameters})
     if isinstance(head, Eagle3Head | BlockHead):
         if head.d2t is not None:
@@ -99,7 +101,7 @@ def load_head(folder: str | Path, embedding: Tensor | None = None, merged: Merge
         elif foreign:  # maps of a whole vocabulary say nothing, and a block head then shares the target's LM head
             unused = ("d2t", "t2d", *(["lm_head.weight"] if isinstance(head, BlockHead) else []))
             tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
-    check_tensors(f"drafter {str(folder)!r}", tensors, head)
+    check_tensors(what, tensors, head)
     if isinstance(head, Datastore) and bool((tensors["tokens"] >= head.vocab_size).any()):
         raise ModelError(f"drafter {str(folder)!r} holds tokens outside of its vocabulary of {head.vocab_size}")
     if isinstance(head, SkippedLayers) and sorted({*tensors["order"].tolist()} - set(range(head.layers))):

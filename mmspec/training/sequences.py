@@ -18,7 +18,7 @@ from mmspec.errors import ArgumentError
 from mmspec.files import replacing
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
-from mmspec.training.prepared import PreparedPrompts
+from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.settings import TrainingSettings
 
 # (prompts, slack) -> prompts ready to be decoded; see `mmspec.training.prepared.TrainablePipeline.prepare`.
@@ -77,7 +77,7 @@ def describe_settings(settings: TrainingSettings) -> str:
     return json.dumps({**known, "prompts": list(settings.prompts)})
 
 
-def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings) -> None:
+def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe: TrainablePipeline) -> None:
     """Copies the sequences that another drafter of the same model was trained on; what `folder` has is kept.
 
     Features are not copied, because drafters read different layers.
@@ -86,24 +86,36 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings) -> N
         drafter: The folder of the other drafter, with `work`.
         folder: Folder of the sequences.
         settings: The settings of the training.
+        pipe: The pipeline of the model.
 
     Raises:
-        ArgumentError: If there are no sequences, or sequences of other prompts, another seed, temperature or guidance.
+        ArgumentError: If there are no sequences, or sequences of other prompts, another seed, temperature or guidance,
+            or with tokens that the model does not have.
     """
     other = drafter / "work" / "sequences"
     try:
         same = (other / SETTINGS).read_text(encoding="utf-8") == describe_settings(settings)
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         raise ArgumentError(f"--sequences-of: '{drafter}' holds no sequences of train-drafter") from None
     if not same:
         raise ArgumentError(
             f"--sequences-of: '{drafter}' holds sequences of other prompts, another seed, temperature or guidance"
         )
+    prepared = settings.prepare(pipe, settings.prompts[:1], 1)
+    vocab, length = prepared.make().vocab_size, prepared.layout.length
     claim_folder(folder, settings)
     for first in range(0, settings.sequences, CHUNK_SIZE):
         rows = min(CHUNK_SIZE, settings.sequences - first)
         tokens = load_chunk(chunk_file(other, first), rows).get("tokens")
-        if tokens is not None and not load_chunk(chunk_file(folder, first), rows):
+        if tokens is None:
+            continue
+        low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, vocab)
+        if low < min(0, prepared.layout.pad) or high >= vocab or tokens.shape[1] > length:
+            raise ArgumentError(
+                f"--sequences-of: '{drafter}' holds sequences of another model, of {tokens.shape[1]} tokens from {low} "
+                f"to {high}; this model generates {length} tokens from 0 to {vocab - 1}"
+            )
+        if not load_chunk(chunk_file(folder, first), rows):
             with replacing(chunk_file(folder, first)) as partial:
                 save_file({"tokens": tokens}, partial)
 

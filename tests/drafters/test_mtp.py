@@ -93,6 +93,21 @@ def test_a_module_computes_what_that_of_transformers_does(layout: str, tmp_path:
         torch.testing.assert_close(each.unroll(tokens, features, 1)[0], wanted, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("layout", NAMES)
+def test_damaged_models_are_refused(layout: str, tmp_path: Path) -> None:
+    write(tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    other: list[dict[str, Any]] = [{"rope_theta": "x"}, {"rope_theta": []}, {"layer_types": 3}]
+    for changes in other:
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ModelError, match="is not a draft head as its config.json describes: "):
+            load_head(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"model.embed_tokens.weight": torch.zeros(())}, tmp_path / "model-00003-of-00003.safetensors")
+    with pytest.raises(ModelError, match="is not a draft head as its config.json describes: "):
+        load_head(tmp_path)
+
+
 def test_modules_of_other_layers_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "deepseek", **{"mlp.experts.0.up_proj.weight": torch.zeros(2, 2)})
     with pytest.raises(ModelError, match=r"MTP module with 'mlp.experts.*'; mmspec reads layers of llama and qwen3"):

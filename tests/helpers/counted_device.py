@@ -237,8 +237,14 @@ class CountedTarget:
         vocab_size: V.
         length: Of the sequence.
         guided: Whether it has unconditional logits.
+
+    Attributes:
+        broken_from: The slot from which on its logits are NaN.
+        lowest: The lowest token that it has read.
     """
 
+    broken_from = 2**62
+    lowest = 0
     fused_layers = ()
     layers = 0
 
@@ -260,7 +266,9 @@ class CountedTarget:
         host = tokens.host.clamp(0, self.vocab_size - 1)
         side = torch.arange(len(host)) // self.rows
         assert isinstance(slots, DeviceTensor)
+        self.lowest = min(self.lowest, int(tokens.host.min()))
         logits = self._table[side[:, None], host] + self._places[side[:, None], slots.host % 7]
+        logits[slots.host >= self.broken_from] = torch.nan
         self._counted.model_is_called()
         return DeviceTensor(logits), DeviceTensor(logits)
 

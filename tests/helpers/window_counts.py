@@ -27,6 +27,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
+from mmspec.errors import ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
@@ -158,6 +159,20 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
     }
 
 
+def broken(recipe: str, slot: int) -> dict[str, Any]:
+    """What happens if the logits of a model are NaN from a slot on: the lowest token that it reads, and the error."""
+    with counted_device() as counted:
+        model: Any = CountedTarget(counted, 2, VOCAB, 36, guided=True)
+        model.broken_from, error = slot, ""
+        table = torch.randint(0, VOCAB, (VOCAB + 1, VOCAB), generator=torch.Generator().manual_seed(0))
+        resources = DraftResources(table=NGramTable(table.to(DEVICE)))
+        try:
+            run(CUDAGraphTarget(model), parse(recipe), Layout(36, LINE), [SamplingParams()] * 2, range(2), resources)
+        except ModelError as raised:
+            error = str(raised)
+        return {"lowest": model.lowest, "error": error}
+
+
 def main() -> None:
     """Prints all cases."""
     torch._C._set_only_lift_cpu_tensors(True)
@@ -172,6 +187,8 @@ def main() -> None:
             cases[f"{recipe} {name}"] = windows(recipe, 4, 30, ahead)
     for recipe in (AHEAD[0], AHEAD[-1]):
         cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
+    for recipe in ("plain", "scd:window=6", "table:window=6"):
+        cases[f"{recipe} broken"] = broken(recipe, 14)
     print(json.dumps(cases))
 
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.batch import BatchState
+from mmspec.decoding.batch import BatchState, _Window
 from mmspec.decoding.layout import Layout
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.coupling import couple_by_noise, couple_maximally
+from mmspec.sampling.mirrored import on_device, upload
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import INIT, CounterRNG, WindowRNG
 
@@ -187,3 +188,23 @@ def test_the_next_window_begins_where_the_host_would_begin_it(
     for part, known in zip(parts, [*host, np.array([[5], [8], [10]]).repeat(following, 1)], strict=True):
         assert part.tolist() == known.ravel().tolist()
     assert state.length.tolist() == [2, 15, LENGTH], "a weak test: no row is cut at its end"
+
+
+def test_a_row_that_a_single_step_ends_stays_where_it_is() -> None:
+    """Windows and single steps alternate where widths are measured."""
+    state = BatchState([1, 2], Layout(LENGTH, None, eos=frozenset({3})), 8, torch.device("cpu"))
+    state._lengths[:] = [4, 4]
+    window, accepted = torch.zeros(2, 4, dtype=torch.int64), np.array([2, 2])
+
+    def following() -> list[int]:
+        numbers = [state.length - 1, state.recent(commit.RECENT), state.positions(4), state.positions(4)]
+        state._window = _Window(*upload(numbers, state.device))
+        state.follow(window, torch.from_numpy(accepted), 4)
+        assert state._window is not None
+        found: list[int] = (on_device(state._window.before, state.device) + 1).tolist()
+        state.gain(window, accepted)
+        return found
+
+    assert following() == state.length.tolist() == [7, 7]
+    state.append(torch.tensor([[3], [5]]))
+    assert following() == state.length.tolist() == [8, 11]

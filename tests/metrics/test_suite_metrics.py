@@ -185,9 +185,12 @@ def test_hpsv3_is_that_of_its_package(root: Path, tmp_path: Path) -> None:
     small, spelled = np.zeros((2, 9, 9, 3), np.uint8), ["a <|Reward|>", "a <|image_pad|>"]
     both = HPSV3.extract(SampleBatch([Path("a"), Path("b")], spelled, images=small), extractor)
     assert len(both) == 2 and both[0] != both[1]
-    (tmp_path / "data_collator_qwen.py").write_text('INSTRUCTION = "{text_prompt}"\nprompt_with_special_token = f()\n')
-    with pytest.raises(ModelError, match="has no INSTRUCTION and prompt_with_special_token of HPSv3"):
-        HPSV3.load_extractor({"hpsv3": str(tmp_path)}, "cpu")
+    places = ("{text_prompt} {text_prompt.real}", "{text_prompt} {text_prompt[0]}", "{text_prompt:999999999999}", "{0}")
+    contents = [f'INSTRUCTION = "{text}"\nprompt_with_special_token = "<|Reward|>"' for text in places]
+    for content in ('INSTRUCTION = "{text_prompt}"\nprompt_with_special_token = f()\n', *contents, "-" * 100000 + "1"):
+        (tmp_path / "data_collator_qwen.py").write_text(content)
+        with pytest.raises(ModelError, match="has no INSTRUCTION and prompt_with_special_token of HPSv3"):
+            HPSV3.load_extractor({"hpsv3": str(tmp_path)}, "cpu")
     with pytest.raises(ModelError, match=r"has no HPSv3.safetensors; name a folder with"):
         HPSV3.load_extractor({"hpsv3": str(tmp_path / "none")}, "cpu")
     tiny_hpsv3.write_collator(tmp_path)
@@ -257,6 +260,11 @@ def test_utmos_is_that_of_its_package(root: Path, tmp_path: Path) -> None:
     shorter["judge_emb"] = shorter.pop("output_layers.0.judge_embedding.weight")[288:289]
     torch.save(shorter, tmp_path / "utmos22_strong_step7459_v1.pt")
     assert UTMOS(str(tmp_path / "utmos22_strong_step7459_v1.pt")).scores(batch.audio) == pytest.approx(golden["scores"])
+    for name in ("domain_emb", "judge_emb"):  # of none, and of other widths
+        for wrong in (shorter[name][:0], shorter[name][:, 1:], shorter[name][0]):
+            torch.save(shorter | {name: wrong}, tmp_path / "utmos22_strong_step7459_v1.pt")
+            with pytest.raises(ModelError, match="embeddings"):
+                UTMOS(str(tmp_path / "utmos22_strong_step7459_v1.pt"))
     del shorter["blstm.bias_hh_l0"]
     torch.save(shorter, tmp_path / "utmos22_strong_step7459_v1.pt")
     with pytest.raises(ModelError, match="missing: blstm.bias_hh_l0"):

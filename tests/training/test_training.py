@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from trainable import PROMPTS, V, settings, tiny_pipe
 
 import mmspec
@@ -441,6 +441,29 @@ def test_a_killed_training_does_not_go_on_with_sequences_of_other_settings(tmp_p
     Trainer(tiny_pipe(), settings("medusa"), tmp_path).collect()  # killed before its first checkpoint
     with pytest.raises(ArgumentError, match="holds sequences of other prompts, another seed, temperature"):
         Trainer(tiny_pipe(), settings("medusa", temperature=0.5), tmp_path).collect()
+
+
+def test_sequences_of_another_drafter_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, chosen, other = tiny_pipe(), settings("hydra", sequences=18), tmp_path / "other"
+    Trainer(pipe, settings("medusa", sequences=18), other).collect()
+    folder = tmp_path / "new" / "work" / "sequences"
+    sequences.take_sequences(other, folder, chosen, pipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(sequences, "generate", lambda *_: pytest.fail("sequences are generated again"))
+        found = Trainer(pipe, chosen, tmp_path / "new").collect()
+    assert torch.equal(found.tokens, sequences.read_sequences(other / "work" / "sequences", 18).tokens)
+    for changes, reason in (({"seed": 9}, "of other prompts, another seed"), ({"prompts": PROMPTS[1:3]}, "prompts")):
+        with pytest.raises(ArgumentError, match=reason):
+            sequences.take_sequences(other, tmp_path / "b", settings("hydra", sequences=18, **changes), pipe)
+    known = load_file(other / "work" / "sequences" / "0000000.safetensors")
+    for wrong in (known["tokens"] + V, known["tokens"] - 1 - V, known["tokens"].repeat(1, 2), known["tokens"][:, :0]):
+        save_file({"tokens": wrong.contiguous()}, other / "work" / "sequences" / "0000000.safetensors")
+        with pytest.raises(ArgumentError, match="--sequences-of: .* holds sequences of another model, of"):
+            sequences.take_sequences(other, tmp_path / "c", chosen, pipe)
+    (other / "work" / "sequences" / sequences.SETTINGS).write_bytes(b"\xff")
+    for folder in (other, tmp_path / "missing"):
+        with pytest.raises(ArgumentError, match="holds no sequences of train-drafter"):
+            sequences.take_sequences(folder, tmp_path / "d", chosen, pipe)
 
 
 def test_layers_to_skip_are_chosen_on_the_models_own_sequences(tmp_path: Path) -> None:
