@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mmspec import hub
 from mmspec.arguments import shown
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import CODECS, codec_of
@@ -27,7 +26,7 @@ from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.sentencepiece_file import is_sentencepiece
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention_inside
-from mmspec.hf.folder import architecture, load_model, read_json, read_processor
+from mmspec.hf.folder import architecture, folder_of, load_model, read_json, read_processor
 from mmspec.importing import resolve
 
 # Model class -> function that makes its `SpeechAdapter` from the model, its processor, a codec or None, the remaining
@@ -175,7 +174,7 @@ def from_folder(
     if draft == "pair":
         draft = smaller_model(folder)
     if isinstance(draft, (str, Path)):
-        found = draft_folder(draft)
+        found = folder_of("draft_model", draft)
         if is_magnet(found):
             draft, _ = read_magnet_model(found, device, model.dtype)
         else:
@@ -231,7 +230,7 @@ def from_published(
     draft, own_codec = options.pop("draft_model", None), given_codec(options)
     if draft == "pair":
         draft = smaller_model(folder)
-    draft = None if draft is None else draft_folder(draft)
+    draft = None if draft is None else folder_of("draft_model", draft)
     own_codec = own_codec if codec is None else read_codec(codec, device)
     return SpeechPipeline(read(folder, processor, own_codec, options, draft, device, dtype))
 
@@ -265,7 +264,7 @@ def from_codec_lm_folder(
     side = read(folder, tokenizer, voice, device, dtype, options)
     draft_side = None
     if draft is not None:
-        other = draft_folder(draft)
+        other = folder_of("draft_model", draft)
         draft_side = (codec_lm_reader(other, own) or read)(other, tokenizer, voice, device, dtype, own)
     own_codec = own_codec if codec is None else read_codec(codec, device)
     return SpeechPipeline(make_codec_lm(side, own_codec, draft_side, options))
@@ -313,15 +312,3 @@ def smaller_model(folder: Path) -> str:
     raise ArgumentError(
         f"draft_model='pair' is not possible for {str(folder)!r}; pairs are known for {pairs}: name a folder or Hub id"
     )
-
-
-def draft_folder(draft: str | Path) -> Path:
-    """The folder of a draft model, downloaded if `draft` is a Hub id.
-
-    Raises:
-        ArgumentError: If it is neither a folder nor a Hub id.
-    """
-    path: Path | None = Path(draft) if Path(draft).is_dir() else hub.fetch(str(draft))
-    if path is None:
-        raise ArgumentError(f"draft_model={str(draft)!r} is neither a folder nor a Hub id")
-    return path

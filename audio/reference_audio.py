@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class ReferenceCodes:
         speaker: int64 [n], the codes of the speaker, for codecs that have them apart; or None.
 
     Raises:
-        ArgumentError: If codes or speaker are no tensors.
+        ArgumentError: If the transcript is no text, or codes or speaker are no tensors.
     """
 
     transcript: str
@@ -87,6 +87,29 @@ class ReferenceCodes:
     speaker: Tensor | None = None
 
     def __post_init__(self) -> None:
+        transcript: Any = self.transcript
+        if not isinstance(transcript, str):
+            raise ArgumentError(f"transcript={shown(transcript)} is not allowed; it must be a text")
         for name, value in (("codes", self.codes), ("speaker", self.speaker)):
             if not isinstance(value, Tensor) and (name, value) != ("speaker", None):
                 raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a tensor of integers")
+
+    def checked(self, codebooks: int, count: int) -> ReferenceCodes:
+        """The same with codes int64 [F, codebooks] on the CPU.
+
+        Args:
+            codebooks: Codebooks of the model.
+            count: Codes of each.
+
+        Raises:
+            ArgumentError: If the codes have another shape or type, or are not among those of the model.
+        """
+        codes, shape = self.codes, list(self.codes.shape)
+        integers = not codes.is_floating_point() and not codes.is_complex() and codes.dtype != torch.bool
+        shaped = integers and codes.ndim == 2 and shape[1] == codebooks and shape[0] > 0
+        if not shaped or bool(((codes < 0) | (codes >= count)).any()):
+            raise ArgumentError(
+                f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, "
+                f"{codebooks}], 0 to {count - 1}"
+            )
+        return replace(self, codes=codes.cpu().long())

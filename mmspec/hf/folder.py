@@ -15,12 +15,14 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
 from transformers.models.auto import modeling_auto
 
+from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_depths, describe, listed, read_header
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
-from mmspec.hub import current_access
+from mmspec.hub import current_access, fetch
 
 # Classes that generate, by `model_type`.
 GENERATIVE: tuple[Mapping[str, Any], ...] = (
@@ -73,6 +75,26 @@ def class_of_type(model_type: str) -> str | None:
     return None
 
 
+def folder_of(name: str, where: str | Path) -> Path:
+    """The folder of a part of a model, downloaded if it is a Hub id.
+
+    Args:
+        name: The argument, for the error.
+        where: A folder or a Hub id.
+
+    Raises:
+        ArgumentError: If it is neither.
+        ModelError: If the download fails.
+    """
+    try:
+        path: Path | None = Path(where) if Path(where).is_dir() else fetch(str(where))
+    except (OSError, ValueError):  # names that a file system does not allow
+        path = None
+    if path is None:
+        raise ArgumentError(f"{name}={shown(str(where))} is neither a folder nor a Hub id")
+    return path
+
+
 def read_processor(where: str | Path, name: str) -> Any:
     """The processor, or for ImageGPT the image processor, of a model class.
 
@@ -93,6 +115,24 @@ def read_tokenizer(where: str | Path) -> Any:
         ArgumentError: If it cannot be loaded.
     """
     return _read("AutoTokenizer", where)
+
+
+def tokenizer_of(processor: Any, folder: Path, kind: str = "AutoTokenizer") -> Any:
+    """The tokenizer of a model whose processor is its tokenizer.
+
+    Args:
+        processor: A tokenizer, or where it is; None is the one in the folder.
+        folder: The folder of the model.
+        kind: The class of transformers that reads it; PreTrainedTokenizerFast does not ask config.json for a class.
+
+    Raises:
+        ArgumentError: If it cannot be loaded, or is no tokenizer.
+    """
+    if processor is None or isinstance(processor, (str, Path)):
+        return _read(kind, processor or folder)
+    if not isinstance(processor, PreTrainedTokenizerBase):
+        raise ArgumentError(f"processor={shown(processor)} is not allowed; it must be a tokenizer of transformers")
+    return processor
 
 
 def _read(kind: str, where: str | Path) -> Any:

@@ -266,6 +266,10 @@ def test_errors(folder: Path) -> None:
         load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
     with pytest.raises(PromptError, match=r"text contains '<\|im_end\|>', a mark of the prompt"):
         load(folder)("one<|im_end|>")
+    with pytest.raises(PromptError, match=r"transcript contains '<\|voice\|>', a mark of the prompt"):
+        load(folder, voice=ReferenceCodes("<|voice|>", torch.tensor(VOICE)))
+    with pytest.raises(ArgumentError, match="processor=5 is not allowed; it must be a tokenizer of transformers"):
+        mmspec.load(str(folder), processor=5, config={"codec": Codec()})
     with pytest.raises(ModelError, match="has no text_config or no audio_decoder_config"):
         read_config({}, "model 'x'")
     for place, name, value in (

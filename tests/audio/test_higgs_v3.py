@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_codecs
+import tiny_higgs_v3
 import torch
 from tiny_higgs_v3 import BOOKS, CODES, TEXTS, VOICE, Codec, config, higgs_v3
 from torch import Tensor
-from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
+from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel, PreTrainedTokenizerFast
 from two_samples import chi_square
 
 import mmspec
@@ -23,7 +24,7 @@ from mmspec.audio.models.higgs_v3.model import CODEC_CONFIG, HiggsV3, read_codec
 from mmspec.audio.models.higgs_v3.speech import HiggsV3Adapter, HiggsV3Part
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.decoding.target import Target
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -245,3 +246,35 @@ def test_errors(folder: Path) -> None:
         broken = {**config(), "audio_encoder_config": {**config()["audio_encoder_config"], name: value}}
         with pytest.raises(ModelError, match="model 'x' has"):
             read_config(broken, "model 'x'")
+    marked = ReferenceCodes("one<|audio|>", torch.tensor(VOICE))
+    with pytest.raises(PromptError, match=r"transcript contains '<\|audio\|>', a mark of the prompt"):
+        load(folder, voice=marked)
+    with pytest.raises(PromptError, match=r"text contains '<\|ref_audio\|>', a mark of the prompt"):
+        load(folder)("one <|ref_audio|> two")
+    with pytest.raises(ArgumentError, match="processor=5 is not allowed; it must be a tokenizer of transformers"):
+        mmspec.load(str(folder), processor=5, config={"codec": Codec()})
+
+
+def test_codes_of_a_voice_are_integers() -> None:
+    with pytest.raises(ArgumentError, match="transcript=5 is not allowed; it must be a text"):
+        ReferenceCodes(5, torch.tensor(VOICE))  # type: ignore[arg-type]
+    for dtype in (torch.bool, torch.complex64, torch.float32):
+        with pytest.raises(ArgumentError, match=rf"voice has codes of shape \[3, 3\] and type {dtype}; they must be"):
+            ReferenceCodes("", torch.tensor(VOICE).to(dtype)).checked(BOOKS, CODES)
+    found = ReferenceCodes("", torch.tensor(VOICE, dtype=torch.uint8)).checked(BOOKS, CODES)
+    assert found.codes.dtype == torch.int64 and found.codes.tolist() == VOICE
+
+
+def test_tokenizers_of_the_hub_are_read_with_the_access_of_the_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = dict[str, Any]()
+    own = tiny_higgs_v3.tokenizer()
+
+    def read(where: Any, **options: Any) -> Any:
+        asked.update(options, where=where)
+        return own
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "from_pretrained", read)
+    mmspec.load(str(folder), processor="someone/words", config={"codec": Codec()}, cache_dir=tmp_path, token="secret")
+    assert (asked["where"], asked["cache_dir"], asked["token"]) == ("someone/words", tmp_path, "secret")

@@ -14,7 +14,7 @@ import torch
 
 import mmspec
 from mmspec.audio.codec import OverlapStream
-from mmspec.audio.models.flat.spark import SPEAKER, MadeUpVoice, WithSpeaker
+from mmspec.audio.models.flat.spark import SPEAKER, MadeUpVoice, WithSpeaker, made_up_style
 from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -26,6 +26,7 @@ from mmspec.testing.adapters import check_windows
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "spark.json").read_text())
 CALLS = GOLDEN["calls"]
+LIMITS = [f"<|bicodec_{kind}_{code}|>" for kind, last in (("semantic", 8191), ("global", 4095)) for code in (0, last)]
 
 
 class VoiceCodec:
@@ -150,11 +151,21 @@ def test_errors(folder: Any) -> None:
         ({"gender": "woman"}, "gender='woman' is not allowed; it must be one of female, male"),
         ({"pitch": "hi"}, "pitch='hi' is not allowed"),
         ({"speed": 3}, "speed=3 is not allowed"),
+        ({"gender": np.array([1, 2])}, "gender=<ndarray> is not allowed"),
+        ({"style": np.array([1, 2])}, "style=<ndarray> is not allowed"),
         ({"style": "llasa"}, "gender='female' is not allowed; it is for the style 'spark' without a voice"),
         ({"voice": ReferenceCodes("", torch.tensor([1]), torch.tensor([1]))}, "without a voice"),
     ):
         with pytest.raises(ArgumentError, match=message):
             pipeline(folder, call, **wrong)
+    for processor in (None, "words", 5):
+        with pytest.raises(ArgumentError, match=f"processor={processor!r} is not allowed; it must be the tokenizer of"):
+            made_up_style(folder.model.config, processor)
+    ends = {name: folder.tokenizer.convert_tokens_to_ids(name) for name in LIMITS}
+    words = type("Words", (type(folder.tokenizer),), {"convert_tokens_to_ids": lambda self, name: ends.get(name)})
+    without = words(tokenizer_object=folder.tokenizer._tokenizer, unk_token="<unk>")
+    with pytest.raises(ModelError, match="<.im_end.> as None, the model"):
+        made_up_style(folder.model.config, without)
     one_book = type("Codec", (VoiceCodec,), {"codebooks": 1})()
     with pytest.raises(ModelError, match="the codec has 1 codebooks of 8192, the model's stream 33 slots of 8192"):
         pipeline(folder, call, codec=one_book)

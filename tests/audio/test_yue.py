@@ -217,6 +217,7 @@ def test_errors() -> None:
         ({"later_guidance": "x"}, "later_guidance='x' is not allowed"),
         ({"reference": torch.tensor([1024])}, "it must be integers .frames. or .frames, 2."),
         ({"stage_2": 5}, "stage_2=5 is not allowed; it must be a LlamaForCausalLM"),
+        ({"stage_2": "x" * 5000}, r"stage_2='x{150,}.* is neither a folder nor a Hub id"),
         ({"codec": TrackCodec(8)}, "the codec has 8 codebooks; pass the second stage"),
         ({"genre": "x"}, "'genre', which YuE does not have .did you mean 'genres'"),
     ):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
@@ -23,10 +22,9 @@ from mmspec.audio.family_options import options_of
 from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, check_draft, frame_ends, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_model
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head
-from mmspec.hf.folder import LOAD_ERRORS
+from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -88,7 +86,7 @@ class FishAdapter:
 
     recipe = "scd:window=4"
     guided = False
-    own_truncation = True
+    takes_min_p = False
     voices: Sequence[str] = ()
     sampling = SamplingParams(0.8, 30, 0.8)
 
@@ -106,11 +104,12 @@ class FishAdapter:
                     f"the tokenizer has {name} as {found}, the model as {own}; they do not belong together"
                 )
         voice = options.voice
-        self._voice = None if voice is None else replace(voice, codes=self._checked(voice.codes))
+        self._voice = None if voice is None else voice.checked(config.codebooks, config.codes)
+        if self._voice is not None:
+            refuse_marks("transcript", self._voice.transcript)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
-        if found := MARKS.search(text):
-            raise PromptError(f"text contains {found.group()[:80]!r}, a mark of the prompt; leave it out")
+        refuse_marks("text", text)
         pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
         return PreparedText([FishPart(piece, self._voice) for piece in pieces], texts=pieces)
 
@@ -157,15 +156,15 @@ class FishAdapter:
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _checked(self, codes: Tensor) -> Tensor:
-        config, shape = self.model.config, list(codes.shape)
-        integers = not codes.is_floating_point() and codes.ndim == 2 and shape[1] == config.codebooks and shape[0] > 0
-        if not integers or bool(((codes < 0) | (codes >= config.codes)).any()):
-            raise ArgumentError(
-                f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, "
-                f"{config.codebooks}], 0 to {config.codes - 1}"
-            )
-        return codes.cpu().long()
+
+def refuse_marks(name: str, text: str) -> None:
+    """Refuses texts with marks of the prompt.
+
+    Raises:
+        PromptError: For a text that contains one.
+    """
+    if found := MARKS.search(text):
+        raise PromptError(f"{name} contains {found.group()[:80]!r}, a mark of the prompt; leave it out")
 
 
 def spoken(text: str) -> str:
@@ -203,13 +202,7 @@ def from_folder(
             "Fish S2 has no codec here; pass one around its codec.pth as config={'codec': ...} "
             "(mmspec.audio.codec.Codec)"
         )
-    tokenizer = processor
-    if processor is None or isinstance(processor, (str, Path)):
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(processor or folder)
-        except (*LOAD_ERRORS, ImportError) as error:
-            where = str(processor or folder)
-            raise ArgumentError(f"processor={where!r} cannot be loaded: {describe(error)}") from None
+    tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
     model = read_model(folder, device, dtype)
     draft_model = None if draft is None else check_draft(read_model(draft, device, dtype), model)
     return FishAdapter(model, tokenizer, codec, options, draft_model)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from mmspec.arguments import shown
 from mmspec.audio.codec import Codec, CodecStream
@@ -135,17 +136,25 @@ def made_up_style(
         speed: One of `LEVELS`.
 
     Raises:
-        ArgumentError: For another value.
+        ArgumentError: For another value, and if there is no tokenizer.
         ModelError: If the tokenizer is not that of a Spark.
     """
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ArgumentError(f"processor={shown(tokenizer)} is not allowed; it must be the tokenizer of a Spark")
     for (name, allowed), value in zip(ATTRIBUTES.items(), (gender, pitch, speed), strict=True):
-        if value not in allowed:
+        if not isinstance(value, str) or value not in allowed:
             hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
             raise ArgumentError(f"{name}={shown(value)} is not allowed{hint}; it must be one of {', '.join(allowed)}")
     first, speaker_first = (
         first_code(tokenizer, kind, count) for kind, count in (("semantic", CODES), ("global", SPEAKER_CODES))
     )
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    largest = max(first + CODES, speaker_first + SPEAKER_CODES) - 1
+    if end in (None, tokenizer.unk_token_id) or largest >= config.vocab_size:
+        raise ModelError(
+            f"the tokenizer has codes up to the id {largest} and <|im_end|> as {end}, the model {config.vocab_size} "
+            "ids; they do not belong together"
+        )
     label = f"<|gender_{GENDERS.index(gender)}|><|pitch_label_{LEVELS.index(pitch)}|>"
     label += f"<|speed_label_{LEVELS.index(speed)}|>"
 

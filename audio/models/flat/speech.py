@@ -432,6 +432,11 @@ def make(
     """
     options = dict(config)
     style, voice = options.pop("style", None), options.pop("voice", None)
+    if style is not None and not isinstance(style, (str, Style)):
+        raise ArgumentError(
+            f"style={shown(style)} is not allowed; name one of {', '.join(NAMES)}, or pass a "
+            "mmspec.audio.models.flat.style.Style"
+        )
     if style == "ace-step":
         return make_ace_step(model, processor, codec, options, draft_model)
     if style == "yue":
@@ -443,11 +448,6 @@ def make(
     if options or (style is None and codec is not None):
         wrong = f"config has {sorted(options)[0]!r}, which is not allowed here" if options else "config has no 'style'"
         raise ArgumentError(f"{wrong}; name one of {', '.join(NAMES)}, or pass a mmspec.audio.models.flat.style.Style")
-    if style is not None and not isinstance(style, (str, Style)):
-        raise ArgumentError(
-            f"style={shown(style)} is not allowed; name one of {', '.join(NAMES)}, or pass a "
-            "mmspec.audio.models.flat.style.Style"
-        )
     if speaker is not None:
         if style != "outetts":
             raise ArgumentError(f"speaker={shown(speaker)} is not allowed; it is for the style 'outetts'")

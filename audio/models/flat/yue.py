@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec import hub
 from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec, check_codec
@@ -33,7 +32,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.causal_target import Backbone, CausalTarget, with_cuda_graphs
-from mmspec.hf.folder import load_model
+from mmspec.hf.folder import folder_of, load_model
 from mmspec.recipes import Recipe
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits_processors import RepetitionPenalty
@@ -270,10 +269,7 @@ def second_stage(where: Any, model: Any) -> Any:
         ModelError: If it cannot be read.
     """
     if isinstance(where, (str, Path)):
-        folder = Path(where) if Path(where).is_dir() else hub.fetch(str(where))
-        if folder is None:
-            raise ArgumentError(f"stage_2={str(where)!r} is neither a folder nor a Hub id")
-        return load_model(folder, str(model.device), model.dtype, ("LlamaForCausalLM",))
+        return load_model(folder_of("stage_2", where), str(model.device), model.dtype, ("LlamaForCausalLM",))
     if type(where).__name__ != "LlamaForCausalLM":
         raise ArgumentError(
             f"stage_2={shown(where)} is not allowed; it must be a LlamaForCausalLM, or its folder or Hub id"

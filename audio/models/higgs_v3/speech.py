@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
@@ -22,9 +21,8 @@ from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
-from mmspec.checkpoint import describe
-from mmspec.errors import ArgumentError, ModelError
-from mmspec.hf.folder import LOAD_ERRORS
+from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -93,9 +91,12 @@ class HiggsV3Adapter:
         if (largest := max(self._marks.values())) >= (size := model.config.language.vocab_size):
             raise ModelError(f"the tokenizer has the id {largest}, the model {size} ids; they do not belong together")
         voice = options.voice
-        self._voice = None if voice is None else replace(voice, codes=self._checked(voice.codes))
+        self._voice = None if voice is None else voice.checked(model.config.codebooks, model.config.codes)
+        if self._voice is not None:
+            refuse_marks("transcript", self._voice.transcript)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
+        refuse_marks("text", text)
         pieces = split_text(text, MAX_LETTERS)
         return PreparedText([HiggsV3Part(piece, self._voice) for piece in pieces], texts=pieces)
 
@@ -158,15 +159,15 @@ class HiggsV3Adapter:
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _checked(self, codes: Tensor) -> Tensor:
-        config, shape = self.model.config, list(codes.shape)
-        integers = not codes.is_floating_point() and codes.ndim == 2 and shape[1] == config.codebooks and shape[0] > 0
-        if not integers or bool(((codes < 0) | (codes >= config.codes)).any()):
-            raise ArgumentError(
-                f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, "
-                f"{config.codebooks}], 0 to {config.codes - 1}"
-            )
-        return codes.cpu().long()
+
+def refuse_marks(name: str, text: str) -> None:
+    """Refuses texts with marks of the prompt.
+
+    Raises:
+        PromptError: For a text that contains one.
+    """
+    if found := next((mark for mark in MARKS if mark in text), None):
+        raise PromptError(f"{name} contains {found!r}, a mark of the prompt; leave it out")
 
 
 def from_folder(
@@ -194,15 +195,9 @@ def from_folder(
         ModelError: For missing, broken or unsupported files.
     """
     options = read_options(config)
-    tokenizer = processor
-    if processor is None or isinstance(processor, (str, Path)):
-        try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(processor or folder)
-        except (*LOAD_ERRORS, ImportError) as error:
-            where = str(processor or folder)
-            raise ArgumentError(f"processor={where!r} cannot be loaded: {describe(error)}") from None
+    tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
     model, state = read_model(folder, device, dtype)
-    own = codec or read_codec(state, f"model {str(folder)!r}", device)
+    own = read_codec(state, f"model {str(folder)!r}", device) if codec is None else codec
     draft_model = None if draft is None else check_draft(read_model(draft, device, dtype)[0], model)
     return HiggsV3Adapter(model, tokenizer, own, options, draft_model)
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec import hub
 from mmspec.arguments import check_integer, check_number, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
@@ -24,7 +23,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
-from mmspec.hf.folder import load_model, read_tokenizer
+from mmspec.hf.folder import folder_of, load_model, read_tokenizer
 from mmspec.masked.loop import decode_masked
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -236,7 +235,4 @@ def part_folder(name: str, where: str | Path) -> Path:
     text = str(where)
     if "/" not in text and not Path(text).is_dir():
         text = next((f"{owner}/{text}" for start, owner in _OWNERS.items() if text.startswith(start)), text)
-    path: Path | None = Path(text) if Path(text).is_dir() else hub.fetch(text)
-    if path is None:
-        raise ArgumentError(f"{name}={shown(where)} is neither a folder nor a Hub id")
-    return path
+    return folder_of(name, text)

@@ -25,9 +25,9 @@ from mmspec.audio.models.moss_tts.message import (
     Options,
     needed_codec,
     read_options,
-    tokenizer_of,
 )
 from mmspec.heads.checkpoint import Head
+from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 

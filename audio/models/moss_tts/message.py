@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -17,7 +16,6 @@ from mmspec.audio.family_options import options_of
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
-from mmspec.hf.folder import read_tokenizer
 from mmspec.sampling.params import SamplingParams
 
 MAX_LETTERS = 300  # of a part
@@ -97,7 +95,7 @@ class MossSpeaker(ABC):
 
     def __init__(self, tokenizer: Any, codec: Codec, options: Options, codebooks: int, codes: int) -> None:
         self.tokenizer, self.codec, self.options = tokenizer, check_codec(codec, codebooks, codes), options
-        self._voice = None if options.voice is None else checked_voice(options.voice.codes, codebooks, codes)
+        self._voice = None if options.voice is None else options.voice.checked(codebooks, codes).codes
 
     @abstractmethod
     def codes(self, tokens: Tensor) -> Tensor:
@@ -114,27 +112,6 @@ class MossSpeaker(ABC):
     def continue_voice(self, part: MossPart, first: MossPart, tokens: Tensor) -> MossPart:
         codes = self.codes(tokens).T
         return replace(part, voice=codes) if len(codes) else part
-
-
-def checked_voice(codes: Tensor, codebooks: int, count: int) -> Tensor:
-    """The codes of a voice, int64 [F, K] on the CPU.
-
-    Args:
-        codes: What was given.
-        codebooks: K.
-        count: Codes of each codebook.
-
-    Raises:
-        ArgumentError: If they have another shape or type, or are not among the codes.
-    """
-    shape = list(codes.shape)
-    integers = not codes.is_floating_point() and codes.ndim == 2 and shape[1] == codebooks and shape[0] > 0
-    if not integers or bool(((codes < 0) | (codes >= count)).any()):
-        raise ArgumentError(
-            f"voice has codes of shape {shape} and type {codes.dtype}; they must be integers [frames, {codebooks}], "
-            f"0 to {count - 1}"
-        )
-    return codes.cpu().long()
 
 
 Kind = TypeVar("Kind", bound=Options)
@@ -169,20 +146,6 @@ def read_options(
             f"voice={shown(options.voice)} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"
         )
     return options
-
-
-def tokenizer_of(processor: Any, folder: Path) -> Any:
-    """The tokenizer.
-
-    Args:
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        folder: The folder of the model.
-
-    Raises:
-        ArgumentError: If it cannot be loaded.
-    """
-    given = processor is not None and not isinstance(processor, (str, Path))
-    return processor if given else read_tokenizer(processor or folder)
 
 
 def needed_codec(codec: Codec | None, family: str, name: str) -> Codec:

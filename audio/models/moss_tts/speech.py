@@ -21,12 +21,11 @@ from mmspec.audio.models.moss_tts.message import (
     Options,
     needed_codec,
     read_options,
-    tokenizer_of,
 )
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
 from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
-from mmspec.hf.folder import BUFFERS, read_json
+from mmspec.hf.folder import BUFFERS, read_json, tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
