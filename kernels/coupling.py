@@ -92,7 +92,7 @@ def _couple_maximally(
             p_x = tl.sum(probabilities(source, slot, one, GUIDED, MASKED, UNIT), 0)
             q_x = tl.sum(probabilities(q_source, q_slot, one, Q_GUIDED, Q_MASKED, Q_UNIT), 0)
             token = x
-            if tl.load(us + slot) >= tl.div_rn(p_x, q_x):
+            if (tl.load(us + slot) < tl.div_rn(p_x, q_x)) == 0:  # also where the ratio is NaN
                 token = residual_sample(
                     source, slot, q_source, q_slot, tl.load(resample_us + slot),
                     GUIDED, MASKED, UNIT, Q_GUIDED, Q_MASKED, Q_UNIT, CHUNKS, BLOCK, GROUP,

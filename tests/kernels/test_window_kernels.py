@@ -23,7 +23,7 @@ from mmspec.sampling.rng import INIT, CounterRNG, WindowRNG
 
 pytest.importorskip("triton")
 
-from mmspec.kernels import commit, coupling, residual, softmax_stats, token_init
+from mmspec.kernels import commit, coupling, fused_sampler, residual, softmax_stats, token_init
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -59,6 +59,22 @@ def test_coupled_tokens_are_the_core_s(device: torch.device, vocab: int, monkeyp
     assert found[0, m] == sampled[0, m]
     kept = (found == torch.nn.functional.pad(x, (0, 1)))[0, 1:m].sum() + (found[1, 3] == x[1, 3])
     assert 0 < int(kept) < 4, "a weak test: all drafts are kept, or none"
+
+
+def test_a_slot_without_a_distribution_is_not_coupled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its draft would be kept, as no random number is at least NaN, and the error would come a window later."""
+    logits, q = torch.zeros(1, 3, 9, device=device), torch.full((1, 2, 9), 1 / 9, device=device)
+    logits[0, 1, 4] = torch.nan
+    ones = torch.ones(1, 3, device=device)
+    settings = fused_sampler.Settings(ones, ones[:, 0].contiguous(), None, None, None, None)
+    p = fused_sampler.fused_sample(logits, None, settings, ones / 2).stats
+    x = torch.tensor([[2, 3]], device=device)
+    tokens, u = torch.tensor([[5, 6, 7]], device=device), torch.full((1, 3), 0.5, device=device)
+    given = p, softmax_stats.stats_of_probs(q), x, tokens, tokens
+    accepted = torch.zeros(1, dtype=torch.int64, device=device)
+    assert coupling.couple_maximally(*given, accepted, u, u).tolist() == [[5, -1, 7]]
+    monkeypatch.setenv("MMSPEC_KERNELS", "torch")
+    assert coupling.couple_maximally(*given, accepted, u, u).tolist() == [[5, -1, 7]]
 
 
 def test_tokens_of_fixed_noise_are_the_core_s(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
