@@ -14,7 +14,7 @@ import torch
 
 import mmspec
 from mmspec.audio.codec import OverlapStream
-from mmspec.audio.models.flat.spark import SPEAKER, MadeUpVoice, WithSpeaker, made_up_style
+from mmspec.audio.models.flat.spark import SPEAKER, MadeUpVoice, WithSpeaker, made_up_style, with_speaker
 from mmspec.audio.models.flat.speech import FlatAdapter
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -132,6 +132,18 @@ def test_later_parts_keep_the_voice(folder: Any) -> None:
     stream = codec.stream()
     pushed = torch.cat([stream.push(codes), stream.finish()], dim=-1)
     assert torch.equal(codec.decode(codes), pushed) and pushed.shape == (1, 1, 2)
+    # Speech before its speaker waits for it; a part that continues keeps its speaker.
+    speaker = torch.arange(SPEAKER)
+    late = torch.cat([codes, torch.full((1, 1, 2), 7)], dim=-1)
+    stream = adapter.part_codec(first).stream()
+    chunks = [stream.push(codes), stream.push(with_speaker(late[..., 2:], speaker)), stream.finish()]
+    assert not chunks[0].shape[-1]
+    assert torch.equal(torch.cat(chunks, dim=-1), VoiceCodec().decode(with_speaker(late, speaker)))
+    assert torch.equal(codec.decode(with_speaker(codes, speaker)), codec.decode(codes))
+    stream = adapter.part_codec(first).stream()
+    stream.push(codes)
+    with pytest.raises(ModelError, match="the model wrote no speaker, which has 32 codes"):
+        stream.finish()
     # A part without a whole speaker before its speech cannot be continued.
     assert adapter.continue_voice(second, first, spoken[1:]) is second
 

@@ -80,11 +80,12 @@ class WithSpeaker:
 
     Args:
         codec: The codec.
-        speaker: int64 [32], the speaker of frames without one; None refuses those.
+        speaker: int64 [32], the speaker of all frames; None is the one in the frames, and refuses those without.
     """
 
     def __init__(self, codec: Codec, speaker: Tensor | None) -> None:
         self._codec, self._speaker = codec, speaker
+        self.knows_speaker = speaker is not None
         self.sampling_rate, self.channels, self.hop = codec.sampling_rate, codec.channels, codec.hop
         self.codebooks, self.codebook_size = codec.codebooks, codec.codebook_size
 
@@ -103,23 +104,35 @@ class WithSpeaker:
         Raises:
             ModelError: For frames without one, if there is none.
         """
-        if codes.shape[1] > 1:
-            return codes
-        if self._speaker is None:
+        if self._speaker is not None:
+            return with_speaker(codes[:, :1], self._speaker)
+        if codes.shape[1] == 1:
             raise ModelError(f"the model wrote no speaker, which has {SPEAKER} codes; take another seed")
-        return with_speaker(codes, self._speaker)
+        return codes
 
 
 class _SpeakerStream:
-    """The stream of a `WithSpeaker`."""
+    """The stream of a `WithSpeaker`, in which speech waits for its speaker."""
 
     def __init__(self, stream: CodecStream, codec: WithSpeaker) -> None:
         self._stream, self._codec = stream, codec
+        self._waiting: Tensor | None = None
 
     def push(self, codes: Tensor) -> Tensor:
-        return self._stream.push(self._codec.completed(codes))
+        if self._codec.knows_speaker:
+            return self._stream.push(self._codec.completed(codes))
+        if self._waiting is not None:
+            rows = codes[:, 1:, :1].expand(-1, -1, self._waiting.shape[-1])
+            codes = torch.cat([torch.cat([self._waiting, rows], dim=1), codes], dim=-1)
+        if codes.shape[1] == 1:
+            self._waiting = codes
+            return torch.empty(len(codes), self._codec.channels, 0)
+        self._waiting = None
+        return self._stream.push(codes)
 
     def finish(self) -> Tensor:
+        if self._waiting is not None:
+            self._codec.completed(self._waiting)
         return self._stream.finish()
 
 
