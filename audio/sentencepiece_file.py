@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mmspec.errors import ArgumentError, ModelError
 
 def is_sentencepiece(file: str | Path) -> bool:
     """Whether a path is that of a sentencepiece model."""
-    return Path(file).suffix == ".model" and Path(file).is_file()
+    return Path(file).suffix == ".model" and isfile(file)
 
 
 def read_sentencepiece(file: str | Path, family: str) -> Any:

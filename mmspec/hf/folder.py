@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Collection, Mapping
 from functools import partial
+from os.path import isdir
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -86,10 +87,7 @@ def folder_of(name: str, where: str | Path) -> Path:
         ArgumentError: If it is neither.
         ModelError: If the download fails.
     """
-    try:
-        path: Path | None = Path(where) if Path(where).is_dir() else fetch(str(where))
-    except (OSError, ValueError):  # names that a file system does not allow
-        path = None
+    path = Path(where) if isdir(where) else fetch(str(where))  # a Path raises for names that are too long
     if path is None:
         raise ArgumentError(f"{name}={shown(str(where))} is neither a folder nor a Hub id")
     return path

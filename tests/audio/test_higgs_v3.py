@@ -21,7 +21,7 @@ from mmspec.audio.codecs.higgs import HiggsCodec
 from mmspec.audio.models.higgs_v3 import model as published
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, HiggsV3Target, plan
 from mmspec.audio.models.higgs_v3.model import CODEC_CONFIG, HiggsV3, read_codec, read_config, renamed
-from mmspec.audio.models.higgs_v3.speech import HiggsV3Adapter, HiggsV3Part
+from mmspec.audio.models.higgs_v3.speech import HiggsV3Part
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.decoding.target import Target
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -219,7 +219,9 @@ def test_the_codec_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     out = pipe("one", seed=0)
     np.testing.assert_allclose(out.audio, codec.decode(pipe.adapter.codes(out.tokens[0])[None])[0].numpy(), atol=1e-6)
     tone = np.sin(np.arange(15_000) / 20).astype(np.float32)[None]
-    monkeypatch.setattr(HiggsV3Adapter, "_checked", lambda self, codes: codes)  # it has more codes than the model
+    monkeypatch.setattr(
+        ReferenceCodes, "checked", lambda self, codebooks, count: self
+    )  # it has more codes than the model
     voice = pipe.with_reference_audio(tone, 24_000, transcript=" two ").adapter.options.voice
     padded = torch.nn.functional.pad(torch.from_numpy(tone), (0, 9_000))[None]
     torch.testing.assert_close(voice.codes, own.encode(padded).audio_codes[0].T)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ import tiny_yue
 import torch
 
 import mmspec
+from mmspec.audio import sentencepiece_file
 from mmspec.audio.codec import OverlapStream
 from mmspec.audio.models.flat import yue
 from mmspec.audio.models.flat.yue import YuEAdapter
@@ -198,15 +198,19 @@ def test_a_sentencepiece_file_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     options = {"style": "yue", "codec": TrackCodec(), "tokens": 110}
     package = ModuleType("sentencepiece")
     package.SentencePieceProcessor = lambda model_file: ENCODER  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sentencepiece", package)
+    monkeypatch.setattr(sentencepiece_file, "import_module", {"sentencepiece": package}.__getitem__)
     pipe = mmspec.load(str(tmp_path), processor=str(file), config=options)
     assert pipe.adapter._encode == ENCODER.encode
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+
+    def missing(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    monkeypatch.setattr(sentencepiece_file, "import_module", missing)
     with pytest.raises(ArgumentError, match="YuE reads texts with sentencepiece: pip install sentencepiece"):
         mmspec.load(str(tmp_path), processor=str(file), config=options)
 
 
-def test_errors() -> None:
+def test_errors(tmp_path: Path) -> None:
     song = SONGS[0]
     with pytest.raises(PromptError, match="has no segments; begin each with its name"):
         pipeline(song)("la la")
@@ -229,6 +233,10 @@ def test_errors() -> None:
         begins = tiny_yue.Pieces({})
         begins.encode = lambda text: [1]  # type: ignore[method-assign]
         mmspec.load(model(), processor=begins, config={"style": "yue", "codec": TrackCodec(), "tokens": 110})
+    with pytest.raises(ArgumentError, match="processor='x{150,}.* cannot be loaded"):
+        folder = tmp_path / "stage_1"
+        model().save_pretrained(folder)
+        mmspec.load(str(folder), processor="x" * 5000 + ".model", config={"style": "yue"})
     with pytest.raises(ModelError, match="the codec has 2 codebooks of 1024, the model 8 of 1024"):
         Tracks(TrackCodec(2), SecondStage(model()))
     with pytest.raises(ModelError, match="model has 21 ids; a YuE has 46358 or more"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,6 @@ def part_folder(name: str, where: str | Path) -> Path:
         ArgumentError: If it is neither a folder nor a Hub id.
     """
     text = str(where)
-    if "/" not in text and not Path(text).is_dir():
+    if "/" not in text and not isdir(text):
         text = next((f"{owner}/{text}" for start, owner in _OWNERS.items() if text.startswith(start)), text)
     return folder_of(name, text)
