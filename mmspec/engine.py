@@ -13,11 +13,12 @@ from mmspec.arguments import check_callback, check_flag
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import FixedWindow, OnStep, RunningBatch, WindowPolicy, decode_window
+from mmspec.decoding.loop import OnStep, RunningBatch, decode_window
 from mmspec.decoding.resources import DraftingContext, DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target, TreeTarget
 from mmspec.decoding.tree_loop import decode_tree
+from mmspec.decoding.window_policy import FixedWindow, WindowPolicy
 from mmspec.errors import ArgumentError, PluginError
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads

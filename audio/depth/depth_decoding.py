@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import WindowPolicy
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import build_rule, run_rows
 from mmspec.recipes import Recipe
 from mmspec.sampling.logits import Logits

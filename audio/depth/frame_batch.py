@@ -20,10 +20,11 @@ from mmspec.audio.depth.depth_decoding import (
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import OnStep, WindowPolicy
+from mmspec.decoding.loop import OnStep
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import cache_bytes
+from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import window_policy
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe

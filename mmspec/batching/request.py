@@ -10,10 +10,11 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import RunningBatch, WindowPolicy
+from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter, Stats
 from mmspec.decoding.target import Target
+from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import build_rule, running_batch, window_policy
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams

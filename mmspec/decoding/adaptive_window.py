@@ -33,12 +33,12 @@ _GAIN, _BATCH_GAIN = 1.1, 1.2
 class AdaptiveWindow:
     """A policy that chooses among widths of 1, 2, 4, ... tokens, at most `largest`.
 
-    Implements `mmspec.decoding.loop.WindowPolicy`. It explores the neighbors of the best width so far, from a width of
-    2 on, and keeps a balance of each run: the seconds that calls with drafts took beyond those of plain decoding for
-    the same tokens. A width is chosen only if the balance, with the loss that is expected of one more such call, stays
-    below 1 % of what plain decoding takes, so that a run in which drafts never pay is not slower by more, the first one
-    on a model included. Where drafts pay, exploration may lose 1 % of the run's time. Measurements are kept for later
-    runs.
+    Implements `mmspec.decoding.window_policy.WindowPolicy`. It explores the neighbors of the best width so far, from a
+    width of 2 on, and keeps a balance of each run: the seconds that calls with drafts took beyond those of plain
+    decoding for the same tokens. A width is chosen only if the balance, with the loss that is expected of one more such
+    call, stays below 1 % of what plain decoding takes, so that a run in which drafts never pay is not slower by more,
+    the first one on a model included. Where drafts pay, exploration may lose 1 % of the run's time. Measurements are
+    kept for later runs.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions.
@@ -130,7 +130,7 @@ class AdaptiveWindow:
         return 1 if self._first else 3
 
     def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
-        """Records `calls` calls of `seconds` each; see `mmspec.decoding.loop.WindowPolicy`.
+        """Records `calls` calls of `seconds` each; see `mmspec.decoding.window_policy.WindowPolicy`.
 
         The first call of a run is not measured, nor is one in which a kernel was compiled or a CUDA graph captured.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,6 +20,7 @@ from mmspec.decoding.ahead import Ahead, OpenedWindow, following_width, open_fol
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
+from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
@@ -79,77 +80,6 @@ class Drafter(TracksBatch, Protocol):
 
 
 NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
-
-
-class WindowPolicy(Protocol):
-    """Chooses the width of each window."""
-
-    def choose(self) -> int:
-        """The width of the next window; 1 is a single step without drafts."""
-        ...
-
-    def settled(self) -> int:
-        """The best known width, for calls with fewer rows, which are not measured."""
-        ...
-
-    def next(self) -> int:
-        """The width that `choose` will most likely give after the call in hand, not recorded yet; 0 if unknown.
-
-        If it gives another one, what was begun with this width is given up, and the next call is not recorded.
-        """
-        ...
-
-    def steps(self) -> int:
-        """The number of single steps to take if the width is 1."""
-        ...
-
-    def together(self) -> bool:
-        """Whether the rows of the next window advance by the same number of tokens, that of the row with the fewest."""
-        ...
-
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
-        """Called after the target calls of a window with all rows that the policy is for.
-
-        Args:
-            width: The chosen width.
-            seconds: Wall-clock seconds per target call.
-            gained: Tokens that one of the slowest rows gained per target call, on average; if the rows advanced
-                together, what all of them would have gained otherwise.
-            calls: The number of target calls.
-            advanced: Tokens that the rows advanced by, per target call; None if by what they gained.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class FixedWindow:
-    """A policy that always chooses the same width.
-
-    Args:
-        width: The width.
-        single_steps: The number of single steps to take at a time if the width is 1.
-    """
-
-    width: int
-    single_steps: int = 1
-
-    def choose(self) -> int:
-        return self.width
-
-    def settled(self) -> int:
-        return self.width
-
-    def next(self) -> int:
-        return self.width
-
-    def steps(self) -> int:
-        return self.single_steps
-
-    def together(self) -> bool:
-        return False
-
-    def record(self, width: int, seconds: float, gained: float, calls: int = 1, advanced: float | None = None) -> None:
-        pass
 
 
 # One window: draft, call the target, verify, commit.

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import FixedWindow, decode
+from mmspec.decoding.loop import decode
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.tree_loop import TreeVerification, decode_tree
+from mmspec.decoding.window_policy import FixedWindow
 from mmspec.engine import build_drafter
 from mmspec.recipes import Recipe
 from mmspec.sampling.rejection import exact

@@ -21,8 +21,9 @@ import mmspec.audio.models.higgs.decoding
 import mmspec.audio.models.musicgen.decoding
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.loop import FixedWindow, decode
+from mmspec.decoding.loop import decode
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.window_policy import FixedWindow
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
 from mmspec.hf.request import GenerateRequest
 from mmspec.recipes import parse

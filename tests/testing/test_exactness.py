@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import mmspec.decoding.loop
+import mmspec.decoding.window_policy
 import mmspec.drafters.cascade
 import mmspec.drafters.coupling
 import mmspec.drafters.retrieval
@@ -185,7 +186,7 @@ def test_plain_decoding_equals_the_loop_with_window_1() -> None:
     drafter = Jacobi(InitDrafter(repeat_left), None, 4)
     sampler = TokenSampler(sampling, None, target.device)
     mmspec.decoding.loop.decode(
-        target, drafter, ratio, sampler, state, mmspec.decoding.loop.FixedWindow(1), meter, None
+        target, drafter, ratio, sampler, state, mmspec.decoding.window_policy.FixedWindow(1), meter, None
     )
     assert torch.equal(state.result(), decode("plain", [1, 2, 3], sampling))
 

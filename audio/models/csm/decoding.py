@@ -22,9 +22,10 @@ from mmspec.audio.depth.depth_frames import DepthFrames
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import NO_HEADS, decode_frame_windows, frames_ahead
+from mmspec.audio.draft_model import check_draft
 from mmspec.decoding.adaptive_window import AdaptiveWindows, adaptive_windows_of
 from mmspec.decoding.loop import OnStep
-from mmspec.errors import ArgumentError, ModelError
+from mmspec.errors import ArgumentError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Backbone, Prompt
@@ -34,6 +35,9 @@ from mmspec.hf.slot_cache import SlotCache
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.seeds import row_seeds
+
+DRAFT_SETTINGS = ("num_codebooks", "vocab_size", "text_vocab_size")
+"""What a draft model's configuration must have in common with the model's."""
 
 
 class CsmFrames(DepthFrames):
@@ -125,7 +129,7 @@ def generate(call: GenerateRequest, ahead: int = 0) -> Any:
     spec = FrameSpec(length, frame_ends(model), pad, first, depth_sampling(model))
     draft = None
     if call.draft_model is not None:
-        draft_model = check_draft(call.draft_model, model)
+        draft_model = check_draft(call.draft_model, model, DRAFT_SETTINGS)
         if call.recipe.needs_draft_model:
             draft = frames_of(draft_model, input_ids, length, inputs, ahead)
     prompted, seeds = frames_of(model, input_ids, length, inputs, ahead), row_seeds(call.seed, len(input_ids))
@@ -199,21 +203,6 @@ def frames_of(model: Any, input_ids: Tensor, length: int, inputs: Mapping[str, A
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     return CsmFrames(model, merged["inputs_embeds"], mask.bool(), length, ahead)
-
-
-def check_draft(draft_model: Any, model: Any) -> Any:
-    """The draft model, after a check that it generates the same frames as the model.
-
-    Raises:
-        ModelError: If its class, codebooks or vocabularies differ.
-    """
-    if type(draft_model) is not type(model):
-        raise ModelError(f"draft_model is a {type(draft_model).__name__}, which is another class than the model")
-    for name in ("num_codebooks", "vocab_size", "text_vocab_size"):
-        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
-        if ours != theirs:
-            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
-    return draft_model
 
 
 def depth_sampling(model: Any) -> SamplingParams:

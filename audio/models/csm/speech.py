@@ -16,7 +16,8 @@ from mmspec.audio.codecs import codec_of
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
-from mmspec.audio.models.csm.decoding import CsmFrames, check_draft, depth_sampling, frame_ends
+from mmspec.audio.draft_model import check_draft
+from mmspec.audio.models.csm.decoding import DRAFT_SETTINGS, CsmFrames, depth_sampling, frame_ends
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
@@ -77,7 +78,7 @@ class CsmAdapter:
         self.model, self.processor, self.codec, self.frames = model.eval(), processor, codec, frames
         self.ahead, self.reference = ahead, reference
         self.heads: dict[str, Head] = {}
-        self.draft_model = None if draft_model is None else check_draft(draft_model, model).eval()
+        self.draft_model = None if draft_model is None else check_draft(draft_model, model, DRAFT_SETTINGS).eval()
         self.sampling = checkpoint_sampling(model.generation_config, ORIGINAL)
 
     def read(self, text: str, voice: str | None) -> PreparedText:

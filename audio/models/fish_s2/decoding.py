@@ -14,7 +14,6 @@ from torch import Tensor
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded
 from mmspec.audio.models.fish_s2.model import FishS2
-from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -130,16 +129,3 @@ def frame_spec(model: FishS2, length: int, sampling: SamplingParams, residual: S
     """The frames to generate: the logits of first codes have their sampling parameters, see `FirstCodes`."""
     first = SamplingParams(0.0) if sampling.temperature == 0 else SamplingParams()
     return FrameSpec(length, frame_ends(model), model.config.codes, first, residual)
-
-
-def check_draft(draft_model: FishS2, model: FishS2) -> FishS2:
-    """The draft model, after a check that it generates the same frames as the model.
-
-    Raises:
-        ModelError: If its codebooks, codes or text ids differ.
-    """
-    for name in ("codebooks", "codes", "first", "end"):
-        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
-        if ours != theirs:
-            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
-    return draft_model

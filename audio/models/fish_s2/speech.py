@@ -18,8 +18,9 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.dialogue import dialogue_parts
+from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import options_of
-from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, check_draft, frame_ends, frame_spec
+from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_ends, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_model
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -27,6 +28,9 @@ from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
+
+DRAFT_SETTINGS = ("codebooks", "codes", "first", "end")
+"""What a draft model's configuration must have in common with the model's."""
 
 MAX_LETTERS = 300  # of a part, about 20 seconds
 RESIDUAL_CODES = 1024  # that the codec has in each codebook but the first
@@ -204,7 +208,7 @@ def from_folder(
         )
     tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
     model = read_model(folder, device, dtype)
-    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype), model)
+    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype), model, DRAFT_SETTINGS)
     return FishAdapter(model, tokenizer, codec, options, draft_model)
 
 

@@ -14,6 +14,7 @@ from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.higgs import HiggsCodec
+from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import options_of
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, plan, row_end
 from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
@@ -25,6 +26,9 @@ from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
+
+DRAFT_SETTINGS = ("codebooks", "codes")
+"""What a draft model's configuration must have in common with the model's."""
 
 MAX_LETTERS = 300  # of a part, about 20 seconds
 MARKS = ("<|tts|>", "<|text|>", "<|audio|>", "<|ref_audio|>", "<|ref_text|>")
@@ -198,21 +202,8 @@ def from_folder(
     tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
     model, state = read_model(folder, device, dtype)
     own = read_codec(state, f"model {str(folder)!r}", device) if codec is None else codec
-    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype)[0], model)
+    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype)[0], model, DRAFT_SETTINGS)
     return HiggsV3Adapter(model, tokenizer, own, options, draft_model)
-
-
-def check_draft(draft_model: HiggsV3, model: HiggsV3) -> HiggsV3:
-    """The draft model, after a check that it generates the same columns as the model.
-
-    Raises:
-        ModelError: If its codebooks or codes differ.
-    """
-    for name in ("codebooks", "codes"):
-        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
-        if ours != theirs:
-            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
-    return draft_model
 
 
 def read_options(config: Mapping[str, Any]) -> Options:

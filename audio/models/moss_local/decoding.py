@@ -15,7 +15,6 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.moss_local.model import MossLocal
-from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -125,16 +124,3 @@ def frame_spec(model: MossLocal, length: int, sampling: SamplingParams) -> Frame
     """The frames to generate: the logits of first tokens have the sampling parameters, see `MossLocalFrames`."""
     first = SamplingParams(0.0) if sampling.temperature == 0 else SamplingParams()
     return FrameSpec(length, frame_ends(model), model.config.codes, first, sampling)
-
-
-def check_draft(draft_model: MossLocal, model: MossLocal) -> MossLocal:
-    """The draft model, after a check that it generates the same frames as the model.
-
-    Raises:
-        ModelError: If its codebooks, codes or text ids differ.
-    """
-    for name in ("codebooks", "codes", "slot", "start", "end"):
-        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
-        if ours != theirs:
-            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
-    return draft_model

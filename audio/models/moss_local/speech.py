@@ -14,7 +14,8 @@ from mmspec.audio.codec import Codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
-from mmspec.audio.models.moss_local.decoding import MossLocalFrames, check_draft, frame_ends, frame_spec
+from mmspec.audio.draft_model import check_draft
+from mmspec.audio.models.moss_local.decoding import MossLocalFrames, frame_ends, frame_spec
 from mmspec.audio.models.moss_local.model import MossLocal, read_model
 from mmspec.audio.models.moss_tts.message import (
     END_OF_MESSAGE,
@@ -30,6 +31,9 @@ from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
+
+DRAFT_SETTINGS = ("codebooks", "codes", "slot", "start", "end")
+"""What a draft model's configuration must have in common with the model's."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class MossLocalAdapter(MossSpeaker):
     ) -> None:
         super().__init__(tokenizer, codec, options, model.config.codebooks, model.config.codes)
         self.model = model
-        self.draft_model = None if draft_model is None else check_draft(draft_model, model)
+        self.draft_model = None if draft_model is None else check_draft(draft_model, model, DRAFT_SETTINGS)
         self.ahead, self.heads = options.ahead, dict[str, Head]()
 
     def prompt(self, part: MossPart) -> tuple[Tensor, Tensor]:

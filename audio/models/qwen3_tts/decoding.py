@@ -14,7 +14,6 @@ from torch import Tensor
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS
-from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Backbone, Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.hf.slot_cache import SlotCache
@@ -113,16 +112,3 @@ class MinLength:
 def frame_ends(model: Qwen3TTS) -> Any:
     """A function of frames int64 [..., K] to bool [...]: True for frames that end their row."""
     return lambda frames: frames[..., 0] == model.config.codes
-
-
-def check_draft(draft_model: Qwen3TTS, model: Qwen3TTS) -> Qwen3TTS:
-    """The draft model, after a check that it generates the same frames as the model.
-
-    Raises:
-        ModelError: If its kind, codebooks or vocabularies differ.
-    """
-    for name in ("kind", "codebooks", "codes", "eos", "text_vocab_size"):
-        ours, theirs = getattr(model.config, name), getattr(draft_model.config, name)
-        if ours != theirs:
-            raise ModelError(f"draft_model has {name}={theirs}, the model {ours}")
-    return draft_model

@@ -19,8 +19,9 @@ from mmspec.audio.codecs.qwen3_tts import Qwen3TTSCodec, read_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
+from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import options_of
-from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, check_draft, frame_ends
+from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
     Continuation,
@@ -40,6 +41,9 @@ from mmspec.hf.folder import LOAD_ERRORS, read_json
 from mmspec.hub import current_access
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
+
+DRAFT_SETTINGS = ("kind", "codebooks", "codes", "eos", "text_vocab_size")
+"""What a draft model's configuration must have in common with the model's."""
 
 MAX_FRAMES = 750  # of a part: one minute
 MAX_LETTERS = 600  # of a part: about 40 seconds
@@ -122,7 +126,7 @@ class Qwen3TTSAdapter:
         self.codec = codec if continuation is None else AfterReference(codec, continuation.codes.T)
         self.generation, self.options, self.voice, self.ahead = generation, options, voice, options.ahead
         self.heads: dict[str, Head] = {}
-        self.draft_model = None if draft_model is None else check_draft(draft_model, model)
+        self.draft_model = None if draft_model is None else check_draft(draft_model, model, DRAFT_SETTINGS)
         config = model.config
         check_codec(codec, config.codebooks, config.codes)
         self.voices: Sequence[str] = tuple(config.speakers) if config.kind == "custom_voice" else ()
