@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, did_you_mean
 
 Options = TypeVar("Options")
@@ -31,3 +32,22 @@ def options_of(kind: type[Options], config: Mapping[str, Any], family: str, othe
                 f"{', '.join(map(repr, (*others, *known)))}"
             )
     return kind(**config)
+
+
+def check_integers(options: object, ranges: Iterable[tuple[str, int, int]], optional: Sequence[str] = ()) -> None:
+    """Checks options that are whole numbers.
+
+    Args:
+        options: The options.
+        ranges: Their names, each with the least and the largest value.
+        optional: Those that may be None.
+
+    Raises:
+        ArgumentError: If one of them is not an integer in its range.
+    """
+    for name, least, largest in ranges:
+        value = getattr(options, name)
+        if value is None and name in optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {largest}")

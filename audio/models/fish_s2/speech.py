@@ -19,7 +19,7 @@ from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.dialogue import dialogue_parts
 from mmspec.audio.draft_model import check_draft
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_ends, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_model
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -219,10 +219,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
         ArgumentError: For unknown options, and values that are not allowed.
     """
     options = options_of(Options, config, "Fish S2", ("codec", "draft_model"))
-    for name, least, most in (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {most}")
+    check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))
     penalty = options.repetition_penalty
     if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 0.1 <= penalty <= 10:
         raise ArgumentError(f"repetition_penalty={shown(penalty)} is not allowed; it must be a number, 0.1 to 10")

@@ -17,7 +17,7 @@ from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
 from mmspec.checkpoint import describe
@@ -153,9 +153,7 @@ def from_folder(
         ModelError: For missing, broken or unsupported files.
     """
     options = options_of(Options, config, "HeartMuLa", ("codec",))
-    for name, value, low, high in (("frames", options.frames, 1, 2**20), ("ahead", options.ahead, 0, MAX_AHEAD)):
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {low} to {high}")
+    check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))
     if not isinstance(options.tags, str):
         raise ArgumentError(f"tags={options.tags!r} is not allowed; it must be a string")
     if draft is not None:

@@ -15,7 +15,7 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.codecs.higgs import HiggsCodec
 from mmspec.audio.draft_model import check_draft
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, plan, row_end
 from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
@@ -213,8 +213,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
         ArgumentError: For unknown options, and values that are not allowed.
     """
     options = options_of(Options, config, "Higgs TTS 3", ("codec", "draft_model"))
-    if isinstance(options.frames, bool) or not isinstance(options.frames, int) or not 1 <= options.frames <= 2**20:
-        raise ArgumentError(f"frames={shown(options.frames)} is not allowed; it must be an integer, 1 to {2**20}")
+    check_integers(options, (("frames", 1, 2**20),))
     if not isinstance(options.voice, (ReferenceCodes, type(None))):
         raise ArgumentError(
             f"voice={shown(options.voice)} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"

@@ -15,7 +15,7 @@ from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
 from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
@@ -197,11 +197,8 @@ def read_options(config: Mapping[str, Any]) -> Options:
         ArgumentError: For unknown options, and values that are not allowed.
     """
     options = options_of(Options, config, "Kyutai TTS", ("codec",))
-    for name, least, most in (("frames", 1, 2**20), ("codebooks", 1, 256), ("padding_between", 0, 100)):
-        value = getattr(options, name)
-        integer = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-        if not integer and (name, value) != ("codebooks", None):
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {most}")
+    ranges = ("frames", 1, 2**20), ("codebooks", 1, 256), ("padding_between", 0, 100)
+    check_integers(options, ranges, optional=("codebooks",))
     if isinstance(options.cfg, bool) or not isinstance(options.cfg, (int, float)) or not 0 <= options.cfg <= 100:
         raise ArgumentError(f"cfg={shown(options.cfg)} is not allowed; it must be a number, 0 to 100")
     if not isinstance(options.voice, (str, Path, type(None))):

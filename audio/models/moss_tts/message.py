@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
@@ -132,11 +132,7 @@ def read_options(
         ArgumentError: For unknown options, and values that are not allowed.
     """
     options = options_of(kind, config, family, ("codec", "draft_model"))
-    for name, least, largest in (("frames", 1, 2**20), ("tokens", 1, 2**20), *further):
-        value = getattr(options, name)
-        integer = isinstance(value, int) and not isinstance(value, bool) and least <= value <= largest
-        if not integer and (name, value) != ("tokens", None):
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {largest}")
+    check_integers(options, (("frames", 1, 2**20), ("tokens", 1, 2**20), *further), optional=("tokens",))
     for name in ("language", "instruction", "quality"):
         value = getattr(options, name)
         if not isinstance(value, (str, type(None))):

@@ -16,7 +16,7 @@ from mmspec.audio.adapter import PreparedText, TargetJob
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs.token2wav import Token2Wav
 from mmspec.audio.depth.depth_frames import left_padded, same_length
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen2_5_omni.decoding import vocab_size
 from mmspec.audio.talker_call import Question, call_talker
 from mmspec.checkpoint import read_weights
@@ -187,10 +187,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     if not model.has_talker:
         raise ModelError("the model has no talker, and so no voice; load one with enable_audio_output")
     options = options_of(Options, config, "Qwen2.5-Omni")
-    for name, least in (("frames", 1), ("answer_tokens", 2)):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**20:
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {2**20}")
+    check_integers(options, (("frames", 1, 2**20), ("answer_tokens", 2, 2**20)))
     for name in ("speaker", "system"):
         value = getattr(options, name)
         if not isinstance(value, (str, type(None))):

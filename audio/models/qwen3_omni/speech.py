@@ -18,7 +18,7 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.depth_frames import DepthFrames, left_padded, same_length
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen3_omni.decoding import depth_sampling, talker_frames
 from mmspec.audio.talker_call import Question, call_talker
 from mmspec.decoding.processed_target import LogitsProcessor
@@ -153,10 +153,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
     if not model.config.talker_config.speaker_id:
         raise ModelError("the model has no speakers; its talker_config must have them in speaker_id")
     options = options_of(Options, config, "Qwen3-Omni")
-    for name, least, most in (("frames", 1, 2**20), ("answer_tokens", 2, 2**20), ("ahead", 0, MAX_AHEAD)):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be an integer, {least} to {most}")
+    check_integers(options, (("frames", 1, 2**20), ("answer_tokens", 2, 2**20), ("ahead", 0, MAX_AHEAD)))
     if not isinstance(options.system, (str, type(None))):
         raise ArgumentError(f"system={shown(options.system)} is not allowed; it must be a text, or None")
     return Qwen3OmniAdapter(model, processor, codec or Code2Wav(model.code2wav), options)
