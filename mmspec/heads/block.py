@@ -19,9 +19,8 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from mmspec.errors import ArgumentError
 from mmspec.heads.draft_vocabulary import register_vocabulary
-from mmspec.heads.layers import MLP, KeysValues, check_sizes
+from mmspec.heads.layers import MLP, KeysValues, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.markov import MarkovHead
 from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
@@ -119,11 +118,9 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
     ) -> None:
         super().__init__()
         drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
-        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        kv_heads, head_dim = attention_sizes(hidden_size, num_attention_heads, num_key_value_heads, head_dim)
         check_sizes(
             [
-                ("num_attention_heads", num_attention_heads, 1, 4096),
-                ("num_key_value_heads", kv_heads, 1, 4096),
                 ("num_hidden_layers", num_hidden_layers, 1, 256),
                 ("block_size", block_size, 2, 1024),
                 ("markov_rank", markov_rank, 0, 2**16),
@@ -133,11 +130,6 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
                 ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
             ]
         )
-        if num_attention_heads % kv_heads:
-            raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
-        if head_dim is None and hidden_size % num_attention_heads:
-            raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
-        head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         mask = vocab_size if mask_token_id is None else mask_token_id
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.draft_vocabulary import expand, register_vocabulary
-from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, check_sizes, norm, shift
+from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, attention_sizes, check_sizes, norm, shift
 from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
 
 
@@ -135,22 +135,16 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         max_position_embeddings: int = 2048,
     ) -> None:
         super().__init__()
-        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        kv_heads, head_dim = attention_sizes(hidden_size, num_attention_heads, num_key_value_heads, head_dim)
         drafted = vocab_size if draft_vocab_size is None else draft_vocab_size
         check_sizes(
             [
-                ("num_attention_heads", num_attention_heads, 1, 4096),
-                ("num_key_value_heads", kv_heads, 1, 4096),
                 ("draft_vocab_size", drafted, 1, vocab_size),
                 ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
                 ("prefix", prefix, 0, MAX_POSITIONS),
                 ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
             ]
         )
-        if num_attention_heads % kv_heads:
-            raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
-        if head_dim is None and hidden_size % num_attention_heads:
-            raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
         if norm_before_fc and fc_norm:
             raise ArgumentError("norm_before_fc and fc_norm exclude each other")
         self.vocab_size = vocab_size
@@ -158,7 +152,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         self.hidden_size = hidden_size
         self.layer_ids = None if layer_ids is None else tuple(layer_ids)
         self.heads = kv_heads
-        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.head_dim = head_dim
         self.prefix = prefix
         count = 3 if self.layer_ids is None else len(self.layer_ids)
         self.embed_tokens = nn.Embedding(vocab_size, hidden_size)

@@ -24,6 +24,23 @@ def check_sizes(sizes: Sequence[tuple[str, object, int, int]]) -> None:
             raise ArgumentError(f"{name}={value!r} is not allowed; it must be an integer, {least} to {most}")
 
 
+def attention_sizes(
+    hidden_size: int, num_attention_heads: int, num_key_value_heads: int | None, head_dim: int | None
+) -> tuple[int, int]:
+    """The number of heads of keys and values and the width of a head, with transformers' defaults where they are None.
+
+    Raises:
+        ArgumentError: If a number is not allowed, or one does not divide another.
+    """
+    kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+    check_sizes([("num_attention_heads", num_attention_heads, 1, 4096), ("num_key_value_heads", kv_heads, 1, 4096)])
+    if num_attention_heads % kv_heads:
+        raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
+    if head_dim is None and hidden_size % num_attention_heads:
+        raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
+    return kv_heads, hidden_size // num_attention_heads if head_dim is None else head_dim
+
+
 class MLP(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()

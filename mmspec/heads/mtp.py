@@ -22,8 +22,8 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.arguments import shown
-from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, check_sizes, norm, shift
+from mmspec.errors import ModelError
+from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, attention_sizes, check_sizes, norm, shift
 from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
 from mmspec.heads.speculators import layer_arguments
 
@@ -93,24 +93,18 @@ class MTPHead(nn.Module, PyTorchModelHubMixin):
         max_position_embeddings: int = 2048,
     ) -> None:
         super().__init__()
-        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        kv_heads, head_dim = attention_sizes(hidden_size, num_attention_heads, num_key_value_heads, head_dim)
         check_sizes(
             [
-                ("num_attention_heads", num_attention_heads, 1, 4096),
-                ("num_key_value_heads", kv_heads, 1, 4096),
                 ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
                 ("prefix", prefix, 0, MAX_POSITIONS),
                 ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
             ]
         )
-        if num_attention_heads % kv_heads:
-            raise ArgumentError(f"num_key_value_heads={kv_heads} must divide num_attention_heads={num_attention_heads}")
-        if head_dim is None and hidden_size % num_attention_heads:
-            raise ArgumentError(f"num_attention_heads={num_attention_heads} must divide hidden_size={hidden_size}")
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.heads = kv_heads
-        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.head_dim = head_dim
         self.prefix = prefix
         eps = rms_norm_eps
         self.embed_tokens = nn.Embedding(vocab_size, hidden_size)
