@@ -149,13 +149,21 @@ class SpeechPipeline:
             raise ArgumentError(f"drafter={str(folder)!r} was given, but this model does not take drafters")
         add_head(self.adapter, folder, self.prepare(["one"], 1))
 
-    def read(self, text: str, voice: str | None) -> PreparedText:
+    def read(self, text: str | PreparedText, voice: str | None) -> PreparedText:
         """Prepares a text without decoding it: its parts, and remarks for the caller.
+
+        Args:
+            text: A text; one that is prepared already is returned as it is, so that models which answer do it once.
+            voice: One of the model's voices, or None.
 
         Raises:
             PromptError: For a text that the model cannot speak.
-            ArgumentError: For an unknown voice.
+            ArgumentError: For an unknown voice, or one beside a prepared text.
         """
+        if isinstance(text, PreparedText):
+            if voice is not None:
+                raise ArgumentError(f"voice={shown(voice)} is not possible for a prepared text, which has its voice")
+            return text
         voices = self.adapter.voices
         if voice is not None and voice not in voices:
             known = f"use one of {', '.join(voices)}" if voices else "this model has no voices to choose from"
@@ -253,7 +261,7 @@ class SpeechPipeline:
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
 
         Args:
-            prompt: A text.
+            prompt: A text, or what `read` made of it.
             options: `seed`, `voice`, `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `guidance_scale`, `pause`,
                 `sampling_rate`, and `output_type`: "audio" for an `AudioOutput`, "latent" for one without samples.
             recipe: How it is decoded.

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.batching.async_engine import AsyncEngine
 from mmspec.batching.engine import QueueFullError as BatchQueueFullError
 from mmspec.batching.engine import supports_engine
@@ -25,7 +26,7 @@ def new_engine(pipe: Any, recipe: str, max_rows: int, max_waiting: int) -> Engin
     if not supports_engine(pipe):
         return OneByOneEngine(pipe, max_waiting)
     engine = AsyncEngine(pipe, recipe=recipe, max_rows=max_rows, max_waiting=max_waiting)
-    return RunningBatch(engine, speech=hasattr(pipe, "stream"))
+    return RunningBatch(engine)
 
 
 class RunningBatch:
@@ -33,23 +34,19 @@ class RunningBatch:
 
     Args:
         engine: The engine.
-        speech: Whether it generates speech.
     """
 
-    def __init__(self, engine: AsyncEngine, speech: bool) -> None:
-        self._engine, self._speech = engine, speech
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
 
-    async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+    async def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
         # Pixels and samples are decoded elsewhere, while the tokens come.
         options: dict[str, Any] = {**request.settings, "output_type": "latent"}
-        if self._speech:
-            options["voice"] = request.voice
-        else:
+        if request.negative_prompt is not None:
             options["negative_prompt"] = request.negative_prompt
-            if request.size is not None:
-                options["height"], options["width"] = request.size
-        given = {name: value for name, value in options.items() if value is not None}
-        outputs = self._engine.generate(prompt, seed=request.seed, recipe=request.recipe, user=request.user, **given)
+        if request.size is not None:
+            options["height"], options["width"] = request.size
+        outputs = self._engine.generate(prompt, seed=request.seed, recipe=request.recipe, user=request.user, **options)
         try:
             async with aclosing(outputs):
                 async for output in outputs:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.errors import MMSpecError
 
 
@@ -32,8 +33,12 @@ class CallOutput:
 class Engine(Protocol):
     """Decodes requests."""
 
-    def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+    def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
         """Yields what each target call gave to the request; leaving the iteration cancels it.
+
+        Args:
+            prompt: The prompt of an image, or the prepared text of speech.
+            request: Its settings.
 
         Raises:
             MMSpecError: From the first iteration, if the request is refused.
@@ -65,7 +70,6 @@ class DecodingRequest:
         settings: Sampling parameters that are set.
         negative_prompt: Of images; None is the model's.
         size: Height and width of images in pixels; None is the model's.
-        voice: Of speech; None is the model's.
     """
 
     seed: int
@@ -74,7 +78,6 @@ class DecodingRequest:
     settings: Mapping[str, float | int] = field(default_factory=dict)
     negative_prompt: str | None = None
     size: tuple[int, int] | None = None
-    voice: str | None = None
 
 
 @dataclass(frozen=True)

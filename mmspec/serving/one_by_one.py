@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.batching.request import RowPrompt
 from mmspec.decoding.batch import Step
 from mmspec.recipes import parse
@@ -36,12 +37,12 @@ class OneByOneEngine:
         self._closed = threading.Event()
 
     async def generate(
-        self, prompt: str, request: DecodingRequest, pipe: Any = None
+        self, prompt: str | PreparedText, request: DecodingRequest, pipe: Any = None
     ) -> AsyncGenerator[CallOutput, None]:
         """As of an engine.
 
         Args:
-            prompt: The prompt or text.
+            prompt: The prompt of an image, or the prepared text of speech.
             request: Its settings.
             pipe: Another pipeline of the same model, such as one that follows reference audio.
         """
@@ -93,7 +94,7 @@ class OneByOneEngine:
             pass
 
 
-def _draw(pipe: Any, prompt: str, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
+def _draw(pipe: Any, prompt: str | PreparedText, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
     """Generates one image."""
     sent = 0
 
@@ -116,10 +117,9 @@ def _draw(pipe: Any, prompt: str, request: DecodingRequest, send: Callable[[Call
     )  # fmt: skip
 
 
-def _speak(pipe: Any, text: str, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
+def _speak(pipe: Any, text: str | PreparedText, request: DecodingRequest, send: Callable[[CallOutput], None]) -> None:
     """Generates the tokens of one text, part by part."""
-    recipe, given = parse(request.recipe), {"seed": request.seed, "voice": request.voice, **request.settings}
-    options = {name: value for name, value in given.items() if value is not None}
+    recipe, options = parse(request.recipe), {"seed": request.seed, **request.settings}
     with torch.inference_mode():
         prepared, calls = pipe.read_request(text, options, recipe), 0
         source: tuple[RowPrompt, Tensor] | None = None  # what later parts continue

@@ -67,7 +67,7 @@ class SpeechJob:
         reference = read_reference(request.ref_audio, request.ref_text, self.settings)
         self.pipe = None if reference is None else pipe.with_reference_audio(*reference)
         prepared = (self.pipe or pipe).read(request.input, self.voice)
-        self.notes, self.text_parts = prepared.notes, prepared.parts
+        self.prepared, self.notes, self.text_parts = prepared, prepared.notes, prepared.parts
         self.format = request.response_format or "mp3"
         self.rate = encoder_rate(self.format, pipe.sampling_rate)
         self.seed = secrets.randbits(62) if request.seed is None else request.seed
@@ -83,10 +83,10 @@ class SpeechJob:
 
     def start(self) -> Generation:
         """Hands the text to the engine."""
-        settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings(), voice=self.voice)
+        settings = DecodingRequest(self.seed, self.recipe, self.request.user, self.request.settings())
         if self.pipe is not None:
-            return Generation(self.model.one_by_one.generate(self.request.input, settings, self.pipe))
-        return Generation(self.model.engine.generate(self.request.input, settings))
+            return Generation(self.model.one_by_one.generate(self.prepared, settings, self.pipe))
+        return Generation(self.model.engine.generate(self.prepared, settings))
 
     def headers(self) -> dict[str, str]:
         """Headers that every response has."""

@@ -83,11 +83,13 @@ def test_voices_seeds_streams_and_rows_of_an_engine() -> None:
     np.testing.assert_allclose(pipe(ASKED[1], seed=4).audio, whole[1].audio, atol=1e-5)
     prompts = [pipe.read(ASKED[1], voice).parts[0].embeds for voice in pipe.adapter.voices]
     assert not torch.allclose(*prompts)
+    with pytest.raises(ArgumentError, match="voice='ethan' is not possible for a prepared text"):
+        pipe.read(pipe.read(ASKED[0], None), "ethan")
     chunks = list(pipe.stream(ASKED[0], seed=3, first=2, every=3))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
     engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
     for i, text in enumerate(ASKED):
-        engine.add(text, request_id=text, seed=3 + i)
+        engine.add(pipe.read(text, None), request_id=text, seed=3 + i)
         results |= {output.request_id: output.result for output in engine.step() if output.finished}
     while engine.has_unfinished:
         results |= {output.request_id: output.result for output in engine.step() if output.finished}

@@ -7,8 +7,8 @@ of three may begin with a draft that was reused and still have a new slot after 
 An exact recipe fails once in a million seeds at most. Of 20,000 samples of 243 sequences, a bias of 0.02 in total
 variation towards the draft model is found in 83 to 100 of 100 runs, one of 0.03 always. A bias of 0.03 in any direction
 is found in 28 (T=1, the flattest setting) to 98 of 100, one of 0.04 nearly always. With the 40,000 samples of the slow
-test a bias of 0.025 that is spread evenly is found in 91 to 100 of 100, one of 0.02 in 39 to 100, and one of 0.01 towards
-the draft model in 38 (guidance for a part of the tokens) or 100.
+test a bias of 0.025 that is spread evenly is found in 91 to 100 of 100, one of 0.02 in 39 to 100, and one of 0.01
+towards the draft model in 38 (guidance for a part of the tokens) or 100.
 """
 
 from __future__ import annotations
