@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from mmspec.arguments import check_integer, shown
 from mmspec.bulk.calls import GeneratedSample, batches, generate_accepted
-from mmspec.bulk.fingerprint import fingerprint
 from mmspec.bulk.requests import SETTING_NAMES, SampleSettings, requests_of
 from mmspec.errors import ArgumentError
+from mmspec.fingerprint import fingerprint
 from mmspec.loading import load
 
 COLUMNS = ("prompt", "seed", "id", *SETTING_NAMES)

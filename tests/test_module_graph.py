@@ -33,6 +33,7 @@ LAYERS = (
         "mmspec.limits",
         "mmspec.checkpoint",
         "mmspec.arguments",
+        "mmspec.fingerprint",
         "mmspec.output",
         "mmspec.keywords",
         "mmspec.distributed",

@@ -72,7 +72,7 @@ class EvalConfig:
         dtype: Of the weights; "auto" is that of the files, but float32 for the models of the package and, on a CPU, for
             saved pipelines.
         strict: Refuse files that cannot be read, instead of leaving them out.
-        fingerprint: Of the model's weights, once loaded; see `mmspec.bulk.fingerprint`.
+        fingerprint: Of the model's weights, once loaded; see `mmspec.fingerprint`.
         suite: The benchmark whose prompts and metrics these are; None for the user's own.
     """
 

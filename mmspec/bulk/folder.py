@@ -37,7 +37,7 @@ class RunIdentity:
 
     Attributes:
         model: A name, a folder or a Hub id.
-        fingerprint: Of the weights; see `mmspec.bulk.fingerprint`.
+        fingerprint: Of the weights; see `mmspec.fingerprint`.
         format: "files", "webdataset" or "parquet".
     """
 

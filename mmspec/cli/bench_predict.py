@@ -29,6 +29,15 @@ def bench_predict(
     recipe: Annotated[
         str | None, typer.Option(show_default="the first with drafts", help="The row of that record.")
     ] = None,
+    results: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDERS",
+            show_default=False,
+            help="Folders of mmspec eval, by commas: the gain of each of their recipes, from its own window and its "
+            "measured tokens per call, instead of --acceptance, --recipe and --window.",
+        ),
+    ] = None,
     batch: Sizes = "1,8,64",
     window: Sizes = "2,4,8,16,32",
     measured: Annotated[
@@ -52,20 +61,25 @@ def bench_predict(
     if output == STDOUT:
         output, as_json = None, True
     if output is not None:
-        if output.suffix not in (".html", ".json"):
-            raise ArgumentError(f"-o/--output: {str(output)!r} must end in .html or .json")
+        allowed = (".json",) if results is not None else (".html", ".json")
+        if output.suffix not in allowed:
+            raise ArgumentError(f"-o/--output: {str(output)!r} must end in {' or '.join(allowed)}")
         check_writable(output, "-o/--output")
 
-    from mmspec.metrics.bench.gpu.acceptance import as_text, read_acceptance
+    from mmspec.metrics.bench.gpu.acceptance import as_text, read_acceptance, read_rows
     from mmspec.metrics.bench.gpu.devices import device_named
-    from mmspec.metrics.bench.gpu.prediction import predict
+    from mmspec.metrics.bench.gpu.prediction import predict, tokens_per_window
     from mmspec.metrics.bench.gpu.prediction_page import NOTE, ending, prediction_page
     from mmspec.metrics.bench.gpu.published import PUBLISHED, published
 
     chosen, names = device_named(device), list(PUBLISHED) if model == "all" else model.split(",")
     models = {name: published(name) for name in names}
-    rates, rows, widths = read_acceptance(acceptance, recipe), _sizes("--batch", batch), _sizes("--window", window)
-    found = {name: predict(one, chosen, rows, widths, rates) for name, one in models.items()}
+    rows = _sizes("--batch", batch)
+    if results is not None:
+        return _of_recipes(read_rows(results), models, chosen, rows, output, as_json)
+    rates, widths = read_acceptance(acceptance, recipe), _sizes("--window", window)
+    windows = [(width, tokens_per_window(rates, width)) for width in widths if width > 1]
+    found = {name: predict(one, chosen, rows, windows) for name, one in models.items()}
     record = {
         "schema_version": SCHEMA_VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -92,6 +106,57 @@ def bench_predict(
                 f"{name:<16}{step.rows:>5}{step.width:>8}{gain.tokens:8.2f}{step.launches:>9}{times}{gain.speedup:7.2f}"
             )
         print(f"{ending(one)}\n")
+
+
+def _of_recipes(
+    measured: dict[Any, float],
+    models: dict[str, Any],
+    device: Any,
+    rows: list[int],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Prints the predicted gain of recipes at the tokens per call that were measured."""
+    from mmspec.metrics.bench.gpu.acceptance import drafts_without_network
+    from mmspec.metrics.bench.gpu.prediction import predict
+    from mmspec.metrics.bench.gpu.prediction_page import NOTE
+
+    windows = [(recipe.window, tokens) for recipe, tokens in measured.items()]
+    found = list[dict[str, Any]]()
+    for name, model in models.items():
+        gains = predict(model, device, rows, windows).gains
+        for count in rows:
+            plain, *others = (gain for gain in gains if gain.rows == count)
+            for recipe, gain in zip(measured, others, strict=True):
+                seconds = {"seconds": gain.seconds * model.length, "plain_seconds": plain.seconds * model.length}
+                free = drafts_without_network(recipe)
+                found.append({"model": name, "recipe": str(recipe), **asdict(gain), **seconds, "whole_cost": free})
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "predicted": True,
+        "device": asdict(device),
+        "recipes": found,
+    }
+    if output is not None:
+        with replacing(output) as partial:
+            partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(record))
+        return
+    wide = max(len(row["recipe"]) for row in found)
+    print(f"{NOTE}\n{device.title}; tokens per call as measured on the model of the results, not on these models.")
+    print("`<`: at most, because the cost of the network that drafts is not counted. Seconds are of one output.\n")
+    print(
+        f"{'model':<16}{'rows':>5}  {'recipe':<{wide}}{'window':>8}{'tokens':>8}{'seconds':>9}{'plain':>9}{'gain':>8}"
+    )
+    for row in found:
+        bound = "" if row["whole_cost"] else "<"
+        times = f"{row['seconds']:9.2f}{row['plain_seconds']:9.2f}"
+        print(
+            f"{row['model']:<16}{row['rows']:>5}  {row['recipe']:<{wide}}{row['width']:>8}{row['tokens']:8.2f}"
+            f"{times}{bound + format(row['speedup'], '.2f'):>8}"
+        )
 
 
 def _sizes(option: str, text: str) -> list[int]:

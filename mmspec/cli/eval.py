@@ -163,8 +163,8 @@ def evaluate(
         print(plan(resolved, int(os.environ.get("WORLD_SIZE", "1"))))
         return
 
-    from mmspec.bulk.fingerprint import fingerprint
     from mmspec.distributed import local_device, process_group
+    from mmspec.fingerprint import fingerprint
     from mmspec.loading import check_device
     from mmspec.metrics.environment import environment
     from mmspec.metrics.evaluation.evaluate import check, prepare

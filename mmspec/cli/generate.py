@@ -110,9 +110,9 @@ def generate(
     check_output(output)
     requests = mine.of(read_requests(prompts, settings, seed=seed, number=number, limit=limit))
 
-    from mmspec.bulk.fingerprint import fingerprint
     from mmspec.bulk.run import generate_missing
     from mmspec.cli.pipelines import load_generator
+    from mmspec.fingerprint import fingerprint
 
     pipe = load_generator(model, local_device(device), drafter, tokenizer or codec, options, dtype)
     identity = RunIdentity(model, fingerprint(pipe), format)

@@ -42,7 +42,7 @@ def write_datastore(
         The content of `training.json`.
     """
     work = folder / "work" / "sequences"
-    claim_folder(work, settings)
+    claim_folder(work, settings, pipe)
     prepare = partial(settings.prepare, pipe)
     write_sequences(
         prepare, settings.prompts, settings.sequences, settings.seed, work, features=False, on_chunk=on_chunk

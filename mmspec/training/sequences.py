@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch import Tensor
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.files import replacing
+from mmspec.fingerprint import fingerprint
 from mmspec.recipes import parse
 from mmspec.training.objectives import feature_target, teacher_features
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
@@ -50,31 +52,48 @@ class TrainingSequences:
         return None if self.features is None else self.features[indices].transpose(0, 1).flatten(0, 1).float()
 
 
-def claim_folder(folder: Path, settings: TrainingSettings) -> None:
-    """Makes a folder for sequences of these settings, which it then holds in `settings.json`.
+def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeline) -> None:
+    """Makes a folder for sequences of these settings and this model, which it then holds in `settings.json`.
 
     Raises:
-        ArgumentError: If the folder holds sequences of other prompts, another seed, temperature or guidance.
+        ArgumentError: If the folder holds sequences of another model, of other prompts, another seed, temperature or
+            guidance.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text, file = describe_settings(settings), folder / SETTINGS
-    try:
-        same = file.read_text(encoding="utf-8") == text
-    except FileNotFoundError:
-        same = True
-    if not same:
-        raise ArgumentError(
-            f"{OUTPUT}: '{folder}' holds sequences of other prompts, another seed, temperature or guidance; delete "
-            "them, or name another folder"
-        )
+    origin, file = origin_of(settings, pipe), folder / SETTINGS
+    if file.exists():
+        try:
+            reason = difference(file, origin)
+        except (OSError, ValueError):
+            reason = "unknown origin"
+        if reason:
+            raise ArgumentError(
+                f"{OUTPUT}: '{folder}' holds sequences of {reason}; delete them, or name another folder"
+            )
+        return
     with replacing(file) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(json.dumps(origin), encoding="utf-8")
 
 
-def describe_settings(settings: TrainingSettings) -> str:
-    """The settings that sequences depend on, as JSON."""
+def origin_of(settings: TrainingSettings, pipe: TrainablePipeline) -> dict[str, Any]:
+    """What sequences depend on, as JSON values; `model` is a fingerprint of the target's weights."""
     known = {name: getattr(settings, name) for name in ("seed", "temperature", "guidance_scale")}
-    return json.dumps({**known, "prompts": list(settings.prompts)})
+    target = settings.prepare(pipe, settings.prompts[:1], 1).make()
+    return {**known, "prompts": list(settings.prompts), "model": fingerprint(target)}
+
+
+def difference(file: Path, origin: Mapping[str, Any]) -> str:
+    """How the sequences beside a `settings.json` differ from those of an origin, in words; "" if they do not.
+
+    Files of earlier versions do not name the model.
+
+    Raises:
+        OSError, ValueError: If the file cannot be read.
+    """
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(stored, dict) or {**stored, "model": origin["model"]} != origin:
+        return "other prompts, another seed, temperature or guidance"
+    return "" if stored.get("model", origin["model"]) == origin["model"] else "another model"
 
 
 def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe: TrainablePipeline) -> None:
@@ -89,21 +108,19 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe
         pipe: The pipeline of the model.
 
     Raises:
-        ArgumentError: If there are no sequences, or sequences of other prompts, another seed, temperature or guidance,
-            or with tokens that the model does not have.
+        ArgumentError: If there are no sequences, or sequences of another model, of other prompts, another seed,
+            temperature or guidance, or with tokens that the model does not have.
     """
     other = drafter / "work" / "sequences"
     try:
-        same = (other / SETTINGS).read_text(encoding="utf-8") == describe_settings(settings)
-    except (OSError, UnicodeDecodeError):
+        reason = difference(other / SETTINGS, origin_of(settings, pipe))
+    except (OSError, ValueError):
         raise ArgumentError(f"--sequences-of: '{drafter}' holds no sequences of train-drafter") from None
-    if not same:
-        raise ArgumentError(
-            f"--sequences-of: '{drafter}' holds sequences of other prompts, another seed, temperature or guidance"
-        )
+    if reason:
+        raise ArgumentError(f"--sequences-of: '{drafter}' holds sequences of {reason}")
     prepared = settings.prepare(pipe, settings.prompts[:1], 1)
     vocab, length = prepared.make().vocab_size, prepared.layout.length
-    claim_folder(folder, settings)
+    claim_folder(folder, settings, pipe)
     for first in range(0, settings.sequences, CHUNK_SIZE):
         rows = min(CHUNK_SIZE, settings.sequences - first)
         tokens = load_chunk(chunk_file(other, first), rows).get("tokens")

@@ -49,7 +49,7 @@ def write_skipped_layers(
         ArgumentError: If the target cannot skip layers.
     """
     work = folder / "work" / "sequences"
-    claim_folder(work, settings)
+    claim_folder(work, settings, pipe)
     count = min(settings.sequences, settings.batch)
     prompts = [settings.prompts[i % len(settings.prompts)] for i in range(count)]
     prepared = settings.prepare(pipe, prompts, 1)

@@ -103,7 +103,7 @@ class Trainer:
         """
         s, folder = self.settings, self.folder / "work" / "sequences"
         keep = s.keep_features and KINDS[s.kind].keeps_features
-        claim_folder(folder, s)
+        claim_folder(folder, s, self.pipe)
         write_sequences(
             partial(s.prepare, self.pipe),
             s.prompts,

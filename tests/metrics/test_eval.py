@@ -22,9 +22,9 @@ from fake_pipe import SECONDS, Pipe, classifier, open_gate
 from PIL import Image
 
 import mmspec
-from mmspec.bulk.fingerprint import fingerprint
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, UnknownNameError
+from mmspec.fingerprint import fingerprint
 from mmspec.loading import load
 from mmspec.metrics import metric
 from mmspec.metrics.evaluation.config import EvalConfig

@@ -97,7 +97,7 @@ def test_tokens_per_window() -> None:
 
 def test_predictions_of_a_tiny_model() -> None:
     model = replace(tiny().models["llamagen-b"], layers=3)
-    found = predict(model, H100, [1], [4], [0.9])
+    found = predict(model, H100, [1], [(4, tokens_per_window([0.9], 4))])
     assert [(step.rows, step.width) for step in found.steps] == [(1, 1), (1, 4)]
     with fake_device() as device, torch.inference_mode():  # of all three layers, not of two and one more of the same
         three = trace(model.on(device, torch.bfloat16).step(1, 4, model.prompt + model.length // 2))
@@ -126,7 +126,7 @@ def test_every_published_size_is_counted(name: str) -> None:
     }  # fmt: skip
     layers, width, tokens = long.get(name, (0, 0, 0))
     attention = 2 * layers * width * tokens
-    found = predict(PUBLISHED[name], H100, [1], [16], [0.7])
+    found = predict(PUBLISHED[name], H100, [1], [(16, 3.3)])
     counted = found.steps[0].flops / 2 / (1 + PUBLISHED[name].guided)
     assert counted == pytest.approx(1e9 * billions[name] + attention, rel=0.06)
     assert found.steps[0].bytes > 2e9 * billions[name] * 0.95
@@ -167,6 +167,33 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert record["predicted"] is True and record["models"]["llamagen-b"]["gains"][1]["speedup"] > 1
     assert "NVIDIA L4" in page.read_text() and "Predicted, not measured" in page.read_text()
     ElementTree.fromstring(page.read_text().removeprefix("<!DOCTYPE html>"))
+
+
+def test_recipes_at_their_measured_tokens_per_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PUBLISHED, "llamagen-b", tiny().models["llamagen-b"])
+    rows: list[dict[str, object]] = [{"recipe": "plain", "speed": {"tokens_per_call": {"value": 1}}}]
+    for recipe, tokens in (("scd:window=4", 2.0), ("scd:window=auto", 3.0), ("eagle:window=4", 2.5)):
+        rows.append({"recipe": recipe, "speed": {"tokens_per_call": {"value": tokens}}})
+    (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
+    bench = tmp_path / "bench.json"
+    bench.write_text(json.dumps({"rows": [{"recipe": "scd:window=4", "tokens_per_call": 9.0}]}))
+    words = ["bench", "predict", "-m", "llamagen-b", "--batch", "1,2", "--results", f"{tmp_path},{bench}"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["recipes"]
+    assert [(row["recipe"], row["rows"], row["tokens"], row["whole_cost"]) for row in found] == [
+        (recipe, rows, tokens, whole)
+        for rows in (1, 2)
+        for recipe, tokens, whole in (("scd:window=4", 2.0, True), ("eagle:window=4", 2.5, False))
+    ]
+    assert found[1]["speedup"] / found[0]["speedup"] == pytest.approx(2.5 / 2.0)
+    assert found[0]["plain_seconds"] / found[0]["seconds"] == pytest.approx(found[0]["speedup"])
+    assert main(words) == 0 and f"<{found[1]['speedup']:.2f}" in capsys.readouterr().out
+    for wrong, message in ((tmp_path / "none", "is neither a folder"), (bench, "has no recipe with a fixed window")):
+        bench.write_text('{"rows": []}')
+        assert main([*words[:-1], str(wrong)]) == 2 and message in capsys.readouterr().err
+    assert main([*words, "-o", str(tmp_path / "page.html")]) == 2 and "must end in .json" in capsys.readouterr().err
 
 
 def test_predicted_against_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -455,6 +455,18 @@ def test_sequences_of_another_drafter_are_taken_over(tmp_path: Path, monkeypatch
     for changes, reason in (({"seed": 9}, "of other prompts, another seed"), ({"prompts": PROMPTS[1:3]}, "prompts")):
         with pytest.raises(ArgumentError, match=reason):
             sequences.take_sequences(other, tmp_path / "b", settings("hydra", sequences=18, **changes), pipe)
+    retrained = tiny_pipe()
+    with torch.no_grad():
+        retrained.transformer.output.weight.mul_(2)
+    for call in (
+        lambda: sequences.take_sequences(other, tmp_path / "b", chosen, retrained),
+        lambda: sequences.claim_folder(folder, chosen, retrained),
+    ):
+        with pytest.raises(ArgumentError, match="holds sequences of another model"):
+            call()
+    stored = json.loads((other / "work" / "sequences" / sequences.SETTINGS).read_text())
+    del stored["model"]  # as earlier versions wrote it
+    (other / "work" / "sequences" / sequences.SETTINGS).write_text(json.dumps(stored))
     known = load_file(other / "work" / "sequences" / "0000000.safetensors")
     for wrong in (known["tokens"] + V, known["tokens"] - 1 - V, known["tokens"].repeat(1, 2), known["tokens"][:, :0]):
         save_file({"tokens": wrong.contiguous()}, other / "work" / "sequences" / "0000000.safetensors")

@@ -1,4 +1,4 @@
-"""The acceptance rate of a window's slots, from numbers or from a JSON record of `mmspec bench` or `mmspec eval`."""
+"""What windows give: acceptance rates of their slots, or measured tokens per call, from records of bench or eval."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmspec.errors import ArgumentError
+from mmspec.knobs import RUNNERS
 from mmspec.metrics.bench.gpu.prediction import tokens_per_window
-from mmspec.recipes import parse
+from mmspec.recipes import Recipe, parse
 
+# Ways of drafting that run no network: tokens per call are all that they cost.
+WITHOUT_NETWORK = ("table", "tree-table", "recycle", "stand", "retrieval", "sjd", "scd")
 _STEPS = 40  # of the bisection
 
 
@@ -30,6 +33,42 @@ def read_acceptance(text: str, recipe: str | None) -> list[float]:
     if not all(0 <= rate <= 1 for rate in rates):
         raise ArgumentError(f"--acceptance: {text!r} must be rates from 0 to 1, or a JSON record")
     return rates
+
+
+def read_rows(folders: str) -> dict[Recipe, float]:
+    """The measured tokens per call of each recipe with drafts, in order; of equal recipes the first one counts.
+
+    Recipes whose window or tree is chosen while decoding are left out: the width of their calls is not recorded.
+
+    Args:
+        folders: Folders of `mmspec eval` or records of `mmspec bench`, separated by commas.
+
+    Raises:
+        ArgumentError: If one of them is no such folder or record, or if no recipe is left.
+    """
+    found = dict[Recipe, float]()
+    for name in folders.split(","):
+        path = Path(name)
+        try:
+            file = path / "results.json" if path.is_dir() else path
+            for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+                recipe = parse(row["recipe"])
+                tokens = row["speed"]["tokens_per_call"]["value"] if "speed" in row else row["tokens_per_call"]
+                if recipe.info.drafts and not (recipe.auto or recipe.auto_branch):
+                    found.setdefault(recipe, float(tokens))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArgumentError(
+                f"--results: '{name[:200]}' is neither a folder of mmspec eval nor a record of mmspec bench"
+            ) from error
+    if not found:
+        raise ArgumentError(f"--results: '{folders[:200]}' has no recipe with a fixed window")
+    return found
+
+
+def drafts_without_network(recipe: Recipe) -> bool:
+    """Whether no network runs between two target calls."""
+    networks = {recipe.knobs.get("start"), recipe.knobs.get("refresh")} & set(RUNNERS)
+    return recipe.parts[0] in WITHOUT_NETWORK and not networks
 
 
 def _of_record(path: Path, recipe: str | None) -> list[float]:

@@ -132,7 +132,7 @@ def _work(launch: Launch, device: Device) -> float:
 
 
 def predict(
-    model: PublishedModel, device: Device, rows: Sequence[int], widths: Sequence[int], acceptance: Sequence[float]
+    model: PublishedModel, device: Device, rows: Sequence[int], windows: Sequence[tuple[int, float]]
 ) -> Prediction:
     """The predictions of a model.
 
@@ -140,10 +140,10 @@ def predict(
         model: The model.
         device: The device.
         rows: Batch sizes.
-        widths: Widths of windows; 1 is added.
-        acceptance: The acceptance rate of each slot of a window; later slots have that of the last one.
+        windows: Widths of windows, and the tokens that each gives on average; plain decoding is added as the first.
     """
-    widths = sorted({1, *widths})
+    windows = [(1, 1.0), *windows]
+    widths = sorted({width for width, _ in windows})
     whole, depth = counted(model, rows, widths)
     steps = [step_of(case, traced, device) for case, traced in whole.items()]
     depth_steps = [step_of(case, traced, device) for case, traced in depth.items()]
@@ -153,8 +153,7 @@ def predict(
         deep = {step.width: step.seconds for step in depth_steps if step.rows == count}
         plain = by_width[1] + between(device, 1)
         frame = plain + model.depth_steps * (deep[1] + between(device, 1)) if deep else plain
-        for width in widths:
-            tokens = tokens_per_window(acceptance, width)
+        for width, tokens in windows:
             if deep:  # windows along the depth of a frame
                 seconds = plain + model.depth_steps / tokens * (deep[width] + between(device, width))
             else:
