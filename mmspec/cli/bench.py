@@ -29,7 +29,7 @@ from mmspec.cli.options import (
     TopP,
     TypicalP,
 )
-from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator
+from mmspec.cli.pipelines import load_audio_pipeline, load_image_generator, without_bars
 from mmspec.errors import ArgumentError
 from mmspec.files import STDOUT, check_writable, replacing
 from mmspec.recipes import Recipe, parse
@@ -119,6 +119,7 @@ def bench_speak(
     min_p: MinP = None,
     typical_p: TypicalP = None,
     threads: Threads = None,
+    drafter: Drafter = None,
     dtype: Weights = DType.auto,
     device: Device = "cpu",
     output: Output = None,
@@ -139,12 +140,12 @@ def bench_speak(
 
     texts = read_prompts(prompts, limit, SPEECH)
     _set_threads(threads)
-    pipe = load_audio_pipeline(model, device, dtype=dtype)
+    pipe = without_bars(load_audio_pipeline(model, device, dtype=dtype), drafter)
     score = word_accuracy() if model == "spoken" else None
     overrides = SamplingOverrides(temperature, top_k, top_p, None, min_p, typical_p)
     report, record = _measure(pipe, model, texts, chosen, sizes, repeats, seed, overrides, score, quiet=as_json)
     latencies = first_audio(pipe, texts, chosen, repeats=repeats, seed=seed, sampling=overrides.given())
-    record["settings"] |= {"device": device, "dtype": dtype.value}
+    record["settings"] |= {"device": device, "drafter": drafter, "dtype": dtype.value}
     record["first_sound"] = [asdict(latency) for latency in latencies]
     _write(report, record, output, as_json)
     if not as_json:
