@@ -30,6 +30,13 @@ class Mimi:
     def decode(self, codes: Tensor) -> Tensor:
         return self._model.decode(codes.to(self._model.device)).audio_values.float()
 
+    @torch.inference_mode()
+    def encode(self, audio: Tensor) -> Tensor:
+        """Mono audio float32 [samples] to frames int64 [F, codebooks]."""
+        wave = audio[None, None].to(self._model.device, self._model.dtype)
+        codes: Tensor = self._model.encode(wave).audio_codes
+        return codes[0].T.cpu().clone()
+
     def stream(self) -> CodecStream:
         model = self._model
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from frame_models import frames_by, random_head, until
 from tiny_fish_s2 import BOOKS, CODES, IDS, TEXTS, VOICE, WIDTH, Codec, config, fish_s2, shapes
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from mmspec.audio.models.fish_s2.model import FishS2, read_config, renamed
 from mmspec.audio.models.fish_s2.speech import FishPart
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
-from mmspec.heads.frame import FrameHead
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
 from mmspec.recipes import parse
@@ -49,11 +49,6 @@ def adapter(folder: Path) -> Any:
     return load(folder, frames=12).adapter
 
 
-def cut(frames: Tensor) -> list[list[int]]:
-    ends = (frames[:, 0] == CODES).nonzero()
-    return (frames[: int(ends[0])] if len(ends) else frames).tolist()
-
-
 @pytest.mark.parametrize(
     ("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("scd", 2), ("frame:window=7", 2)]
 )
@@ -62,22 +57,10 @@ def test_greedy_codes_are_its_own(adapter: Any, recipe: str, ahead: int) -> None
     given = [adapter.prompt(part) for part in PARTS]
     assert [ids.tolist() for ids, _ in given] == GOLDEN["prompts"]
     first, model = FirstCodes(MOST_LIKELY, 1.1), adapter.model
-    prompted, draft = (FishFrames(model, given, 13, first, ahead) for _ in range(2))
     spec = frame_spec(model, 13, MOST_LIKELY, MOST_LIKELY)
-    if ahead:
-        heads = {"frame": random_head()} if recipe.startswith("frame") else {}
-        made = decode_frame_windows(prompted, parse(recipe), spec, [0, 1, 2], ahead, heads=heads).frames
-    else:
-        used = draft if recipe.startswith("draft") else None
-        made = decode_frames(prompted, parse(recipe), spec, [0, 1, 2], used).frames
-    assert [cut(row)[:12] for row in made] == GOLDEN["greedy"]
-
-
-def random_head() -> FrameHead:
-    made, generator = FrameHead(CODES + 2, WIDTH, BOOKS, 16, 32), torch.Generator().manual_seed(0)
-    for p in made.parameters():
-        p.data = torch.randn(p.shape, generator=generator) * 0.5
-    return made.eval()
+    head = random_head(CODES, WIDTH, BOOKS)
+    made = frames_by(recipe, lambda: FishFrames(model, given, 13, first, ahead), spec, ahead, head)
+    assert [until(row, CODES)[:12] for row in made] == GOLDEN["greedy"]
 
 
 def test_probabilities_are_its_own(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:

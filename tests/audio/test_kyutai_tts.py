@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_codecs
 import torch
-from tiny_kyutai import BOOKS, CODES, VOICE, Codec, Words, config, kyutai, voice
+from tiny_kyutai import (
+    BOOKS,
+    CODES,
+    CONTROL,
+    VOICE,
+    Codec,
+    Words,
+    config,
+    kyutai,
+    prefix,
+    prefix_config,
+    voice,
+    write,
+)
 from torch import Tensor
 
 import mmspec
+from mmspec.audio.codecs.mimi import Mimi
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.models.kyutai_tts import decoding
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
@@ -21,6 +37,7 @@ from mmspec.audio.models.kyutai_tts.machine import LAST, Machine, State
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_config, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
@@ -32,6 +49,7 @@ from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "kyutai_tts.json").read_text())
+PREFIX = GOLDEN["prefix"]
 WORDS = {"control": "ok", "cfg": "1.5"}
 STEPS = 70
 
@@ -46,6 +64,12 @@ def model(folder: Path) -> KyutaiTTS:
     return read_model(folder, "cpu", torch.float32)
 
 
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose voice is the beginning of the audio."""
+    return write(tmp_path_factory.mktemp("kyutai"), prefix_config())
+
+
 def load(folder: Path, **options: Any) -> Any:
     given = {"codec": Codec(), "voice": folder / "voice.safetensors", "cfg": 1.5, "frames": 20, **options}
     return mmspec.load(str(folder), processor=Words(), config=given)
@@ -53,12 +77,21 @@ def load(folder: Path, **options: Any) -> Any:
 
 def machine(model: KyutaiTTS, text: str) -> Machine:
     config = model.config
-    return Machine(entries(text, Words().encode), config.text_card + 1, config.look_ahead, config.delay_steps + 4)
+    words = entries(text, Words().encode, speakers=config.voice is not None)
+    return Machine(words, config.text_card + 1, config.look_ahead, config.delay_steps + 4)
+
+
+def voices_of(model: KyutaiTTS, lengths: list[int]) -> Any:
+    """The voice of each row, of this length if it is a beginning."""
+    if model.config.voice is None:
+        return [prefix(length, length) for length in lengths]
+    return model.voice_states([voice()[0].T]).expand(len(lengths), -1, -1)
 
 
 def prompted(model: KyutaiTTS, texts: list[str], sampling: SamplingParams, length: int = STEPS) -> KyutaiFrames:
-    voices = model.voice_states([voice()[0].T]).expand(len(texts), -1, -1)
-    return KyutaiFrames(model, [machine(model, text) for text in texts], voices, WORDS, length, sampling, BOOKS)
+    voices = voices_of(model, [*PREFIX["lengths"], *[5] * len(texts)][: len(texts)])
+    words = {name: word for name, word in WORDS.items() if name in model.config.tables}
+    return KyutaiFrames(model, [machine(model, text) for text in texts], voices, words, length, sampling, BOOKS)
 
 
 def test_words_are_those_of_the_package(model: KyutaiTTS) -> None:
@@ -80,6 +113,64 @@ def test_greedy_codes_are_those_of_the_package(model: KyutaiTTS, recipe: str) ->
         frames = undelay(row[None, :steps, 1:], model.config.delays)[0]
         frames = torch.where(frames == CODES, -1, frames)
         assert frames.tolist() == own[: len(frames)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "conditioned"), [("plain", False), ("scd:window=3", False), ("recycle:window=2", False), ("plain", True)]
+)
+def test_greedy_codes_after_a_voice_are_those_of_the_package(
+    public: Path, recipe: str, conditioned: bool, tmp_path: Path
+) -> None:
+    """With guidance; the voices are longer and shorter than the delay of the audio."""
+    model = read_model(write(tmp_path, prefix_config(**CONTROL)) if conditioned else public, "cpu", torch.float32)
+    own = PREFIX["conditioned"] if conditioned else PREFIX
+    sampling = SamplingParams(0.0, guidance_scale=PREFIX["guidance"])
+    for text, recorded in zip(GOLDEN["texts"], PREFIX["entries"], strict=True):
+        assert [[list(each.ids), each.padding] for each in entries(text, Words().encode, 1, False)] == recorded
+    made = decode_frames(
+        prompted(model, GOLDEN["texts"], sampling), parse(recipe), frame_spec(model, STEPS, sampling), [0, 1, 2]
+    )
+    for row, end, frames, begun in zip(made.frames, own["ends"], own["frames"], PREFIX["lengths"], strict=True):
+        steps = STEPS if end is None else end + model.config.delay_steps + 4 - begun
+        last = (row[:, 0] == LAST).nonzero()
+        assert (int(last[0]) + 1 if len(last) else STEPS) == steps
+        after = undelay(row[None, :steps, 1:], model.config.delays)[0]
+        after = torch.where(after == CODES, -1, after)
+        assert after[: len(frames) - begun].tolist() == frames[begun : begun + len(after)]
+
+
+def test_guided_distributions_are_those_of_the_package(public: Path) -> None:
+    """Of decisions and codes after a voice, and of twins: without guidance, and with guidance that hears the voice."""
+    model, s = read_model(public, "cpu", torch.float32), GOLDEN["sampling"]
+    sampling = SamplingParams(s["temperature"], s["top_k"], guidance_scale=PREFIX["guidance"])
+    greedy = SamplingParams(0.0, guidance_scale=PREFIX["guidance"])
+    made = decode_frames(
+        prompted(model, GOLDEN["texts"][:1], greedy), parse("plain"), frame_spec(model, STEPS, greedy), [0]
+    )
+
+    def farthest(sampling: SamplingParams) -> float:
+        recorded, frames, found = iter(PREFIX["probs"]), prompted(model, GOLDEN["texts"][:1], sampling), [0.0]
+        logits = frames.start()
+        for step in range(12):
+            words = torch.tensor(next(recorded))
+            if frames._machines[0].forced(frames._states[0]) is None:
+                wanted = torch.stack([1 - words[0], words[0]])
+                found.append(float((logits.cond[0, -1, :2].exp() - wanted).abs().max()))
+            depth = frames.depth(made.frames[:, step, :1], 0, 0)
+            for book in range(BOOKS):
+                at, before = np.array([book - 1]), made.frames[:, step, book : book + 1]
+                p = probs(depth.forward(before, at) if book else depth.prefill(), sampling)[0, 0]
+                own = torch.tensor(next(recorded))
+                if frames._prefixes.given(np.array([[PREFIX["lengths"][0] + step]]))[0, 0, book] < 0:
+                    found.append(float((p[:CODES] - own).abs().max()))
+            logits = frames.step(made.frames[:, step])
+        return max(found)
+
+    assert farthest(sampling) < 1e-4
+    assert farthest(SamplingParams(s["temperature"], s["top_k"])) > 0.1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "without_voice", lambda columns, *_: columns)
+        assert farthest(sampling) > 0.1
 
 
 def probs(logits: Logits, sampling: SamplingParams) -> Tensor:
@@ -120,11 +211,12 @@ def test_distributions_are_those_of_the_package(model: KyutaiTTS) -> None:
 SAMPLED = SamplingParams(1.1, 2)
 
 
-def small(folder: Path) -> KyutaiTTS:
+def small(folder: Path, public: bool = False) -> KyutaiTTS:
     """A model of 2 codebooks of 3 codes, whose audio begins with the text, and its second codebook a step later."""
     tts = {"audio_delay": 0, "second_stream_ahead": 2}
     schedule = {"depformer_weights_per_step_schedule": [0, 1], "delays": [0, 0, 1]}
-    return read_model(kyutai(folder, card=3, n_q=2, dep_q=2, tts_config=tts, **schedule), "cpu", torch.float32)
+    settings = (prefix_config if public else config)(card=3, n_q=2, dep_q=2, tts_config=tts, **schedule)
+    return read_model(write(folder, settings), "cpu", torch.float32)
 
 
 def first_free(model: KyutaiTTS) -> Machine:
@@ -134,39 +226,49 @@ def first_free(model: KyutaiTTS) -> Machine:
 
 
 def frames_of(model: KyutaiTTS, rows: int) -> KyutaiFrames:
-    voices = model.voice_states([voice()[0].T]).expand(rows, -1, -1)
-    made = KyutaiFrames(model, [first_free(model)] * rows, voices, WORDS, 2, SAMPLED, 2)
+    public = model.config.voice is None
+    voices = [torch.tensor([[1, 2, 0], [2, 0, 1]])] * rows if public else voices_of(model, [0] * rows)
+    sampling = replace(SAMPLED, guidance_scale=1.5 if public else 1.0)
+    made = KyutaiFrames(model, [first_free(model)] * rows, voices, {} if public else WORDS, 2, sampling, 2)
     made._states = [State(0, 0, 9, 0)] * rows
     return made
 
 
 def joint(model: KyutaiTTS) -> Tensor:
-    """Probabilities of all decisions and codes of 2 steps, of which the first has one code, [2 * 3 * 2 * 9]."""
+    """Probabilities of all decisions and codes of 2 steps, of which the first has one code, [2 * 3 * 2 * 9].
+
+    The other is absent, or the last of a voice that is the beginning of the audio.
+    """
+    sampling, other = frames_of(model, 1)._sampling, 3 if model.config.voice is not None else 1
     total = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64)
     for word in range(2):
         for code in range(3):
             made = frames_of(model, 9)
             p = made.start().cond[0, -1, word].exp().double()
-            first = torch.tensor([[word, code, 3]] * 9)
-            p = p * probs(made.depth(first[:, :1], 0, 0).prefill(), SAMPLED)[0, 0, code]
+            first = torch.tensor([[word, code, other]] * 9)
+            p = p * probs(made.depth(first[:, :1], 0, 0).prefill(), sampling)[0, 0, code]
             after = made.step(first).cond[0, -1].exp().double()
             pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
             for then in range(2):
                 depth = made.depth(torch.full((9, 1), then), 0, 0)
-                of_first = probs(depth.prefill(), SAMPLED)[:, 0].gather(1, pairs[:, :1])
-                second = probs(depth.forward(pairs[:, :1], np.zeros(9, dtype=np.int64)), SAMPLED)[:, 0]
+                of_first = probs(depth.prefill(), sampling)[:, 0].gather(1, pairs[:, :1])
+                second = probs(depth.forward(pairs[:, :1], np.zeros(9, dtype=np.int64)), sampling)[:, 0]
                 q = (of_first * second.gather(1, pairs[:, 1:])).double()
                 total[word, code, then] = (p * after[then] * q[:, 0]).view(3, 3)
     return total.flatten()
 
 
-@pytest.mark.parametrize("recipe", ["scd:window=2", "sjd:window=2,start=up"])
-def test_samples_follow_the_distribution(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "public"), [("scd:window=2", False), ("sjd:window=2,start=up", False), ("scd:window=2", True)]
+)
+def test_samples_follow_the_distribution(
+    recipe: str, public: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit is five standard deviations above the noise floor of 4,000 samples.
 
     A twin whose decisions know no temperature is more than twice as far.
     """
-    model, rows = small(tmp_path), 4_000
+    model, rows = small(tmp_path, public), 4_000
     with torch.inference_mode():
         expected = joint(model)
     assert abs(float(expected.sum()) - 1) < 1e-5
@@ -174,7 +276,8 @@ def test_samples_follow_the_distribution(recipe: str, tmp_path: Path, monkeypatc
     limit = floor + 5 * spread
 
     def distance() -> float:
-        frames = decode_frames(frames_of(model, rows), parse(recipe), frame_spec(model, 2, SAMPLED), range(rows)).frames
+        begun = frames_of(model, rows)
+        frames = decode_frames(begun, parse(recipe), frame_spec(model, 2, begun._sampling), range(rows)).frames
         cells = torch.stack([frames[:, 0, 0], frames[:, 0, 1], frames[:, 1, 0], frames[:, 1, 1], frames[:, 1, 2]])
         number = (cells * torch.tensor([54, 18, 9, 3, 1])[:, None]).sum(0)
         made = torch.bincount(number, minlength=108).double() / rows
@@ -186,15 +289,18 @@ def test_samples_follow_the_distribution(recipe: str, tmp_path: Path, monkeypatc
     assert distance() > 2 * limit
 
 
-def test_windows_match_single_codes(model: KyutaiTTS) -> None:
-    frames = prompted(model, GOLDEN["texts"] * 3, SamplingParams())
+@pytest.mark.parametrize("guided", [False, True])
+def test_windows_match_single_codes(model: KyutaiTTS, public: Path, guided: bool) -> None:
+    model = read_model(public, "cpu", torch.float32) if guided else model
+    frames = prompted(model, GOLDEN["texts"] * 3, SamplingParams(guidance_scale=2.0 if guided else 1.0))
     frames.start()
-    hidden = frames._target.features()[:, -1]
-    absent = np.zeros((9, BOOKS), dtype=bool)
-    absent[::2, 3] = True
+    hidden = frames._target.features()[:, -1].view(2 if guided else 1, 9, -1)
+    given = np.full((9, BOOKS), -1)
+    given[::2, 3], given[1::2, 2] = CODES, 5
 
     def make(rows: int, window: int) -> KyutaiDepth:
-        return KyutaiDepth(model, hidden[:rows], torch.arange(20, 20 + rows), absent[:rows], 0, window)
+        own = hidden[:, :rows].flatten(0, 1)
+        return KyutaiDepth(model, own, torch.arange(20, 20 + rows), given[:rows], 0, window)
 
     assert check_windows(make, BOOKS, 2) < 1e-4
 
@@ -219,6 +325,45 @@ def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     few = load(folder, codebooks=2)("one two.", seed=3)
     assert pipe.adapter.codes(whole[0].tokens[0]).shape[1] > 0 and few.tokens[0].shape[1] == 3
+
+
+def test_speech_with_the_voice_of_a_recording(public: Path) -> None:
+    """Audio without the voice, streams and rows of an engine alike."""
+    voice = ReferenceCodes("", prefix(5).T)
+    pipe = load(public, voice=voice, cfg=2.0)
+    assert pipe.adapter.sampling.guidance_scale == 2
+    texts = ["one two.", "Hello!"]
+    whole = pipe(texts, seed=3)
+    frames = pipe.adapter.codes(whole[0].tokens[0])
+    after = Codec().decode(torch.cat([prefix(5), frames], dim=1)[None])[0, :, 5 * Codec().hop :]
+    np.testing.assert_allclose(whole[0].audio, after.numpy(), atol=1e-5)
+    chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
+    np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
+    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
+    for i, text in enumerate(texts):
+        engine.add(text, request_id=text, seed=3 + i)
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(texts):
+        np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
+    assert len(pipe("one two.", guidance_scale=1.0, seed=3).tokens[0])
+    mimi = Mimi(tiny_codecs.mimi(BOOKS, CODES))
+    wave = np.sin(np.arange(6 * mimi.hop, dtype=np.float32))[None]
+    cloned = load(public, voice=None, cfg=2.0, codec=mimi).with_reference_audio(wave, mimi.sampling_rate)
+    codes = mimi.encode(torch.from_numpy(wave[0]))
+    assert torch.equal(cloned.adapter.options.voice.codes, codes[:-2]) and len(codes) >= 6
+    assert cloned("one two.", seed=3).audio.shape[-1] % mimi.hop == 0
+    with pytest.raises(ArgumentError, match=r"a voice is missing; call pipe.with_reference_audio"):
+        load(public, voice=None, cfg=2.0)("one")
+    with pytest.raises(ArgumentError, match=r"cfg=1.5 is not possible: .*; pass guidance_scale to a call"):
+        load(public, voice=voice)
+    with pytest.raises(ArgumentError, match="voice='a.safetensors' is not possible for this model; pass its codes"):
+        load(public, voice="a.safetensors", cfg=2.0)
+    with pytest.raises(ArgumentError, match="this codec cannot encode reference audio"):
+        pipe.with_reference_audio(np.zeros((1, 24_000), dtype=np.float32), 24_000)
+    with pytest.raises(ArgumentError, match="voice has codes of shape"):
+        load(public, voice=ReferenceCodes("", prefix(5)), cfg=2.0)
 
 
 def test_the_published_layout(folder: Path) -> None:
@@ -256,6 +401,8 @@ def test_errors(folder: Path) -> None:
             load(folder, **wrong)
     with pytest.raises(ArgumentError, match="a voice is missing"):
         load(folder, voice=None)("one")
+    with pytest.raises(ArgumentError, match="reference audio is not possible for this model"):
+        load(folder).with_reference_audio(np.zeros((1, 24_000), dtype=np.float32), 24_000)
     with pytest.raises(ModelError, match=f"it must be \\[1, {VOICE}, frames\\]"):
         load(folder, voice=folder / "dsm_tts_tiny.safetensors")
     with pytest.raises(PromptError, match="the text has no words"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from frame_models import frames_by, random_head, until
 from tiny_moss import Codec
 from tiny_moss_local import BOOKS, CODES, KINDS, WIDTH, config, moss_local
 from torch import Tensor
@@ -22,7 +23,6 @@ from mmspec.audio.models.moss_local.model import MossLocal, read_config
 from mmspec.audio.models.moss_tts.message import MossPart
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError
-from mmspec.heads.frame import FrameHead
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
@@ -62,11 +62,6 @@ def prompts(folder: Path) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def cut(frames: Tensor) -> list[list[int]]:
-    ends = (frames[:, 0] == CODES).nonzero()
-    return (frames[: int(ends[0])] if len(ends) else frames).tolist()
-
-
 @pytest.mark.parametrize(
     ("recipe", "ahead"), [("plain", 0), ("scd:window=3", 0), ("draft:window=3", 0), ("scd", 2), ("frame:window=7", 2)]
 )
@@ -76,22 +71,9 @@ def test_greedy_codes_are_its_own(recorded: tuple[str, Path], recipe: str, ahead
     given, golden = prompts(path), GOLDEN[kind]
     assert [torch.cat([text[:, None], codes], dim=1).tolist() for text, codes in given] == golden["prompts"]
     model, sampling = load(path).adapter.model, SamplingParams(0.0)
-    prompted, draft = (MossLocalFrames(model, given, 13, sampling, ahead) for _ in range(2))
-    spec = frame_spec(model, 13, sampling)
-    if ahead:
-        heads = {"frame": random_head()} if recipe.startswith("frame") else {}
-        made = decode_frame_windows(prompted, parse(recipe), spec, [0, 1, 2], ahead, heads=heads).frames
-    else:
-        used = draft if recipe.startswith("draft") else None
-        made = decode_frames(prompted, parse(recipe), spec, [0, 1, 2], used).frames
-    assert [cut(row)[:12] for row in made] == golden["greedy"]
-
-
-def random_head() -> FrameHead:
-    made, generator = FrameHead(CODES + 2, WIDTH, BOOKS, 16, 32), torch.Generator().manual_seed(0)
-    for p in made.parameters():
-        p.data = torch.randn(p.shape, generator=generator) * 0.5
-    return made.eval()
+    spec, head = frame_spec(model, 13, sampling), random_head(CODES, WIDTH, BOOKS)
+    made = frames_by(recipe, lambda: MossLocalFrames(model, given, 13, sampling, ahead), spec, ahead, head)
+    assert [until(row, CODES)[:12] for row in made] == golden["greedy"]
 
 
 def test_distributions_are_its_own(recorded: tuple[str, Path]) -> None:

@@ -214,8 +214,6 @@ def test_errors(folder: Path, tmp_path: Path) -> None:
         load(folder, voice=ReferenceCodes("", torch.tensor([1, 2])))
     with pytest.raises(ModelError, match="has no language_config"):
         read_config({}, "model 'x'")
-    with pytest.raises(ModelError, match="is the first MOSS-TTS-Local, which is not supported"):
-        read_config({**config(), "local_num_layers": 4}, "model 'x'")
     for name, value in (("n_vq", 0), ("audio_end_token_id", 99), ("audio_pad_code", 3), ("audio_vocab_size", "x")):
         with pytest.raises(ModelError, match="model 'x' has"):
             read_config({**config(), name: value}, "model 'x'")

@@ -101,6 +101,8 @@ def test_prompts_are_the_originals() -> None:
         parts = parts_of(adapter, song)
         assert [prompt_of(adapter, part) for part in parts] == [segment["prompt"] for segment in song["segments"]]
         assert len(parts[-1].before) + len(parts[-1].own) > adapter._room
+        (note,) = adapter.read(song["lyrics"], None).notes
+        assert f"the latest {adapter._room} ids" in note
 
 
 @torch.inference_mode()

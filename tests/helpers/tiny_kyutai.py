@@ -40,6 +40,24 @@ def config(**changed: Any) -> dict[str, Any]:
     } | changed  # fmt: skip
 
 
+def prefix_config(**changed: Any) -> dict[str, Any]:
+    """As `config`, of a model whose voice is the beginning of the audio; 0.75b is of this kind."""
+    none: dict[str, Any] = {"conditioners": {}, "fuser": {"sum": [], "prepend": [], "cross": []}}
+    return config(**{"cross_attention": False, **none, **changed})
+
+
+# The same with a condition, whose unconditional rows read another vector.
+CONTROL: dict[str, Any] = {
+    "conditioners": {"control": config()["conditioners"]["control"]},
+    "fuser": {"sum": ["control"], "prepend": [], "cross": []},
+}
+
+
+def prefix(frames: int, shift: int = 0) -> Tensor:
+    """The codes of a voice, int64 [codebooks, frames]."""
+    return (torch.arange(BOOKS * frames).view(BOOKS, frames) * 5 + shift) % CODES
+
+
 class Words:
     """A tokenizer with the one method that is used: ids by the letters of a word."""
 
@@ -81,11 +99,16 @@ class Codec(Levels):
 
 
 def kyutai(folder: Path, **changed: Any) -> Path:
+    return write(folder, config(**changed))
+
+
+def write(folder: Path, settings: dict[str, Any]) -> Path:
+    """Writes a model with this config."""
     from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_config
 
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(**changed)))
-    model = fill_model(KyutaiTTS(read_config(config(**changed), "tiny")))
+    (folder / "config.json").write_text(json.dumps(settings))
+    model = fill_model(KyutaiTTS(read_config(settings, "tiny")))
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     # Files of the original have one tensor for the projections of all steps.
     for name in [name for name in state if "in_projs.0" in name]:

@@ -132,10 +132,22 @@ class YuEAdapter:
             Segment([] if i else head, (between if i else []) + segment_ids(self._encode, segment), i > 0)
             for i, segment in enumerate(sung)
         ]
-        notes = []
-        if len(head) + len(parts[0].own) > self._room:
-            notes.append(f"the lyrics are long: the model reads the latest {self._room} ids of them and of the song")
-        return PreparedText(parts, notes, sung)
+        return PreparedText(parts, self._outgrown(len(head), parts), sung)
+
+    def _outgrown(self, head: int, parts: Sequence[Segment]) -> list[str]:
+        """Remarks on prompts that do not fit into the model's positions, if all segments are sung to their limit."""
+        length, limit = head, self.options.tokens
+        for number, part in enumerate(parts):
+            length += len(part.own)
+            if length + number * (limit + 1) <= self._room:
+                continue
+            if not number:
+                return [f"the lyrics are long: the model reads the latest {self._room} ids of them and of the song"]
+            return [
+                f"the song is long: if segments reach their limit of {limit} tokens, the model reads no more than the "
+                f"latest {self._room} ids of it and of its lyrics from segment {number + 1} of {len(parts)} on"
+            ]
+        return []
 
     def continue_voice(self, part: Segment, first: Segment, tokens: Tensor) -> Segment:
         """The segment `part`, which follows `first`, the one before it."""

@@ -11,32 +11,33 @@ from mmspec.audio.depth.depth_target import by_index
 from mmspec.audio.models.kyutai_tts.model import Attention, DepthLayer, Gating, KyutaiTTS, attend
 from mmspec.decoding.attention_masks import additive_mask
 from mmspec.hf.slot_cache import SlotCache
-from mmspec.sampling.logits import Logits
+from mmspec.sampling.logits import Logits, cfg_rows
 
 
 class KyutaiDepth:
     """A `mmspec.decoding.target.Target` of the codes of a frame.
 
     Slot k of its KV cache reads the token before code k: the text id, or code k - 1; the hidden state of the frame is
-    added to each. A code that is absent, since audio has not begun, is the id after the codes, which alone is possible
-    there.
+    added to each. A code that is given alone is possible in its place: one of a voice, or the id after the codes where
+    audio has not begun. With guidance the hidden states are those of conditional and unconditional rows, which read the
+    same tokens; R is then 2 * B, else B.
 
     Args:
         model: The model.
-        hidden: [B, D], the hidden state of the frame.
+        hidden: [R, D], the hidden state of the frame, that of the unconditional rows last.
         text: int64 [B], the text id.
-        absent: Host bool [B, K], which codes are absent.
+        given: Host int64 [B, K], the codes that are given; -1 for those that are generated.
         start: The position of the first code.
         window: How far a window may reach past the end.
     """
 
     def __init__(
-        self, model: KyutaiTTS, hidden: Tensor, text: Tensor, absent: NDArray[np.bool_], start: int, window: int
+        self, model: KyutaiTTS, hidden: Tensor, text: Tensor, given: NDArray[np.int64], start: int, window: int
     ) -> None:
         config = model.config
         self.vocab_size, self.device = config.card + 1, hidden.device
-        self._model, self._hidden, self._text, self._absent, self._start = model, hidden, text, absent, start
-        self._codebooks = absent.shape[1]
+        self._model, self._hidden, self._text, self._given, self._start = model, hidden, text, given, start
+        self._codebooks, self._factor = given.shape[1], len(hidden) // len(text)
         self._steps = np.array(config.schedule)
         self._cache = SlotCache(self._codebooks + 1 + window)
 
@@ -48,27 +49,33 @@ class KyutaiDepth:
         return self._read(tokens, slots)
 
     def select_rows(self, row_ids: list[int]) -> None:
-        self._hidden, self._text, self._absent = self._hidden[row_ids], self._text[row_ids], self._absent[row_ids]
-        self._cache.select_rows(torch.tensor(row_ids, device=self.device))
+        index = cfg_rows(row_ids, len(self._text), self._factor == 2, self.device)
+        self._hidden, self._text, self._given = self._hidden[index], self._text[row_ids], self._given[row_ids]
+        self._cache.select_rows(index)
 
     def _read(self, tokens: Tensor, slots: NDArray[np.int64]) -> Logits:
         """The logits [B, W, V] of the codes of slots, host int64 [B, W], given the tokens before them."""
         # A window may begin with tokens of the previous frame, in slots below 0, and reach past the last code.
         codes = slots.clip(0, self._codebooks - 1)
-        absent = torch.from_numpy(np.take_along_axis(self._absent, codes, axis=1)).to(self.device)
-        z = torch.full((*tokens.shape, self.vocab_size), -torch.inf, device=self.device)
-        if not self._absent.all():
-            slots = slots.clip(0)
-            z[..., :-1] = self._logits(tokens, slots, codes).float().masked_fill(absent[..., None], -torch.inf)
-        z[..., -1] = torch.where(absent, 0.0, -torch.inf)
-        return Logits(z, None)
+        given = torch.from_numpy(np.take_along_axis(self._given, codes, axis=1)).to(self.device)[..., None]
+        z = torch.zeros(self._factor, *tokens.shape, self.vocab_size, device=self.device)
+        if (self._given < 0).any():
+            made = self._logits(tokens, slots.clip(0), codes).float()
+            z[..., :-1] = made.unflatten(0, (self._factor, -1))
+        ids = torch.arange(self.vocab_size, device=self.device)
+        # What the conditional logits forbid is forbidden, whatever the unconditional ones are.
+        cond = torch.where(given < 0, z[0], 0.0)
+        cond.masked_fill_(torch.where(given < 0, ids == self.vocab_size - 1, ids != given), -torch.inf)
+        return Logits(cond, None if self._factor == 1 else torch.where(given < 0, z[1], 0.0))
 
     def _logits(self, tokens: Tensor, slots: NDArray[np.int64], codes: NDArray[np.int64]) -> Tensor:
-        """The logits [B, W, card] of codes number `codes`, host int64 [B, W]."""
+        """The logits [R, W, card] of codes number `codes`, host int64 [B, W]."""
         model, width = self._model, self._model.config.depth.dim
         steps, dtype, device = self._steps[codes], model.dtype, self.device
         tokens = torch.where(tokens == self.vocab_size - 1, -1, tokens)
         tokens = torch.where(torch.from_numpy(codes == 0).to(device), self._text[:, None], tokens)
+        tokens = tokens.repeat(self._factor, 1)
+        steps, codes, slots = (np.tile(each, (self._factor, 1)) for each in (steps, codes, slots))
 
         def embed(code: int, own: Tensor) -> Tensor:
             part: Tensor = model.depformer_emb[code - 1](own) if code else model.depformer_text_emb(own)

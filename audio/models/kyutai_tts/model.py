@@ -31,7 +31,6 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "norm": ("layer_norm", "rms_norm_f32"),
     "norm_emb": (False, False),
     "bias_proj": (False, False),
-    "cross_attention": (False, True),
     "depformer_multi_linear": (False, True),
     "depformer_weights_per_step": (False, True),
     "depformer_pos_emb": ("sin", "none"),
@@ -93,7 +92,7 @@ class KyutaiConfig:
         context: Frames that a frame attends to.
         max_period: Of the rotary embeddings.
         tables: The conditions that are words, by name.
-        voice: Width of the vectors of a voice.
+        voice: Width of the vectors of a voice; None for models whose voice is the beginning of the audio.
         voice_positions: Scale of the positions of these vectors; 0 for none.
         delay_steps: Steps by which audio follows the text.
         look_ahead: Words by which the second text stream is ahead; 0 without it.
@@ -112,7 +111,7 @@ class KyutaiConfig:
     context: int
     max_period: float
     tables: Mapping[str, Table]
-    voice: int
+    voice: int | None
     voice_positions: float
     delay_steps: int
     look_ahead: int
@@ -138,10 +137,10 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
             raise ModelError(f"{what} has no {name} in its config.json")
         return inner
 
-    conditioners, fuser = mapping(found, "conditioners"), mapping(found, "fuser")
-    if "speaker_wavs" not in conditioners:
-        raise ModelError(f"{what} is a Kyutai TTS whose voice is a prefix, which is not supported")
-    for name, (default, only) in FIXED.items():
+    conditioners = mapping(found, "conditioners")
+    fuser = mapping(found, "fuser") if conditioners or found.get("fuser") is not None else {}
+    cross = ["speaker_wavs"] if "speaker_wavs" in conditioners else []
+    for name, (default, only) in {**FIXED, "cross_attention": (False, bool(cross))}.items():
         if (given := found.get(name, default)) != only:
             raise ModelError(f"{what} has {name}={shown(given)}; {only!r} is supported")
     books = value("n_q")
@@ -166,8 +165,8 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
             raise ModelError(f"{what} has a conditioner {name!r} that is not supported")
         known = None if words is None else tuple(map(str, words))
         tables[name] = Table(value("n_bins", place=inner), value("dim", place=inner), known)
-    voice = mapping(mapping(conditioners, "speaker_wavs"), "tensor")
-    if fuser.get("cross") != ["speaker_wavs"] or fuser.get("prepend"):
+    voice = value("dim", place=mapping(mapping(conditioners, "speaker_wavs"), "tensor")) if cross else None
+    if (fuser.get("cross") or []) != cross or fuser.get("prepend"):
         raise ModelError(f"{what} has a fuser that is not supported")
     scale = float(fuser.get("cross_attention_pos_emb_scale", 1.0)) if fuser.get("cross_attention_pos_emb") else 0.0
     tts, dim, depth = mapping(found, "tts_config"), value("dim"), value("depformer_dim")
@@ -206,7 +205,7 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
         context=value("context", LARGEST - 1),
         max_period=period,
         tables=tables,
-        voice=value("dim", place=voice),
+        voice=voice,
         voice_positions=scale,
         delay_steps=int(delay * 12.5),
         look_ahead=value("second_stream_ahead", 0, 0, tts),
@@ -253,12 +252,14 @@ class Attention(nn.Module):
 
 
 class MainLayer(nn.Module):
-    """A layer of the transformer over the frames."""
+    """A layer of the transformer over the frames; `cross` is whether it attends to a voice."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, cross: bool) -> None:
         super().__init__()
-        self.self_attn, self.cross_attention = Attention(sizes), Attention(sizes)
-        self.norm1, self.norm2, self.norm_cross = RMSNorm(sizes.dim), RMSNorm(sizes.dim), nn.LayerNorm(sizes.dim, 1e-5)
+        self.self_attn = Attention(sizes)
+        self.cross_attention = Attention(sizes) if cross else None
+        self.norm1, self.norm2 = RMSNorm(sizes.dim), RMSNorm(sizes.dim)
+        self.norm_cross = nn.LayerNorm(sizes.dim, 1e-5) if cross else None
         self.gating = Gating(sizes.dim, sizes.inner)
 
 
@@ -338,17 +339,17 @@ class KyutaiTTS(nn.Module):
         self.emb = nn.ModuleList(Embedding(ids, dim) for _ in range(books))
         self.text_emb = Embedding(config.text_card + 1, dim, None, config.demuxed)
         self.text_linear = nn.Linear(dim, config.text_card_out, bias=False)
-        self.transformer = Layers([MainLayer(config.main) for _ in range(config.main.layers)])
+        self.transformer = Layers([MainLayer(config.main, config.voice is not None) for _ in range(config.main.layers)])
         self.out_norm = RMSNorm(dim)
         self.depformer_in = nn.ModuleList(nn.Linear(dim, depth, bias=False) for _ in range(steps))
         self.depformer_emb = nn.ModuleList(Embedding(ids, depth, config.low_rank) for _ in range(books - 1))
         self.depformer_text_emb = Embedding(config.text_card + 1, depth, config.low_rank, config.demuxed)
         self.depformer = Layers([DepthLayer(config.depth, steps) for _ in range(config.depth.layers)])
         self.linears = nn.ModuleList(nn.Linear(depth, config.card, bias=False) for _ in range(books))
-        tables = {name: Condition(table.bins, table.dim, dim) for name, table in config.tables.items()}
-        self.condition_provider = nn.ModuleDict(
-            {"conditioners": nn.ModuleDict({**tables, "speaker_wavs": Condition(None, config.voice, dim)})}
-        )
+        conditions = {name: Condition(table.bins, table.dim, dim) for name, table in config.tables.items()}
+        if config.voice is not None:
+            conditions["speaker_wavs"] = Condition(None, config.voice, dim)
+        self.condition_provider = nn.ModuleDict({"conditioners": nn.ModuleDict(conditions)})
 
     @property
     def device(self) -> torch.device:
@@ -365,12 +366,15 @@ class KyutaiTTS(nn.Module):
             embeds = embeds + table(codes)
         return embeds
 
-    def condition_sum(self, words: Mapping[str, str]) -> Tensor:
-        """What the words of the conditions add to the embeddings of all frames, [D]."""
+    def condition_sum(self, words: Mapping[str, str | None]) -> Tensor:
+        """What the words of the conditions add to the embeddings of all frames, [D]; None is an absent word."""
         total = torch.zeros(self.config.main.dim, device=self.device)
         for name, word in words.items():
             table, part = self.config.tables[name], self._condition(name)
             assert part.embed is not None
+            if word is None:
+                total = total + part.learnt_padding[0, 0].float()
+                continue
             if table.words is None:
                 index = int(hashlib.sha256(word.encode()).hexdigest(), 16) % table.bins
             else:

@@ -14,17 +14,20 @@ _GAP = re.compile(r"(?:<break\s+time=\"([0-9]{1,9}(?:\.[0-9]*)?)s\"\s*/?>)|(?:\s
 _REPLACED = {"’": "'", ":": " ", "(": "", ")": ""}
 
 
-def entries(text: str, encode: Callable[[str], Sequence[int]], padding_between: int = 1) -> list[Entry]:
+def entries(
+    text: str, encode: Callable[[str], Sequence[int]], padding_between: int = 1, speakers: bool = True
+) -> list[Entry]:
     """The words and pauses of a text, as in the original.
 
     Args:
         text: One turn of one speaker.
         encode: Makes ids of a word.
         padding_between: Steps between words, at least; the original's example has 1.
+        speakers: Whether the first word begins with the id of its speaker, as models with several have it.
     """
     for old, new in _REPLACED.items():
         text = text.replace(old, new)
-    out, begins = list[Entry](), True
+    out, begins = list[Entry](), speakers
 
     def word(part: str) -> None:
         nonlocal begins

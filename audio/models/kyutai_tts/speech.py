@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
+from mmspec.audio.codecs.after_reference import AfterReference
+from mmspec.audio.codecs.mimi import Mimi
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.family_options import check_integers, options_of
@@ -21,6 +23,7 @@ from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import read_tensors
@@ -31,6 +34,7 @@ from mmspec.sampling.params import SamplingParams
 
 MAX_LETTERS = 600  # of a part
 AFTER_AUDIO = 4  # steps, of the original's `final_padding`
+CUT = 2  # frames that the original cuts off the end of a recording
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,14 @@ class Options:
 
     Attributes:
         voice: The file of a voice, as published in kyutai/tts-voices for this model; its name ends in .safetensors.
+            Models whose voice is the beginning of the audio take its codes [F, codebooks].
         cfg: How strongly the voice and the text are followed, for models that imitate guidance.
         codebooks: Codebooks to generate; fewer are faster, and sound worse. None is all.
         frames: Frames of a part, at most; 12.5 per second.
         padding_between: Steps between words, at least.
     """
 
-    voice: str | Path | None = None
+    voice: str | Path | ReferenceCodes | None = None
     cfg: float = 2.0
     codebooks: int | None = None
     frames: int = 750
@@ -54,6 +59,8 @@ class Options:
 
 class KyutaiAdapter:
     """The `mmspec.audio.adapter.SpeechAdapter` of Kyutai TTS.
+
+    Where the voice is the beginning of the audio, guidance is that of codes alone; the original's default is 2.
 
     Args:
         model: The model.
@@ -68,10 +75,8 @@ class KyutaiAdapter:
 
     recipe = "scd:window=8"
     takes_min_p = True
-    guided = False
     voices: Sequence[str] = ()
     draws_voice = False
-    sampling = SamplingParams(0.6, 250)
 
     def __init__(
         self, model: KyutaiTTS, encode: Callable[[str], Sequence[int]], codec: Codec, options: Options
@@ -81,9 +86,12 @@ class KyutaiAdapter:
         self._books = config.codebooks if options.codebooks is None else options.codebooks
         if self._books > config.codebooks:
             raise ArgumentError(f"codebooks={self._books} is not allowed; the model has {config.codebooks}")
-        self.codec = check_codec(codec, self._books, config.card)
+        self._codec = check_codec(codec, self._books, config.card)
+        self.guided = config.voice is None and "cfg" not in config.tables
+        self.sampling = SamplingParams(0.6, 250, guidance_scale=2.0 if self.guided else 1.0)
         if "cfg" not in config.tables and options.cfg != Options.cfg:
-            raise ArgumentError(f"cfg={options.cfg:g} is not possible: this model does not imitate guidance")
+            instead = "; pass guidance_scale to a call" if self.guided else ""
+            raise ArgumentError(f"cfg={options.cfg:g} is not possible: this model does not imitate guidance{instead}")
         exact = round(options.cfg, 1) == options.cfg
         self._words = {"control": "ok", "cfg": f"{options.cfg:.1f}" if exact else f"{options.cfg:g}"}
         self._words = {name: word for name, word in self._words.items() if name in config.tables}
@@ -93,15 +101,48 @@ class KyutaiAdapter:
             known = config.tables[name].words
             if known is not None and word not in known:
                 raise ArgumentError(f"{name}={word} is not allowed; it must be one of {', '.join(known)}")
-        self._voice = None if options.voice is None else self._read_voice(Path(options.voice))
+        self._voice: Tensor | None = None  # vectors [S, width], or codes [codebooks, P]
+        if config.voice is not None and isinstance(options.voice, (str, Path)):
+            self._voice = self._read_voice(Path(options.voice))
+        elif config.voice is None and isinstance(options.voice, ReferenceCodes):
+            self._voice = options.voice.checked(config.codebooks, config.card).codes.T[: self._books]
+        elif options.voice is not None:
+            allowed = "its codes as ReferenceCodes, or call pipe.with_reference_audio"
+            allowed = allowed if config.voice is None else "a .safetensors file of kyutai/tts-voices"
+            raise ArgumentError(f"voice={shown(options.voice)} is not possible for this model; pass {allowed}")
+
+    @property
+    def codec(self) -> Codec:
+        """The codec; a voice that is the beginning of the audio is decoded along, and left out."""
+        if self._voice is None or self.model.config.voice is not None:
+            return self._codec
+        return AfterReference(self._codec, self._voice)
+
+    def with_reference_audio(self, reference: ReferenceAudio) -> KyutaiAdapter:
+        config = self.model.config
+        if config.voice is not None:
+            raise ArgumentError(
+                "reference audio is not possible for this model; its voices are files of kyutai/tts-voices: pass "
+                "config={'voice': FILE}"
+            )
+        if not isinstance(self._codec, Mimi) or self._codec.codebooks < config.codebooks:
+            raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
+        codes = self._codec.encode(reference.mono(self._codec.sampling_rate))[:-CUT, : config.codebooks]
+        if not len(codes):
+            raise ArgumentError(f"the reference audio is too short; it must have more than {CUT} frames of 80 ms")
+        options = replace(self.options, voice=ReferenceCodes("", codes))
+        return KyutaiAdapter(self.model, self._encode, self._codec, options)
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         if self._voice is None:
             raise ArgumentError(
-                "a voice is missing; pass config={'voice': FILE}, a .safetensors file of kyutai/tts-voices"
+                "a voice is missing; call pipe.with_reference_audio, or pass --voice-file on the command line"
+                if self.model.config.voice is None
+                else "a voice is missing; pass config={'voice': FILE}, a .safetensors file of kyutai/tts-voices"
             )
         pieces = split_text(text, MAX_LETTERS)
-        parts = [entries(piece, self._encode, self.options.padding_between) for piece in pieces]
+        between, speakers = self.options.padding_between, self.model.config.voice is not None
+        parts = [entries(piece, self._encode, between, speakers) for piece in pieces]
         if not any(entry.ids for part in parts for entry in part):
             raise PromptError("the text has no words")
         return PreparedText(parts, texts=pieces)
@@ -116,8 +157,10 @@ class KyutaiAdapter:
         length = self.options.frames + config.delay_steps + max(config.delays[: self._books])
 
         def prompted(model: KyutaiTTS, ahead: int, sampling: SamplingParams) -> KyutaiFrames:
-            with torch.inference_mode():
-                voices = model.voice_states([voice]).expand(len(parts), -1, -1)
+            voices: Tensor | list[Tensor] = [voice] * len(parts)
+            if config.voice is not None:
+                with torch.inference_mode():
+                    voices = model.voice_states([voice]).expand(len(parts), -1, -1)
             return KyutaiFrames(model, machines, voices, self._words, length, sampling, self._books)
 
         def spec(sampling: SamplingParams) -> FrameSpec:
@@ -201,6 +244,6 @@ def read_options(config: Mapping[str, Any]) -> Options:
     check_integers(options, ranges, optional=("codebooks",))
     if isinstance(options.cfg, bool) or not isinstance(options.cfg, (int, float)) or not 0 <= options.cfg <= 100:
         raise ArgumentError(f"cfg={shown(options.cfg)} is not allowed; it must be a number, 0 to 100")
-    if not isinstance(options.voice, (str, Path, type(None))):
-        raise ArgumentError(f"voice={shown(options.voice)} is not allowed; it must be a file, or None")
+    if not isinstance(options.voice, (str, Path, ReferenceCodes, type(None))):
+        raise ArgumentError(f"voice={shown(options.voice)} is not allowed; it must be a file, ReferenceCodes, or None")
     return options

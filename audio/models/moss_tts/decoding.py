@@ -71,11 +71,6 @@ def read_config(found: Mapping[str, Any], what: str) -> MossConfig:
             raise ModelError(f"{what} has {name}={str(number)[:80]!r} in its config.json, which is not allowed")
         return number
 
-    if "local_num_layers" in found:
-        raise ModelError(
-            f"{what} is the first MOSS-TTS-Local, which is not supported; "
-            "OpenMOSS-Team/MOSS-TTS-Local-Transformer-v1.5 is"
-        )
     language = found.get("language_config")
     if not isinstance(language, Mapping):
         raise ModelError(f"{what} has no language_config in its config.json")

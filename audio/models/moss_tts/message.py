@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from mmspec.arguments import shown
@@ -36,6 +37,7 @@ None
 - Text:
 """
 END_OF_MESSAGE = "\n</user_inst>"
+USER = f"{REFERENCE}{{reference}}{FIELDS}{{text}}{END_OF_MESSAGE}"
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,51 @@ def read_options(
             f"voice={shown(options.voice)} is not allowed; pass a mmspec.audio.reference_audio.ReferenceCodes"
         )
     return options
+
+
+def chat_prompt(
+    tokenizer: Any,
+    options: Options,
+    text: str,
+    voice: Tensor | None,
+    marks: tuple[int, int, int],
+    codes: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """A prompt of the models whose messages are written by the tokenizer's chat template.
+
+    Args:
+        tokenizer: The tokenizer.
+        options: The options.
+        text: The text.
+        voice: Columns of a voice as they are read, int64 [n, K]; or None.
+        marks: The text ids that begin audio, stand for its columns, and end it.
+        codes: The code that is padding, and K.
+
+    Returns:
+        Text ids int64 [T], of which the last begins audio, and codes int64 [T, K].
+    """
+    start, slot, end = marks
+    content = USER.format(
+        reference="None" if voice is None else "[S1]:\n<|audio|>",
+        instruction=options.instruction,
+        tokens=options.tokens,
+        quality=options.quality,
+        language=options.language,
+        text=text,
+    )
+    before, placeholder, after = content, "", ""
+    if voice is not None:
+        before, placeholder, after = content.partition("<|audio|>")
+        placeholder = "".join(tokenizer.convert_ids_to_tokens([start, *[slot] * len(voice), end]))
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": before + placeholder + after}], add_generation_prompt=True, tokenize=False
+    )
+    ids = torch.tensor([*tokenizer.encode(chat), start])
+    columns = torch.full((len(ids), codes[1]), codes[0])
+    if voice is not None:
+        first = int((ids == start).nonzero()[0]) + 1
+        columns[first : first + len(voice)] = voice
+    return ids, columns
 
 
 def needed_codec(codec: Codec | None, family: str, name: str) -> Codec:

@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.audio.codec import Codec
+from mmspec.audio.models.moss_local_v1.model import is_local_v1
+from mmspec.audio.models.moss_local_v1.speech import from_folder as moss_local_v1
 from mmspec.audio.models.moss_tts.decoding import END, MossRequest, MossTTS, plan, read_config
 from mmspec.audio.models.moss_tts.message import (
-    END_OF_MESSAGE,
-    FIELDS,
-    REFERENCE,
     MossPart,
     MossSpeaker,
     Options,
+    chat_prompt,
     needed_codec,
     read_options,
 )
@@ -30,7 +30,6 @@ from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
 TEXT_TEMPERATURE = 1.5  # of the tokens that tell where audio ends
-USER = f"{REFERENCE}{{reference}}{FIELDS}{{text}}{END_OF_MESSAGE}"
 
 
 class MossAdapter(MossSpeaker):
@@ -56,31 +55,11 @@ class MossAdapter(MossSpeaker):
 
     def prompt(self, part: MossPart) -> tuple[Tensor, Tensor]:
         """Text ids int64 [T] and codes int64 [T, K] of a prompt, which ends with the token that begins audio."""
-        config, options = self.model.config, self.options
-        content = USER.format(
-            reference="None" if part.voice is None else "[S1]:\n<|audio|>",
-            instruction=options.instruction,
-            tokens=options.tokens,
-            quality=options.quality,
-            language=options.language,
-            text=part.text,
-        )
-        before, placeholder, after = content, "", ""
+        config, columns = self.model.config, None
         if part.voice is not None:
-            before, placeholder, after = content.partition("<|audio|>")
-            audio = [config.user_slot] * (len(part.voice) + config.codebooks - 1)
-            names = self.tokenizer.convert_ids_to_tokens([config.start, *audio, config.slots[END]])
-            placeholder = "".join(names)
-        chat = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": before + placeholder + after}], add_generation_prompt=True, tokenize=False
-        )
-        text = torch.tensor([*self.tokenizer.encode(chat), config.start])
-        codes = torch.full((len(text), config.codebooks), config.codes)
-        if part.voice is not None:
-            delayed = delay(part.voice[None], linear_delays(config.codebooks), config.codes, config.codes)[0]
-            first = int((text == config.start).nonzero()[0]) + 1
-            codes[first : first + len(delayed)] = delayed
-        return text, codes
+            columns = delay(part.voice[None], linear_delays(config.codebooks), config.codes, config.codes)[0]
+        marks = config.start, config.user_slot, config.slots[END]
+        return chat_prompt(self.tokenizer, self.options, part.text, columns, marks, (config.codes, config.codebooks))
 
     def job(self, parts: Sequence[MossPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
         model, config = self.model, self.model.config
@@ -150,8 +129,10 @@ def from_folder(
     draft: Path | None,
     device: str,
     dtype: torch.dtype | str,
-) -> MossAdapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+) -> MossSpeaker:
+    """The adapter of a published folder, of this model or the first MOSS-TTS-Local, whose config.json names one class.
+
+    See `mmspec.audio.load.PUBLISHED`.
 
     Args:
         folder: The folder.
@@ -166,6 +147,8 @@ def from_folder(
         ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
         ModelError: For missing, broken or unsupported files.
     """
+    if is_local_v1(read_json(folder / "config.json")):
+        return moss_local_v1(folder, processor, codec, config, draft, device, dtype)
     options = read_options(Options, config, "MOSS-TTS")
     codec, tokenizer = needed_codec(codec, "MOSS-TTS", "MOSS-Audio-Tokenizer"), tokenizer_of(processor, folder)
     model = read_model(folder, device, dtype)
