@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.serving.app import Application
 from mmspec.serving.generation import CallOutput, DecodingRequest, QueueFullError
 from mmspec.serving.models import ServedModel
@@ -111,7 +112,7 @@ class HeldEngine:
         self.held = 0
         self._max_waiting = max_waiting
 
-    async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+    async def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
         if self.held >= self._max_waiting:
             raise QueueFullError("the queue is full")
         self.held += 1

@@ -23,6 +23,7 @@ import torch
 from served import HeldEngine, Served, held_model, new_models, served
 
 from mmspec import limits
+from mmspec.audio.adapter import PreparedText
 from mmspec.errors import ArgumentError
 from mmspec.serving.audio_encoder import AudioEncoder
 from mmspec.serving.engines import new_engine
@@ -393,7 +394,7 @@ def test_a_client_that_leaves_while_audio_is_encoded(monkeypatch: pytest.MonkeyP
 class SilentEngine(HeldEngine):
     """Gives nothing before the test lets it."""
 
-    async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+    async def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
         self.held += 1
         try:
             while not self.release.is_set():
