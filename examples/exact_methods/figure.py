@@ -3,8 +3,8 @@
     python figure.py RESULTS/rough,RESULTS/rough-more RESULTS/shapes RESULTS/spoken
 
 Each argument is one panel and one table, named after its first folder; of a recipe that several of its folders have,
-the first counts. Folders after `--` get a table only. Tokens per target call are those of all samples together, with
-95 % intervals by bootstrap over samples.
+the one with the most samples counts. Folders after `--` get a table only. Tokens per target call are those of all
+samples together, with 95 % intervals by bootstrap over samples.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def merged(folders: str) -> dict[str, Cell]:
     """The recipes of several folders, separated by commas."""
     found: dict[str, Cell] = {}
     for folder in folders.split(","):
-        found = measured(Path(folder)) | found
+        for recipe, cell in measured(Path(folder)).items():
+            if recipe not in found or found[recipe][3] < cell[3]:
+                found[recipe] = cell
     return found
 
 
@@ -104,7 +106,7 @@ def main() -> None:
     panels = dict(list(everything.items())[:drawn])
     width = LEFT + len(panels) * (WIDTH + GAP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 120}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 136}" font-family="sans-serif" '
         'font-size="12"><rect width="100%" height="100%" fill="white"/>'
     ]
     for i, (name, cells) in enumerate(panels.items()):
