@@ -35,7 +35,7 @@ MARKED = {
 }
 
 # Weights of codecs and speakers beside those of a model, under names of their own.
-BESIDE = ("decoder.pth", "spk_dict.pt")
+BESIDE = ("codec.pth", "decoder.pth", "spk_dict.pt")
 
 
 def read_description(folder: Path | None, file: str) -> dict[str, Any]:

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 from frame_models import frames_by, random_head, until
+from tiny_fish_codec import PUBLISHED as CODEC
+from tiny_fish_codec import add_codec, codes, recording, weights
+from tiny_fish_codec import shapes as codec_shapes
 from tiny_fish_s2 import BOOKS, CODES, IDS, TEXTS, VOICE, WIDTH, Codec, config, fish_s2, shapes
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.frame_batch import decode_frames
 from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
+from mmspec.audio.models.fish_s2 import codec as codec_file
 from mmspec.audio.models.fish_s2 import decoding
+from mmspec.audio.models.fish_s2.codec import FishCodec, read_codec
+from mmspec.audio.models.fish_s2.codec_modules import FishCodecModel, read_sizes
 from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_config, renamed
 from mmspec.audio.models.fish_s2.speech import FishPart
@@ -29,6 +35,7 @@ from mmspec.sampling.params import SamplingParams
 from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import noise_floor
 
+PUBLISHED = Path(__file__).parent.parent / "published"
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "fish_s2.json").read_text())
 VOICES = [None, ReferenceCodes("one", torch.tensor(VOICE)), ReferenceCodes("", torch.tensor(VOICE))]
 PARTS = [FishPart(text, voice) for text, voice in zip(TEXTS, VOICES, strict=True)]
@@ -206,10 +213,7 @@ def test_rows_with_other_sampling_parameters_do_not_join(adapter: Any) -> None:
 
 def test_the_published_layout(folder: Path) -> None:
     """At the published size: names and shapes; and which files of a repository are downloaded."""
-    slow = {"dim": 2560, "n_head": 32, "n_local_heads": 8, "head_dim": 128, "intermediate_size": 9728}
-    found = config() | {"eos_token_id": 151645, "semantic_start_token_id": 151678, "semantic_end_token_id": 155773}
-    found["text_config"] |= slow | {"n_layer": 36, "vocab_size": 155776, "max_seq_len": 32768}
-    found["audio_decoder_config"] |= slow | {"n_layer": 4, "vocab_size": 4096, "num_codebooks": 10, "text_dim": 2560}
+    found = json.loads((PUBLISHED / "fish-s2-pro" / "config.json").read_text())
     read = read_config(found, "published")
     with torch.device("meta"):
         model = FishS2(read, 155776)
@@ -219,8 +223,7 @@ def test_the_published_layout(folder: Path) -> None:
     assert used["slow.layers.35.self_attn.q_proj.weight"].shape == (4096, 2560)
     assert read.slow.rope_parameters["rope_theta"] == 1e6 and read.fast.num_hidden_layers == 4
     files = [file.name for file in folder.iterdir()]
-    kept = set(needed_files([*files, "codec.pth", "README.md"], folder))
-    assert kept >= set(files) and "codec.pth" not in kept
+    assert set(needed_files([*files, "codec.pth", "other.pth", "README.md"], folder)) >= {*files, "codec.pth"}
     check_layout("fishaudio/s2-pro", folder, [*files, "codec.pth"])  # its config.json names no class
 
 
@@ -237,8 +240,73 @@ def of_size(books: int, codes: int) -> dict[str, tuple[int, ...]]:
     return made
 
 
+def codec_in(folder: Path) -> FishCodec:
+    return read_codec(add_codec(folder), "cpu")
+
+
+def test_the_codec_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audio of codes, some beyond the smaller codebooks, and codes of a recording; longer than both windows."""
+    recorded = json.loads((Path(__file__).parent.parent / "golden" / "fish_codec.json").read_text())
+    codec, given = codec_in(tmp_path), codes(recorded["frames"])
+    audio = codec.decode(given)
+    theirs = torch.tensor(recorded["audio"])
+
+    def distance(other: FishCodec) -> float:
+        return float((other.decode(given)[:, 0, :: recorded["every"]] - theirs).abs().max())
+
+    assert audio.shape == (2, 1, recorded["length"]) and distance(codec) < 1e-4
+    assert codec.encode(recording(recorded["samples"])).tolist() == recorded["codes"]
+    stream = codec.stream()
+    chunks = [stream.push(chunk) for chunk in given.split([1, 2, 50, 60, 27], dim=-1)]
+    assert [chunk.shape[-1] for chunk in chunks] == [16, 32, 800, 960, 432] and stream.finish().shape[-1] == 0
+    torch.testing.assert_close(torch.cat(chunks, dim=-1), audio, atol=2e-4, rtol=0)
+    assert [list(table.shape) for table in codec.tables()] == [[CODES, 128], [CODES - 4, 128], [CODES - 4, 128]]
+    monkeypatch.setattr(codec_file, "halves", lambda tensor, heads: tensor)
+    assert distance(read_codec(tmp_path, "cpu")) > 0.01
+
+
+def test_the_published_codec() -> None:
+    """Names, shapes and number of the tensors in codec.pth, at its size."""
+    published = codec_shapes(CODEC)
+    assert len(published) == 541
+    with torch.device("meta"):
+        state = codec_file.renamed({name: torch.empty(shape) for name, shape in published.items()})
+        model = FishCodecModel(read_sizes(state))
+    assert {name: value.shape for name, value in state.items()} == {
+        name: value.shape for name, value in model.state_dict().items()
+    }
+    assert model.hop == 2048 and len(model.quantizer.codebooks) == 10
+
+
+def test_a_voice_from_a_recording(tmp_path: Path) -> None:
+    pipe = mmspec.load(str(add_codec(fish_s2(tmp_path))), config={"frames": 5})
+    voice = recording(100).numpy()[None]
+    cloned = pipe.with_reference_audio(voice, 44100, " one ")
+    codes, transcript = cloned.adapter.options.voice.codes, cloned.adapter.options.voice.transcript
+    assert codes.shape == (7, BOOKS) and transcript == "one" and not cloned.adapter.draws_voice
+    out = cloned("two", seed=1)
+    assert out.sampling_rate == 44100 and np.isfinite(out.audio).all() and out.audio.std() > 0
+    np.testing.assert_allclose(np.concatenate(list(cloned.stream("two", seed=1)), axis=-1), out.audio, atol=1e-4)
+    with pytest.raises(ArgumentError, match="this codec cannot encode reference audio"):
+        load(tmp_path).with_reference_audio(voice, 44100)
+
+
+def test_broken_codecs(tmp_path: Path) -> None:
+    for change, message in (
+        ({"quantizer.post_module.norm.weight": None}, "missing"),
+        ({"encoder.block.1.block.4.conv.bias": torch.zeros(3)}, "wrong shape"),
+        ({"decoder.model.1.block.1.conv.parametrizations.weight.original1": torch.zeros(3)}, "is not a codec of Fish"),
+        ({name: None for name in weights() if "codebook.weight" in name}, "is not a codec of Fish S2"),
+        ({"other": torch.zeros(1)}, "unknown: other"),
+    ):
+        state = {name: value for name, value in (weights() | change).items() if value is not None}
+        torch.save(state, tmp_path / "codec.pth")
+        with pytest.raises(ModelError, match=message):
+            read_codec(tmp_path, "cpu")
+
+
 def test_errors(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="Fish S2 has no codec here; pass one around its codec.pth"):
+    with pytest.raises(ArgumentError, match="Fish S2 has no codec here; put codec.pth into"):
         mmspec.load(str(folder))
     with pytest.raises(ArgumentError, match="config has 'voise', which Fish S2 does not have"):
         load(folder, voise=None)

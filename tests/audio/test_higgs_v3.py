@@ -181,11 +181,10 @@ def test_rules_compare_codes_by_the_vectors_of_their_codebook(pipe: Any, rule: s
 
 def test_the_published_layout() -> None:
     """At the published size: the names and shapes of the model's 399 tensors and of its codec's."""
-    language = {
-        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "head_dim": 128,
-        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": None,
-    }  # fmt: skip
-    found = {**config(), "text_config": language, "audio_encoder_config": {"num_codebooks": 8, "vocab_size": 1026}}
+    found = json.loads((Path(__file__).parent.parent / "published" / "higgs-tts-3-4b" / "config.json").read_text())
+    for rope in ({"rope_parameters": {"rope_theta": None, "rope_type": "default"}}, {"rope_theta": None}):
+        other = {name: value for name, value in found["text_config"].items() if name != "rope_parameters"} | rope
+        assert read_config(found | {"text_config": other}, "published").language.rope_parameters["rope_theta"] == 1e6
     with torch.device("meta"):
         model = HiggsV3(read_config(found, "published"))
     assert model.config.language.rope_parameters["rope_theta"] == 1e6 and model.config.codes == 1024

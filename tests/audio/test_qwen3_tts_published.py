@@ -33,6 +33,22 @@ def test_the_model_of_the_published_size() -> None:
     assert config.language("English", "dylan") == 2050 and config.language("Chinese", "eric") == 2062
 
 
+def test_the_smaller_model_has_the_size_of_its_file() -> None:
+    """Two bytes per parameter, and a header of 478 names and places."""
+    with torch.device("meta"):
+        model = Qwen3TTS(read_config(published.read("qwen3-tts-12hz-0.6b-base", "config"), "0.6b"))
+    state = model.state_dict()
+    header = 1_829_344_272 - 2 * sum(value.numel() for value in state.values())
+    assert len(state) == 478 and 100 * len(state) < header < 150 * len(state)
+
+
+def test_base_and_voice_design_have_no_dialects_and_no_speakers() -> None:
+    for name, kind, width in (("base", "base", 2048), ("voicedesign", "voice_design", None)):
+        config = read_config(published.read(f"qwen3-tts-12hz-1.7b-{name}", "config"), name)
+        assert config.kind == kind and not config.speakers and len(config.languages) == 10
+        assert width is None or config.speaker_encoder.enc_dim == width
+
+
 def test_the_codec_of_the_published_size() -> None:
     with torch.device("meta"):
         model = Qwen3TTSCodecModel(published.read("qwen3-tts-tokenizer-12hz", "config"))

@@ -1,4 +1,4 @@
-"""The speech adapter of Fish Audio S2 Pro: texts of one or several speakers, voices as codes, up to its codes."""
+"""The speech adapter of Fish Audio S2 Pro: texts of one or several speakers, voices as codes or as recordings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.dialogue import dialogue_parts
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.family_options import check_integers, options_of
+from mmspec.audio.models.fish_s2.codec import FILE, FishCodec, read_codec
 from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_ends, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_model
-from mmspec.audio.reference_audio import ReferenceCodes
+from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import tokenizer_of
@@ -117,6 +118,15 @@ class FishAdapter:
         pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
         return PreparedText([FishPart(piece, self._voice) for piece in pieces], texts=pieces)
 
+    def with_reference_audio(self, reference: ReferenceAudio) -> FishAdapter:
+        if not isinstance(self.codec, FishCodec):
+            raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
+        codes = self.codec.encode(reference.mono(self.codec.sampling_rate))
+        options = replace(self.options, voice=ReferenceCodes((reference.transcript or "").strip(), codes))
+        made = FishAdapter(self.model, self.tokenizer, self.codec, options, self.draft_model)
+        made.heads = self.heads
+        return made
+
     @property
     def draws_voice(self) -> bool:
         return self._voice is None
@@ -190,7 +200,7 @@ def from_folder(
     Args:
         folder: The folder.
         processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec.
+        codec: The codec; None is the one in the folder.
         config: The fields of `Options`.
         draft: The folder of a draft model, or None.
         device: Where to load the models.
@@ -201,15 +211,28 @@ def from_folder(
         ModelError: For missing, broken or unsupported files.
     """
     options = read_options(config)
-    if codec is None:
+    if codec is None and not (folder / FILE).is_file():
         raise ArgumentError(
-            "Fish S2 has no codec here; pass one around its codec.pth as config={'codec': ...} "
-            "(mmspec.audio.codec.Codec)"
+            f"Fish S2 has no codec here; put {FILE} into {str(folder)!r}, or pass a mmspec.audio.codec.Codec as "
+            "config={'codec': ...}"
         )
     tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
     model = read_model(folder, device, dtype)
     draft_model = None if draft is None else check_draft(read_model(draft, device, dtype), model, DRAFT_SETTINGS)
-    return FishAdapter(model, tokenizer, codec, options, draft_model)
+    own = read_codec(folder, device) if codec is None else codec
+    return FishAdapter(model, tokenizer, own, options, draft_model)
+
+
+def sampling_of(name: str, fields: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters of their fields, such as {"temperature": 0.8, "top_k": 30, "top_p": 0.9}.
+
+    Raises:
+        ArgumentError: For other fields, and values that are not allowed.
+    """
+    allowed = ("temperature", "top_k", "top_p")
+    if unknown := [each for each in fields if each not in allowed]:
+        raise ArgumentError(f"{name} has {shown(unknown[0])}, which is not a field of it; fields: {', '.join(allowed)}")
+    return SamplingParams(**fields)
 
 
 def read_options(config: Mapping[str, Any]) -> Options:
@@ -218,14 +241,17 @@ def read_options(config: Mapping[str, Any]) -> Options:
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
     """
-    options = options_of(Options, config, "Fish S2", ("codec", "draft_model"))
+    given = dict(config)
+    if isinstance(given.get("residual"), Mapping):  # as the command line writes it
+        given["residual"] = sampling_of("residual", given["residual"])
+    options = options_of(Options, given, "Fish S2", ("codec", "draft_model"))
     check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))
     penalty = options.repetition_penalty
     if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 0.1 <= penalty <= 10:
         raise ArgumentError(f"repetition_penalty={shown(penalty)} is not allowed; it must be a number, 0.1 to 10")
     for name, kinds, wanted in (
         ("voice", (ReferenceCodes, type(None)), "a mmspec.audio.reference_audio.ReferenceCodes"),
-        ("residual", (SamplingParams,), "a mmspec.sampling.params.SamplingParams"),
+        ("residual", (SamplingParams,), "a mmspec.sampling.params.SamplingParams, or its fields"),
     ):
         if not isinstance(getattr(options, name), kinds):
             raise ArgumentError(f"{name}={shown(getattr(options, name))} is not allowed; pass {wanted}")

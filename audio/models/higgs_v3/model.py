@@ -88,9 +88,13 @@ def read_config(found: Mapping[str, Any], what: str) -> HiggsV3Config:
             raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
         return number
 
-    bases = ("rope_theta", "rope_parameters", "rope_scaling")
-    base = {} if any(language.get(name) is not None for name in bases) else {"rope_theta": ROPE_THETA}
-    qwen3 = Qwen3Config(**{**{k: v for k, v in language.items() if v is not None}, **base})
+    own = {name: setting for name, setting in language.items() if setting is not None}
+    rope = own.get("rope_parameters")
+    if isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:
+        own["rope_parameters"] = {**rope, "rope_theta": ROPE_THETA}
+    elif not any(name in own for name in ("rope_theta", "rope_parameters", "rope_scaling")):
+        own["rope_theta"] = ROPE_THETA
+    qwen3 = Qwen3Config(**own)
     if (width := value("out_dim", qwen3.hidden_size, 1)) != qwen3.hidden_size:
         raise ModelError(f"{what} has codes of width {width} for a width of {qwen3.hidden_size}; they must be the same")
     tied = bool(audio.get("tie_word_embeddings", True))
