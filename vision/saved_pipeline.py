@@ -31,6 +31,7 @@ from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.mar.pipeline import MARPipeline
 from mmspec.vision.mar.transformer import MARTransformer
 from mmspec.vision.saved_component import load_component
+from mmspec.vision.scenes.text import ScenesTextEncoder
 from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 from mmspec.vision.var.pipeline import VARPipeline
@@ -47,8 +48,8 @@ PIPELINES = {
 MODULES = {
     kind.__name__: kind
     for kind in (
-        AutoencoderKL, CosmosTransformer, LlamaGenGPT, MARTransformer, NGramTokenTable, ShapesTextEncoder,
-        ShapesTokenizer, UVit2DModel, VARTokenizer, VARTransformer, VQModel,
+        AutoencoderKL, CosmosTransformer, LlamaGenGPT, MARTransformer, NGramTokenTable, ScenesTextEncoder,
+        ShapesTextEncoder, ShapesTokenizer, UVit2DModel, VARTokenizer, VARTransformer, VQModel,
     )
 }  # fmt: skip
 DECODERS = ("vae", "vqvae")  # in float32, because rounding is visible in images

@@ -43,7 +43,7 @@ def write_results(record: Record, folder: Path) -> None:
 def write_csv(record: Record, folder: Path) -> None:
     """Writes results.csv atomically."""
     with replacing(folder / CSV_FILE) as partial:
-        partial.write_text(as_csv(record["rows"]), encoding="utf-8")
+        partial.write_text(as_csv(record["rows"], record["config"]["batch"]), encoding="utf-8")
 
 
 def read_results(folder: Path) -> Record:
@@ -61,21 +61,28 @@ def read_results(folder: Path) -> Record:
     return read_record(content, f"'{path}'")
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line per recipe; missing values are empty, such as the speed-up of a recipe whose check failed."""
+def as_csv(rows: Sequence[Mapping[str, Any]], batch: int) -> str:
+    """One line per recipe; missing values are empty, such as the speed-up of a recipe whose check failed.
+
+    Args:
+        rows: The recipes.
+        batch: Samples per call; where one call made all of them, the speed-up has no ends.
+    """
     out = io.StringIO()
-    lines = [_flat(row) for row in rows]
+    lines = [_flat(row, batch) for row in rows]
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return out.getvalue()
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any], batch: int) -> dict[str, Any]:
     speed = row["speed"]
     flat = {key: row[key] for key in ("recipe", "exact", "gate")}
     flat |= {key: speed[key] for key in ("samples", "nfe")}
     flat |= _ends("tokens_per_call", speed["tokens_per_call"]) | _ends("speedup", speed["speedup"])
+    if timed_once(speed, batch):
+        flat |= {"speedup_low": None, "speedup_high": None}
     flat |= {"seconds": speed["seconds"]} | {f"{key}_seconds": speed[key] for key in ("p50", "p95", "first")}
     flat |= {f"{part}_seconds": seconds for part, seconds in speed["parts"].items()}
     flat |= {key: speed[key] for key in ("real_time", "peak_memory", "tv_bound")}
@@ -90,13 +97,13 @@ def _ends(name: str, interval: Mapping[str, Any] | None) -> dict[str, Any]:
     return {column: None if interval is None else interval[key] for column, key in keys.items()}
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown, columns aligned, every interval in brackets."""
+def table(rows: Sequence[Mapping[str, Any]], batch: int) -> str:
+    """The rows as Markdown, columns aligned, every interval in brackets; `batch` is the samples per call."""
     names = list(rows[0]["quality"])
     lines = [["recipe", "exact?", "tokens/call", "speed-up", "p50 s", "TV bound", *names]]
     for row in rows:
         speed = row["speed"]
-        cells = [f"{speed['tokens_per_call']['value']:.2f}", short(speed["speedup"]), f"{speed['p50']:.3f}"]
+        cells = [f"{speed['tokens_per_call']['value']:.2f}", short_speedup(speed, batch), f"{speed['p50']:.3f}"]
         bound = "-" if row["exact"] else f"{speed['tv_bound']:.3f}"
         lines.append([row["recipe"], guarantee(row), *cells, bound, *(short(row["quality"][name]) for name in names)])
     return aligned(lines, 2)
@@ -126,6 +133,19 @@ def guarantee(row: Mapping[str, Any]) -> str:
     if not row["exact"]:
         return "relaxed"
     return "not checked yet" if row["gate"] is None else "exact" if row["gate"] else "CHECK FAILED"
+
+
+def timed_once(speed: Mapping[str, Any], batch: int) -> bool:
+    """Whether one call made all samples of a recipe: its seconds were measured once, and there is no interval."""
+    return bool(speed["samples"] <= batch)
+
+
+def short_speedup(speed: Mapping[str, Any], batch: int) -> str:
+    """Formats a speed-up as `short`, and as `1.23 (one call)` where there is no interval."""
+    speedup = speed["speedup"]
+    if speedup is None or not timed_once(speed, batch):
+        return short(speedup)
+    return f"{speedup['value']:.2f} (one call)"
 
 
 def short(interval: Mapping[str, Any] | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmspec.metrics.evaluation.results import timed_once
 from mmspec.metrics.report.chart import Point, chart
 from mmspec.metrics.report.grid import key_of
 from mmspec.metrics.report.markup import Element
@@ -37,6 +38,8 @@ def charts(rows: Sequence[Record], metrics: Sequence[str]) -> list[Element]:
         "not; the dashed line joins the recipes that no other beats in both speed and quality. Hover over a point for "
         "its numbers, click it to mark its recipe everywhere; all numbers are in the table below."
     ]
+    if any(timed_once(row["speed"], row["batch"]) for row in timed):
+        notes.append("A speed-up that one call measured has no interval, and says nothing of how much it varies.")
     sizes = {row["quality"][name]["n"] for row in rows for name in metrics}
     if len(sizes) > 1:
         listed = ", ".join(f"{size:,}" for size in sorted(sizes))

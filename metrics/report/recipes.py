@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmspec.metrics.evaluation.results import guarantee, short
+from mmspec.metrics.evaluation.results import guarantee, short, short_speedup, timed_once
 from mmspec.metrics.report.choice import candidates, correction, worst_loss
 from mmspec.metrics.report.grid import grid, interval_cell, key_of, name_cell, number_cell
 from mmspec.metrics.report.markup import Element
@@ -37,7 +37,7 @@ def _line(
     status = guarantee(row)
     cells = [name_cell(row["recipe"]), Element("td", status, class_="text bad" if "FAILED" in status else "text")]
     cells += [number_cell(f"{speed['samples']:,}", speed["samples"]), interval_cell(speed["tokens_per_call"])]
-    cells += [number_cell(f"{speed['nfe']:.1f}", speed["nfe"]), interval_cell(speed["speedup"])]
+    cells += [number_cell(f"{speed['nfe']:.1f}", speed["nfe"]), _speedup_cell(row)]
     cells += [number_cell(str(row["batch"]), row["batch"])] if batches else []
     cells += [number_cell(f"{speed[key]:.3f}", speed[key]) for key in ("p50", "p95", "first")]
     if audio:
@@ -51,16 +51,26 @@ def _line(
     return Element("tr", cells, id=f"recipe={key}", data_recipe=key, **_for_slider(row, rows, metrics))
 
 
+def _speedup_cell(row: Record) -> Element:
+    """The speed-up with its interval, or what there is instead of one."""
+    speedup = row["speed"]["speedup"]
+    if speedup is None or not timed_once(row["speed"], row["batch"]):
+        return interval_cell(speedup)
+    value, _, note = short_speedup(row["speed"], row["batch"]).partition(" ")
+    return number_cell([value, " ", Element("small", note)], speedup["value"])
+
+
 def _for_slider(row: Record, rows: Sequence[Record], metrics: Sequence[str]) -> dict[str, str]:
     """The attributes by which the slider chooses; none for a recipe that cannot be chosen."""
     if not any(row is one for one in candidates(rows)):
         return {}
     speed, factor = row["speed"], correction(rows)
+    gain = short_speedup(speed, row["batch"])
     return {
         "data_worst": _losses(row, metrics, 1.0),
         "data_worst_together": _losses(row, metrics, factor),
         "data_speedup": f"{speed['speedup']['value']:.10g}",
-        "data_speedup_text": f"{short(speed['speedup'])} times plain decoding's speed, at batch {row['batch']}",
+        "data_speedup_text": f"{gain} times plain decoding's speed, at batch {row['batch']}",
         "data_tokens": f"{speed['tokens_per_call']['value']:.10g}",
         "data_tokens_text": f"{short(speed['tokens_per_call'])} tokens per target call",
     }

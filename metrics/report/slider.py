@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.metrics.evaluation.results import short
+from mmspec.metrics.evaluation.results import short, short_speedup
 from mmspec.metrics.report.choice import Scale, candidates, choose, correction, scale_of
 from mmspec.metrics.report.grid import link, scroll
 from mmspec.metrics.report.markup import Children, Element
@@ -130,7 +130,7 @@ def _fixed(rows: Sequence[Record], offered: Sequence[Scale]) -> Element:
         calls, clock = answer.by_calls, answer.by_clock
         cells: list[Children] = [answer.scale.metric, answer.allowed, link(calls["recipe"])]
         cells += [short(calls["speed"]["tokens_per_call"]), link(clock["recipe"])]
-        cells += [short(clock["speed"]["speedup"]), str(clock["batch"])]
+        cells += [short_speedup(clock["speed"], clock["batch"]), str(clock["batch"])]
         texts = (Element("td", cell, class_="text" if i in _TEXTS else None) for i, cell in enumerate(cells))
         lines.append(Element("tr", texts))
     columns = (Element("th", name, scope="col", class_="text" if i in _TEXTS else None) for i, name in enumerate(heads))

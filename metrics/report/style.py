@@ -2,7 +2,7 @@
 
 COLORS = (
     "#4269d0", "#d95f02", "#1b9e77", "#9467bd", "#b8860b", "#e0457b", "#17a2b8", "#7a5c3e", "#6aa84f", "#c0362c",
-    "#5b6bd6", "#8a8f98",
+    "#c026d3", "#8a8f98", "#1d7307", "#7a22fe", "#027582", "#fd43d4",
 )  # fmt: skip
 """Of families of recipes: the classes c0, c1, ..."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.metrics.evaluation.results import short
+from mmspec.metrics.evaluation.results import short, short_speedup
 from mmspec.metrics.report.canvas import Canvas
 from mmspec.metrics.report.chart import Point, front, tick_label, ticks
 from mmspec.metrics.report.curves import axis_label, point
@@ -51,7 +51,8 @@ def summary(runs: Sequence[ReportRun], metric: str | None = None, axis: str = "s
     canvas.text((COLUMN, y), "The fastest recipe that loses", 26, bold=True)
     for answer in answers(rows, [chosen])[1:]:
         row = answer.by_clock if axis == "speedup" else answer.by_calls
-        gain = short(row["speed"][axis])
+        timed = axis == "speedup"
+        gain = short_speedup(row["speed"], row["batch"]) if timed else short(row["speed"][axis])
         words = f"times at batch {row['batch']}" if axis == "speedup" else "tokens per call"
         canvas.text((COLUMN, y + 56), f"at most {answer.allowed} of {chosen.metric}", 22, "soft")
         canvas.text((COLUMN, y + 92), _cut(row["recipe"], 30), 30, bold=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.metrics.evaluation.results import aligned, guarantee, short
+from mmspec.metrics.evaluation.results import aligned, guarantee, short, short_speedup
 from mmspec.metrics.report.differences import compared, verdict
 from mmspec.metrics.report.page import common_metrics, named_rows
 from mmspec.metrics.report.runs import ReportRun
@@ -88,7 +88,11 @@ def _recipes(rows: Sequence[Record], metrics: Sequence[str]) -> Table:
     for row in rows:
         speed = row["speed"]
         cells = [row["recipe"], guarantee(row), str(speed["samples"]), short(speed["tokens_per_call"])]
-        cells += [short(speed["speedup"]), str(row["batch"]), "-" if row["exact"] else f"{speed['tv_bound']:.3f}"]
+        cells += [
+            short_speedup(speed, row["batch"]),
+            str(row["batch"]),
+            "-" if row["exact"] else f"{speed['tv_bound']:.3f}",
+        ]
         lines.append([*cells, *(short(row["quality"][name]) for name in metrics)])
     return "Speed and quality by recipe.", lines, 2
 
@@ -119,7 +123,7 @@ def _choices(rows: Sequence[Record], metrics: Sequence[str]) -> Table:
         lines.append(
             [
                 answer.scale.metric, answer.allowed, calls["recipe"], short(calls["speed"]["tokens_per_call"]),
-                clock["recipe"], short(clock["speed"]["speedup"]), str(clock["batch"]),
+                clock["recipe"], short_speedup(clock["speed"], clock["batch"]), str(clock["batch"]),
             ]
         )  # fmt: skip
     return (

@@ -193,7 +193,11 @@ def evaluate(
         processes.gather(None)  # wait until the folder exists
         total = len(resolved.recipes) * len(resolved.prompts) * len(resolved.seeds)
         with _bar(total, quiet=as_json or processes.rank > 0) as on_sample:
-            result = run(evaluation, output, gate, on_sample)
+            try:
+                result = run(evaluation, output, gate, on_sample)
+            except KeyboardInterrupt:
+                print(f"mmspec: '{output}' keeps its finished samples; the same command continues", file=sys.stderr)
+                raise
         if result is None:
             return
         for reason in result.skipped:
@@ -203,7 +207,7 @@ def evaluate(
         if result.scores is not None:
             write_scores(result.scores, output)
         write_report(record, output)
-    print(json.dumps(record) if as_json else table(record["rows"]))
+    print(json.dumps(record) if as_json else table(record["rows"], resolved.batch))
 
 
 def resolve(given: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from mmspec.errors import ArgumentError, unknown_name
 if TYPE_CHECKING:
     from mmspec.training.judge import Distance
 
-METRICS = ("shapes", "dinov2", "clip", "inception")
+METRICS = ("shapes", "scenes", "dinov2", "clip", "inception")
 
 
 def train_judge(

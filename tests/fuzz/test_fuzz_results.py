@@ -65,7 +65,8 @@ def shown(content: bytes, folder: Path) -> None:
     """Reads results and renders them in every form; what is rendered must be inert."""
     (folder / "results.json").write_bytes(content)
     record = read_results(folder)
-    table(record["rows"]), as_csv(record["rows"])
+    batch = record["config"]["batch"]
+    table(record["rows"], batch), as_csv(record["rows"], batch)
     text = page([ReportRun("", record, folder)])
     tree = ElementTree.fromstring(text.partition("\n")[2])
     assert not {"iframe", "object"} & {element.tag for element in tree.iter()} and len(list(tree.iter("script"))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import time
 import zlib
@@ -49,7 +50,7 @@ class Pipe:
 
     def __call__(self, prompts: list[str], *, recipe: Recipe, seed: list[int], **options: Any) -> Output:
         if len(self.calls) == self.fail_at:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         keys = [zlib.crc32(f"{prompt} {one}".encode()) for prompt, one in zip(prompts, seed, strict=True)]
         self.calls += [(str(recipe), prompt, one) for prompt, one in zip(prompts, seed, strict=True)]
         images = [self._image(key, recipe) for key in keys]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,8 @@ from mmspec.metrics.extractors import shapes
 from mmspec.metrics.extractors.image import extract
 from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.metrics.image.frechet import frechet_distance
+from mmspec.metrics.report.runs import ReportRun
+from mmspec.metrics.report.tables import markdown
 from mmspec.recipes import Recipe
 from mmspec.testing import exactness
 
@@ -144,11 +147,20 @@ def test_recipes_take_turns_on_the_same_seeds(pipe: Pipe, tmp_path: Path) -> Non
         assert int(image.info["seed"]) == found["drawn"] != found["seed"]
 
 
-def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path) -> None:
+def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = evaluate(tmp_path / "whole")
     pipe.calls.clear()
     pipe.fail_at = 24
-    assert main(arguments(tmp_path / "out")) == 130
+    capsys.readouterr()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process of a shell's background
+    try:
+        assert main(arguments(tmp_path / "out")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr() == (
+        "",
+        f"mmspec: '{tmp_path / 'out'}' keeps its finished samples; the same command continues\nmmspec: interrupted\n",
+    )
     journal = tmp_path / "out" / "samples-0.jsonl"
     finished = Journal(tmp_path / "out").read()
     assert 15 < len(finished) < 24
@@ -244,8 +256,8 @@ def test_no_speedup_without_the_gate(pipe: Pipe, tmp_path: Path, monkeypatch: py
     found = {row["recipe"]: (row["gate"], row["speed"]["speedup"] is None) for row in record["rows"]}
     assert found["plain"] == (True, False) and found["scd"] == (False, True)
     assert found["lantern:delta=0.2"] == (None, False)
-    assert "CHECK FAILED" in table(record["rows"]).splitlines()[3]
-    lines = list(csv.DictReader(io.StringIO(as_csv(record["rows"]))))
+    assert "CHECK FAILED" in table(record["rows"], 1).splitlines()[3]
+    lines = list(csv.DictReader(io.StringIO(as_csv(record["rows"], 1))))
     assert [lines[1][f"speedup{end}"] for end in ("", "_low", "_high")] == ["", "", ""] and lines[2]["speedup"]
 
 
@@ -279,6 +291,22 @@ def test_calls_of_several_rows_give_the_same_samples(pipe: Pipe, tmp_path: Path)
         assert theirs["speed"]["seconds"] < 0.4 * mine["speed"]["seconds"]
         assert theirs["speed"]["p50"] == pytest.approx(mine["speed"]["p50"], rel=0.5)
     assert main(arguments(tmp_path / "four", "--batch", "2")) == 2
+
+
+def test_one_call_gives_a_speedup_no_interval(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = evaluate(tmp_path, "--batch", "15")
+    speedup = record["rows"][1]["speed"]["speedup"]
+    assert speedup["low"] == speedup["value"] == speedup["high"]
+    shown = f"{speedup['value']:.2f} (one call)"
+    assert shown in capsys.readouterr().out
+    with (tmp_path / "results.csv").open() as file:
+        line = list(csv.DictReader(file))[1]
+    assert float(line["speedup"]) == speedup["value"] and line["speedup_low"] == line["speedup_high"] == ""
+    text = (tmp_path / "report.html").read_text()
+    assert f"{shown} times plain decoding" in text and "has no interval" in text
+    assert shown in markdown([ReportRun("", record, tmp_path)])
+    assert evaluate(tmp_path / "more", "--batch", "14")["rows"][1]["speed"]["speedup"] != speedup
+    assert "(one call)" not in capsys.readouterr().out
 
 
 def test_changed_weights_are_detected(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

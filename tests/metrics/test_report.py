@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pydantic
 import pytest
 from chromium import Page, in_frame
@@ -28,7 +29,7 @@ from mmspec.metrics.report.markup import Element, document
 from mmspec.metrics.report.page import page, script
 from mmspec.metrics.report.runs import ReportRun
 from mmspec.metrics.report.samples import Budget, samples
-from mmspec.metrics.report.style import STYLE
+from mmspec.metrics.report.style import COLORS, STYLE
 
 PROMPT = 'a "red" <circle> & more'
 RECIPES = ("plain", "scd", "lantern:delta=0.2")
@@ -76,6 +77,17 @@ def test_the_page_is_well_formed_and_self_contained(record: dict[str, Any], tmp_
     rest = re.sub(r'src="[^"]*"', "", text).replace(script(), "")
     assert not re.search(r"https?:|//[a-z]|url\(|@import|<link", rest) and rest.count("<script") == 1
     assert not re.search(r"https?:|fetch|XMLHttp|import|innerHTML|eval\(|Function", script())
+
+
+def test_colors_of_families_differ() -> None:
+    values = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in COLORS])
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    # Oklab (Ottosson 2020), in which 0.02 is about the least difference that is seen.
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.63]])
+    opponent = np.array([[0.2105, 0.7936, -0.0041], [1.978, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+    lab = np.cbrt(linear @ cones.T) @ opponent.T
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + np.eye(len(COLORS))
+    assert apart.min() > 0.08
 
 
 def test_the_page_shows_images_side_by_side(record: dict[str, Any], tmp_path: Path) -> None:

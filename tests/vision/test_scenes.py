@@ -32,6 +32,14 @@ def test_weights_are_float32_and_small(pipe: Any) -> None:
     assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*")) < 15e6
 
 
+def test_a_copy_in_a_folder_is_loaded(pipe: Any, tmp_path: Path) -> None:
+    pipe.save_pretrained(tmp_path)
+    copy = mmspec.load(tmp_path)
+    assert copy.config.guidance_scale == pipe.config.guidance_scale and copy.draft_transformer is not None
+    embeds = [p.text_encoder.encode(SCENES[:2])[0] for p in (copy, pipe)]
+    assert torch.equal(*embeds)
+
+
 def test_images_follow_their_prompts(pipe: Any) -> None:
     classifier = ScenesClassifier.from_pretrained(WEIGHTS / "classifier").float().eval()
     out = pipe(list(SCENES[:4]), seed=0, output_type="pt")
