@@ -11,6 +11,7 @@ import torch
 from mmspec.arguments import shown
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import CODECS, codec_of
+from mmspec.audio.codecs.hificodec import config_of, read_hificodec
 from mmspec.audio.codecs.qwen3_tts import is_codec as is_qwen3_tts_codec
 from mmspec.audio.codecs.qwen3_tts import read_codec as read_qwen3_tts_codec
 from mmspec.audio.codecs.snac import is_snac, read_snac
@@ -286,7 +287,7 @@ def given_codec(options: dict[str, Any]) -> Codec | None:
 
 
 def read_codec(folder: Path, device: str) -> Codec:
-    """A codec of transformers, a published SNAC, the published codec of Qwen3-TTS, or the decoder of a Soprano.
+    """A codec of transformers, a published SNAC, HiFi-Codec or codec of Qwen3-TTS, or the decoder of a Soprano.
 
     Raises:
         ModelError: If it cannot be loaded.
@@ -295,6 +296,8 @@ def read_codec(folder: Path, device: str) -> Codec:
         return read_qwen3_tts_codec(folder, device)
     if is_soprano(folder):
         return read_soprano(folder, device)
+    if config_of(folder) is not None:
+        return read_hificodec(folder, device)
     return read_snac(folder, device) if is_snac(folder) else codec_of(load_model(folder, device, torch.float32, CODECS))
 
 

@@ -28,7 +28,7 @@ class RecipeInfo:
             number of tokens in a target call.
         tree: Whether it drafts trees; the builders then return a `mmspec.decoding.tree_loop.TreeDrafter`.
         runner: The network that drafts are sampled from: "model", "eagle", "medusa", "hydra", "kangaroo", "block",
-            "grid", "frame" or "prompt".
+            "grid", "frame", "prompt" or "one-step".
         table: Whether it drafts from the model's n-gram table.
         draft_model: Whether its builder may use the model's draft model. Recipes with the knob `layers` tell by their
             knobs.
@@ -98,9 +98,9 @@ _START = Knob(
     "auto",
     "token initialization of positions new to the window; auto: the model's n-gram table if it has one, else the token "
     "above, else the token before; recycle: an n-gram table built while decoding; stand: samples of stored "
-    "distributions; model, eagle, medusa, block, grid, frame: the network of the recipes draft, eagle, medusa, block, "
-    "grid, frame",
-    choices=("auto", "random", "left", "up", "table", "recycle", "stand", *RUNNERS),
+    "distributions; one-step: a one-step generator; model, eagle, medusa, block, grid, frame: the network of the "
+    "recipes draft, eagle, medusa, block, grid, frame",
+    choices=("auto", "random", "left", "up", "table", "recycle", "stand", "one-step", *RUNNERS),
 )
 
 _GUIDANCE = Knob(1.0, "guidance scale of the drafts; 1 turns guidance off and halves the work", low=0.0, high=1e4)
@@ -385,6 +385,12 @@ RECIPES: Mapping[str, RecipeInfo] = MappingProxyType(
             {"branch": _branch("1/1/1", high=63)},
             tree=True,
             runner="prompt",
+        ),
+        "one-step": RecipeInfo(
+            "a one-step generator maps noise to the whole window, or the whole image (Distilled Decoding)",
+            {"tokens": "mmspec.drafters.jacobi:build_one_step"},
+            {"window": _window(16)},
+            runner="one-step",
         ),
     }
 )

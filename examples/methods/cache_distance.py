@@ -10,6 +10,7 @@ import sys
 import torch
 
 import mmspec
+from mmspec.decoding.gear import Gear
 from mmspec.decoding.quantized_cache import cache_distance, quantized_cache
 from mmspec.engine import run
 from mmspec.metrics.prompts import read_prompts
@@ -25,12 +26,13 @@ with torch.inference_mode():
     print(f"{model}: {count} sequences, temperature 1, no guidance")
     print("| bits | total variation per token, mean | largest | bytes of the cache |")
     print("| --- | ---: | ---: | ---: |")
-    for bits in (8, 4):
-        distance = cache_distance(prepared.make, sampler, tokens, bits)
-        with quantized_cache(bits):
+    for bits, gear in ((8, None), (4, None), (4, Gear(2, 0)), (4, Gear(0, 1)), (4, Gear(2, 1))):
+        distance = cache_distance(prepared.make, sampler, tokens, bits, gear)
+        with quantized_cache(bits, gear):
             size = prepared.make()
             size.prefill()
         whole = prepared.make()
         whole.prefill()
         share = size.cache_bytes / whole.cache_bytes
-        print(f"| {bits} | {distance.mean():.4f} | {distance.max():.3f} | {share:.0%} |")
+        name = f"{bits}" if gear is None else f"{bits}, {gear.outliers} outliers, rank {gear.rank}"
+        print(f"| {name} | {distance.mean():.4f} | {distance.max():.3f} | {share:.0%} |", flush=True)

@@ -13,6 +13,7 @@ import typer
 
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
 from mmspec.cli.options import Device, Drafter, read_recipe
+from mmspec.cli.output_paths import read_output
 from mmspec.cli.pipelines import load_generator
 from mmspec.errors import ArgumentError
 
@@ -76,6 +77,16 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(min=0, max=3600, help="After SIGTERM, running requests have this long to finish.")
     ] = 30.0,
+    learn: Annotated[
+        Path | None,
+        typer.Option(
+            parser=read_output,
+            metavar="FOLDER",
+            show_default=False,
+            help="The drafter learns from the images that are generated, in pauses, and is written here. What a seed "
+            "gives then depends on earlier requests.",
+        ),
+    ] = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Whether / is a page to try the models with.")] = True,
     drafter: Drafter = None,
     tokenizer: Tokenizer = None,
@@ -95,8 +106,10 @@ def serve(
         raise ArgumentError("--tokenizer and --codec name the same file; leave one of them out")
     options = read_config(config, style=style, draft_model=draft_model)
     loading = LoadOptions(device, dtype, drafter, tokenizer or codec, options)
-    if len(models) > 1 and (drafter or loading.tokenizer or options):
-        raise ArgumentError("--drafter, --tokenizer, --codec, --style, --config, --draft-model are for a single MODEL")
+    if len(models) > 1 and (drafter or loading.tokenizer or options or learn):
+        raise ArgumentError(
+            "--learn, --drafter, --tokenizer, --codec, --style, --config, --draft-model are for a single MODEL"
+        )
     chosen = None if recipe is None else read_recipe(recipe, None)
     _require_extra()
     from mmspec.serving.settings import ServerSettings, read_api_keys
@@ -105,7 +118,7 @@ def serve(
         host, port, read_api_keys(api_key_file), tuple(cors_origin or ()), allow_reference_audio,
         allowed_local_media_path, drain_seconds, page,
     )  # fmt: skip
-    _run(models, chosen, settings, max_rows, max_waiting, loading, open_page=False)
+    _run(models, chosen, settings, max_rows, max_waiting, loading, open_page=False, learn=learn)
 
 
 def demo(
@@ -138,6 +151,7 @@ def _run(
     max_waiting: int,
     loading: LoadOptions,
     open_page: bool,
+    learn: Path | None = None,
 ) -> None:
     from mmspec.serving.app import Application
     from mmspec.serving.server import address_of, bind
@@ -148,7 +162,7 @@ def _run(
         raise ArgumentError(f"MODEL is named twice: {', '.join(names)}")
     listener = bind(settings.host, settings.port)  # before the models are loaded, which takes longer
     try:
-        models = [_load(name, recipe, max_rows, max_waiting, loading) for name in names]
+        models = [_load(name, recipe, max_rows, max_waiting, loading, learn) for name in names]
         application = Application(models, settings)
         address = address_of(listener)
         for model in models:
@@ -163,12 +177,14 @@ def _run(
         listener.close()
 
 
-def _load(name: str, recipe: Any, max_rows: int, max_waiting: int, loading: LoadOptions) -> ServedModel:
+def _load(
+    name: str, recipe: Any, max_rows: int, max_waiting: int, loading: LoadOptions, learn: Path | None
+) -> ServedModel:
     """Loads a model."""
     from mmspec.serving.load import served_model
 
     pipe = load_generator(name, loading.device, loading.drafter, loading.tokenizer, loading.config, loading.dtype)
-    return served_model(name, pipe, recipe, max_rows, max_waiting)
+    return served_model(name, pipe, recipe, max_rows, max_waiting, learn)
 
 
 def _require_extra() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.quantized_cache import QuantizedStore, dequantize, quantize
+from mmspec.decoding.quantized_cache import QuantizedStore
 from mmspec.sampling.rows import put_rows
 
 Store = Tensor | QuantizedStore
@@ -43,9 +43,8 @@ class WindowSlots:
             attention mask hides them.
         """
         if isinstance(store, QuantizedStore):
-            new = quantize(states, store.bits)
-            codes, scale = (self.write(part, piece) for part, piece in zip(store.parts, new, strict=True))
-            return dequantize(codes, scale, store.bits, store.dtype)
+            new = store.encode(states)
+            return store.decode([self.write(part, piece) for part, piece in zip(store.parts, new, strict=True)])
         store = store[: len(states)]
         if self.slots is None:
             store[:, :, self.start : self.end] = states
@@ -72,7 +71,7 @@ def new_store(shape: Sequence[int], dtype: torch.dtype, device: torch.device, bi
 def put_store(own: Store, new: Store, row_ids: Sequence[int], dim: int = 0, cfg_factor: int = 1) -> Store:
     """`mmspec.sampling.rows.put_rows` for stores, both quantized or neither."""
     if isinstance(own, QuantizedStore):
-        assert isinstance(new, QuantizedStore) and own.bits == new.bits, "caches of one batch have the same bits"
+        assert isinstance(new, QuantizedStore) and (own.bits, own.gear) == (new.bits, new.gear), "one kind of cache"
         return own.put_rows(new, row_ids, dim, cfg_factor)
     assert isinstance(new, Tensor)
     return put_rows(own, new, row_ids, dim, cfg_factor)

@@ -20,29 +20,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.decoding.gear import Gear
 from mmspec.errors import ArgumentError
 from mmspec.sampling.rows import put_rows
 
 _BITS: ContextVar[int | None] = ContextVar("bits of new KV caches", default=None)
+_GEAR: ContextVar[Gear | None] = ContextVar("correction of new KV caches", default=None)
 
 
 @contextmanager
-def quantized_cache(bits: int) -> Iterator[None]:
+def quantized_cache(bits: int, gear: Gear | None = None) -> Iterator[None]:
     """KV caches that are made inside of the context, by pipelines called in it, hold `bits` bits per number.
 
     Args:
         bits: 8 or 4.
+        gear: What they keep besides; None for nothing.
 
     Raises:
         ArgumentError: For any other number.
     """
     if bits not in (4, 8):
         raise ArgumentError(f"bits={bits} is not allowed; a KV cache holds 8 or 4 bits per number")
-    token = _BITS.set(bits)
+    token, other = _BITS.set(bits), _GEAR.set(gear)
     try:
         yield
     finally:
         _BITS.reset(token)
+        _GEAR.reset(other)
 
 
 def cache_bits() -> int | None:
@@ -59,12 +63,16 @@ class QuantizedStore:
         scale: float32 [..., capacity, 2], the step and the least element of each vector.
         bits: 8 or 4.
         dtype: Of the keys that are read.
+        gear: What is kept besides; None for nothing.
+        kept: The parts of that, see `Gear.zeros`; empty without.
     """
 
     codes: Tensor
     scale: Tensor
     bits: int
     dtype: torch.dtype
+    gear: Gear | None = None
+    kept: tuple[Tensor, ...] = ()
 
     @staticmethod
     def zeros(
@@ -79,12 +87,31 @@ class QuantizedStore:
         if bits == 4 and width % 2:
             raise ArgumentError(f"a KV cache of 4 bits needs heads of even width, and this model's have {width}")
         codes = torch.zeros(*most, width * bits // 8, dtype=torch.uint8, device=device)
-        return QuantizedStore(codes, torch.zeros(*most, 2, device=device), bits, dtype)
+        gear = _GEAR.get()
+        kept = () if gear is None else gear.zeros(shape, device)
+        return QuantizedStore(codes, torch.zeros(*most, 2, device=device), bits, dtype, gear, kept)
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Codes and scales."""
-        return self.codes, self.scale
+    def parts(self) -> tuple[Tensor, ...]:
+        """Codes and scales, then what is kept besides."""
+        return self.codes, self.scale, *self.kept
+
+    def encode(self, states: Tensor) -> tuple[Tensor, ...]:
+        """The parts of keys or values [R, heads, W, head_dim]."""
+        if self.gear is None:
+            return quantize(states, self.bits)
+        plain, values, places = self.gear.without_outliers(states.float())
+        codes, scale = quantize(plain, self.bits)
+        error = plain - dequantize(codes, scale, self.bits, torch.float32)
+        parts = (codes, scale, values, places, *self.gear.factors(error))
+        return tuple(new.to(own.dtype) for new, own in zip(parts, self.parts, strict=True))
+
+    def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        """Keys or values [R, heads, S, head_dim] of their parts."""
+        codes, scale, *kept = parts
+        if self.gear is None:
+            return dequantize(codes, scale, self.bits, self.dtype)
+        return self.gear.restore(dequantize(codes, scale, self.bits, torch.float32), kept).to(self.dtype)
 
     @property
     def shape(self) -> torch.Size:
@@ -97,21 +124,22 @@ class QuantizedStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both parts."""
-        return self.codes.nbytes + self.scale.nbytes
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
 
     def __getitem__(self, index: Any) -> QuantizedStore:
         return self.map(lambda part: part[index])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedStore:
         """The store whose parts are changed by a function that leaves the last axis alone."""
-        return QuantizedStore(change(self.codes), change(self.scale), self.bits, self.dtype)
+        kept = tuple(change(part) for part in self.kept)
+        return QuantizedStore(change(self.codes), change(self.scale), self.bits, self.dtype, self.gear, kept)
 
     def put_rows(self, other: QuantizedStore, row_ids: Sequence[int], dim: int, cfg_factor: int) -> QuantizedStore:
         """See `mmspec.sampling.rows.put_rows`."""
         pairs = zip(self.parts, other.parts, strict=True)
-        codes, scale = (put_rows(own, new, row_ids, dim, cfg_factor) for own, new in pairs)
-        return QuantizedStore(codes, scale, self.bits, self.dtype)
+        codes, scale, *kept = (put_rows(own, new, row_ids, dim, cfg_factor) for own, new in pairs)
+        return QuantizedStore(codes, scale, self.bits, self.dtype, self.gear, tuple(kept))
 
 
 def quantize(states: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +160,9 @@ def dequantize(codes: Tensor, scale: Tensor, bits: int, dtype: torch.dtype) -> T
     return torch.addcmul(scale[..., 1:], codes.float(), scale[..., :1]).to(dtype)
 
 
-def cache_distance(make: Callable[[], Any], sampler: Any, tokens: Tensor, bits: int) -> Tensor:
+def cache_distance(
+    make: Callable[[], Any], sampler: Any, tokens: Tensor, bits: int, gear: Gear | None = None
+) -> Tensor:
     """How far a quantized cache moves the target distribution: total variation at each token, float32 [B, N].
 
     Args:
@@ -140,6 +170,7 @@ def cache_distance(make: Callable[[], Any], sampler: Any, tokens: Tensor, bits: 
         sampler: Makes the target distribution from logits; see `mmspec.decoding.layout.Layout.sampler`.
         tokens: int64 [B, N], sequences that are read in one window each.
         bits: 8 or 4.
+        gear: As in `quantized_cache`.
     """
 
     def probs() -> Tensor:
@@ -151,5 +182,5 @@ def cache_distance(make: Callable[[], Any], sampler: Any, tokens: Tensor, bits: 
 
     with torch.inference_mode():
         whole = probs()
-        with quantized_cache(bits):
+        with quantized_cache(bits, gear):
             return (probs() - whole).abs().sum(-1) / 2

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mmspec.drafters.jacobi import ContinuationDrafter
     from mmspec.drafters.masked import MaskedModel
     from mmspec.drafters.ngram import Table
+    from mmspec.drafters.one_step import WholeImages
     from mmspec.heads.checkpoint import Head
     from mmspec.recipes import Recipe
 
@@ -43,6 +44,8 @@ class DraftResources:
         latent_models: For tokens that are vectors: creates a draft model, by the name of the recipe (`draft`,
             `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for the unchanged model.
         masked_model: Creates a masked model of the same tokens with the same prompts.
+        whole_images: A one-step generator with the same prompts: from the seeds of rows, host int64 [B], all tokens of
+            their images, int64 [B, N]; it replaces the head of the recipe `one-step`.
     """
 
     table: Table | None = None
@@ -57,6 +60,7 @@ class DraftResources:
     largest_window: int | None = None
     latent_models: Mapping[str, Callable[[int], LatentModel]] = field(default_factory=dict)
     masked_model: Callable[[], MaskedModel] | None = None
+    whole_images: WholeImages | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
+from mmspec.drafters.one_step import one_step
 from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.stand import StandDrafter
@@ -225,10 +226,17 @@ def build_stand(context: DraftingContext) -> Jacobi:
     return Jacobi(_continuation(context, "stand"), None, context.target.vocab_size)
 
 
+def build_one_step(context: DraftingContext) -> Jacobi:
+    """Builds the drafter of the recipe `one-step`."""
+    return Jacobi(one_step(context), None, context.target.vocab_size)
+
+
 def _continuation(context: DraftingContext, name: str) -> ContinuationDrafter:
     """The continuation drafter without a model for a token initialization, by name."""
     if name == "table" and context.resources.continuation is not None:
         return context.resources.continuation()
+    if name == "one-step":
+        return one_step(context)
     if name == "stand":
         above = repeat_up if context.layout.width else repeat_left
         return StandDrafter(context.batch_size, context.target.vocab_size, above, context.target.device)

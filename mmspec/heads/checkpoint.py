@@ -26,6 +26,7 @@ from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.heads.merged_vocabulary import MergedVocabulary, cut_to_codes
 from mmspec.heads.mtp import MTPHead, has_mtp, mtp_arguments, mtp_tensors
+from mmspec.heads.one_step import OneStepHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.heads.speculators import (
@@ -52,6 +53,7 @@ Head = (
     | Judge
     | SkippedLayers
     | PromptTokens
+    | OneStepHead
 )
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -143,6 +145,8 @@ def head_arguments(
         return Datastore, config
     if "prompt_tokens" in config:
         return PromptTokens, config
+    if "one_step_layers" in config:
+        return OneStepHead, config
     if "skipped_layers" in config:
         return SkippedLayers, config
     if "block_size" in config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mmspec.serving.engines import new_engine
@@ -9,7 +10,9 @@ from mmspec.serving.models import ServedModel, recipe_of
 from mmspec.serving.raster import refuse_latents
 
 
-def served_model(name: str, pipe: Any, recipe: Any, max_rows: int, max_waiting: int) -> ServedModel:
+def served_model(
+    name: str, pipe: Any, recipe: Any, max_rows: int, max_waiting: int, learn: Path | None = None
+) -> ServedModel:
     """A model with its engine.
 
     Args:
@@ -18,6 +21,7 @@ def served_model(name: str, pipe: Any, recipe: Any, max_rows: int, max_waiting: 
         recipe: A `mmspec.recipes.Recipe`; None is the pipeline's default.
         max_rows: Requests that are decoded at the same time.
         max_waiting: Requests that may wait.
+        learn: Where the drafter is written as it learns, see `mmspec.serving.learning`; None for one that does not.
 
     Raises:
         ArgumentError: If the server cannot serve the model.
@@ -25,4 +29,10 @@ def served_model(name: str, pipe: Any, recipe: Any, max_rows: int, max_waiting: 
     if not hasattr(pipe, "stream"):
         refuse_latents(pipe, name)
     chosen = recipe_of(pipe, recipe)
-    return ServedModel(name, pipe, chosen, new_engine(pipe, chosen, max_rows, max_waiting), max_waiting=max_waiting)
+    engine = new_engine(pipe, chosen, max_rows, max_waiting)
+    if learn is not None:
+        # Imported here: it brings the training with it.
+        from mmspec.serving.learning import learning
+
+        engine = learning(engine, pipe, chosen, learn)
+    return ServedModel(name, pipe, chosen, engine, max_waiting=max_waiting)

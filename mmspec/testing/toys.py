@@ -34,6 +34,7 @@ from mmspec.heads.grid import GridHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.judge import Judge
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.one_step import OneStepHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.sampling.logits import Logits
@@ -344,10 +345,12 @@ def toy_heads(vocab_size: int, width: int | None, seed: int) -> Mapping[str, Hea
         torch.nn.init.normal_(judge.weight)
         hydra = HydraHeads(vocab_size, FEATURES, 24, 8)
         adapter = ExitAdapter(vocab_size, FEATURES, 24, 2, 2, grid_size=width, max_position_embeddings=64)
-        for p in (*hydra.parameters(), *adapter.parameters()):
+        one_step = OneStepHead(vocab_size, FEATURES, 24, 2, max_position_embeddings=64)
+        for p in (*hydra.parameters(), *adapter.parameters(), *one_step.parameters()):
             torch.nn.init.normal_(p, std=0.5)
     drafters: dict[str, Head] = {"eagle": eagle, "medusa": medusa, "block": block, "grid": grid, "frame": frame}
     drafters |= {"hydra": hydra, "kangaroo": adapter, "prompt": PromptTokens(vocab_size, FEATURES, 4)}
+    drafters["one-step"] = one_step
     return {**drafters, "retrieval": store, "judge": judge, "swift": SkippedLayers(vocab_size, FEATURES, LAYERS)}
 
 

@@ -23,6 +23,7 @@ from mmspec.heads.frame import FrameHead
 from mmspec.heads.grid import GridHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.one_step import OneStepHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.recipes import parse
 from mmspec.training.acceptance_probe import DrafterAcceptance, measure_acceptance
@@ -41,6 +42,7 @@ from mmspec.training.objectives import (
     medusa_loss,
     run_teacher,
 )
+from mmspec.training.one_step_objective import one_step_loss
 from mmspec.training.prepared import PreparedPrompts, TrainablePipeline
 from mmspec.training.prompt_objective import PLACES, prompt_loss
 from mmspec.training.settings import TrainingSettings
@@ -130,6 +132,17 @@ def _new_prompts(sizes: HeadSizes, settings: TrainingSettings) -> PromptTokens:
         name = type(sizes.target).__name__
         raise ArgumentError(f"no drafter of kind 'prompt' can be trained for this model: {name} reads no prompt tokens")
     return PromptTokens(sizes.target.vocab_size, sizes.dim, settings.depth)
+
+
+def _new_one_step(sizes: HeadSizes, settings: TrainingSettings) -> OneStepHead:
+    return OneStepHead(
+        sizes.target.vocab_size,
+        sizes.dim,
+        sizes.intermediate_size,
+        sizes.heads,
+        settings.layers,
+        max_position_embeddings=sizes.layout.length,
+    )
 
 
 def _new_block(sizes: HeadSizes, settings: TrainingSettings) -> BlockHead:
@@ -239,6 +252,11 @@ KINDS = {
         lambda prompts, b: prompt_loss(prompts, b.prepared, b.teacher, b.settings.loss, b.generator),
         _new_prompts,
         slack=lambda depth: PLACES * depth,
+    ),
+    "one-step": DrafterKind(
+        "one-step",
+        lambda head, b: one_step_loss(head, b.teacher, b.settings.loss, b.settings.depth, b.generator),
+        _new_one_step,
     ),
     "frame": DrafterKind(
         "frame",

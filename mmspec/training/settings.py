@@ -15,8 +15,8 @@ class TrainingSettings:
     """Everything that determines the result of a training.
 
     Attributes:
-        kind: "eagle", "eagle3", "medusa", "hydra", "block", "grid", "kangaroo", "frame", "prompt", "small", "retrieval"
-            or "swift".
+        kind: "eagle", "eagle3", "medusa", "hydra", "block", "grid", "kangaroo", "frame", "prompt", "one-step",
+            "small", "retrieval" or "swift".
         loss: A name in `LOSSES`.
         prompts: Prompts to train on.
         held_out: Prompts to measure acceptance on.
@@ -25,7 +25,7 @@ class TrainingSettings:
         batch: Sequences per update, over all processes.
         lr: Peak learning rate of AdamW, which rises linearly at first and then decays linearly to 0.
         depth: Number of draft depths that are trained (eagle), of heads (medusa, hydra), of tokens in a draft (block,
-            grid), of prompt tokens, or of frames (frame).
+            grid, one-step), of prompt tokens, or of frames (frame).
         hidden: Width of the MLP of a head or an adapter; 0 for 8/3 of the feature width.
         seed: Seed of the sequences, the weights and the order of the sequences.
         keep_features: Whether the target's features are stored on disk, in float16, or recomputed in every step.
@@ -33,7 +33,8 @@ class TrainingSettings:
         mask_token: The token of the target that a block head reads as mask; it then keeps the target's embedding. None
             for an embedding of its own.
         init: Folder of the small model that training starts from; None for the pipeline's own, or a new one.
-        layers: Number of layers of a block head, or of the target's layers before a Kangaroo adapter.
+        layers: Number of layers of a block head or a one-step generator, or of the target's layers before a Kangaroo
+            adapter.
         markov_rank: Rank of the sequential head of a block head; 0 for none.
         temperature: Temperature of the sequences and of the target distribution; None for the pipeline's default.
         guidance_scale: Guidance of both; None for the pipeline's default.
@@ -78,6 +79,7 @@ class TrainingSettings:
             "frame": "frame head",
             "eagle3": "head of EAGLE-3",
             "prompt": "set of prompt tokens",
+            "one-step": "one-step generator",
         }
         if self.loss == "smooth-l1+ce" and (drafter := names.get(self.kind)) is not None:
             raise ArgumentError(f"--loss: 'smooth-l1+ce' compares features, which differ in a {drafter}; use kl or tvd")

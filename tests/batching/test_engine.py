@@ -54,6 +54,7 @@ RECIPES = [
     "tree-hydra:branch=2/2",
     "kangaroo:window=3",
     "prompt:branch=2/1",
+    "one-step:window=3",
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -16,8 +16,16 @@ from torch import Tensor
 import mmspec
 import mmspec.audio.spoken.target
 from mmspec.batching.async_engine import AsyncEngine
+from mmspec.decoding.gear import Gear
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.quantized_cache import cache_bits, cache_distance, dequantize, quantize, quantized_cache
+from mmspec.decoding.quantized_cache import (
+    QuantizedStore,
+    cache_bits,
+    cache_distance,
+    dequantize,
+    quantize,
+    quantized_cache,
+)
 from mmspec.decoding.resources import DraftResources
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
@@ -52,10 +60,10 @@ def test_numbers_are_kept_to_half_a_step(bits: int) -> None:
     assert (error <= step / 2 + 1e-6).all()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("bits", "gear"), [(8, None), (4, None), (4, Gear(2, 1))])
 @pytest.mark.parametrize("make", [llamagen, causal])
-def test_windows_with_roll_back_equal_single_tokens(make: Callable[[], Any], bits: int) -> None:
-    with torch.inference_mode(), quantized_cache(bits):
+def test_windows_with_roll_back_equal_single_tokens(make: Callable[[], Any], bits: int, gear: Gear | None) -> None:
+    with torch.inference_mode(), quantized_cache(bits, gear):
         one, other = make(), make()
         assert one.prefill().cond.equal(other.prefill().cond)
         x, junk = torch.randint(tiny_llamagen.V, (2, 2, N), generator=torch.Generator().manual_seed(1))
@@ -109,9 +117,37 @@ def test_a_cache_that_quantizes_with_the_window_is_found(monkeypatch: pytest.Mon
         codes = codes.unflatten(-1, (-1, width))[..., 0, :, :].transpose(-1, -2)
         return codes, scale.expand(*scale.shape[:-2], width, 2)
 
-    monkeypatch.setattr("mmspec.decoding.kv_cache.quantize", by_window)
+    monkeypatch.setattr("mmspec.decoding.quantized_cache.quantize", by_window)
     with pytest.raises(AssertionError):
-        test_windows_with_roll_back_equal_single_tokens(llamagen, 8)
+        test_windows_with_roll_back_equal_single_tokens(llamagen, 8, None)
+
+
+def test_a_matrix_over_the_tokens_of_a_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in GEAR: the error of a token is approximated with that of others, which may be rolled back."""
+    honest = Gear.factors
+
+    def over_tokens(self: Gear, error: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = honest(self, error.mean(2, keepdim=True))
+        width = error.shape[2]
+        return left.expand(-1, -1, width, -1), right.expand(-1, -1, width, -1)
+
+    monkeypatch.setattr(Gear, "factors", over_tokens)
+    with pytest.raises(AssertionError):
+        test_windows_with_roll_back_equal_single_tokens(llamagen, 4, Gear(0, 1))
+
+
+def test_outliers_and_low_rank() -> None:
+    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
+    x[..., 2] += 9
+
+    def error(gear: Gear | None) -> float:
+        with quantized_cache(4, gear):
+            store = QuantizedStore.zeros(x.shape, 4, x.dtype)
+        return float((store.decode(store.encode(x)) - x).square().mean())
+
+    plain, outliers, rank = error(None), error(Gear(2, 0)), error(Gear(0, 1))
+    assert outliers < plain / 4 and rank < plain * 0.6 and error(Gear(2, 1)) < outliers * 0.6
+    assert error(Gear(0, 3)) < 1e-5 and error(Gear(0, 9)) < 1e-5  # as many as there are heads: 16 bits of the error
 
 
 def test_streams_and_engines_decode_with_the_cache_of_their_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +176,10 @@ def test_streams_and_engines_decode_with_the_cache_of_their_caller(monkeypatch: 
 def test_arguments() -> None:
     with pytest.raises(ArgumentError, match="bits=2 is not allowed; a KV cache holds 8 or 4 bits per number"):
         quantized_cache(2).__enter__()
+    with pytest.raises(ArgumentError, match="outliers=3, rank=1 is not allowed; outliers must be even, and both 0"):
+        Gear(3, 1)
+    with quantized_cache(4, Gear(8, 0)), pytest.raises(ArgumentError, match="this model's heads have 8 numbers"):
+        QuantizedStore.zeros((1, 2, 4, 8), 4, torch.float32)
     with quantized_cache(4):
         assert cache_bits() == 4
     assert cache_bits() is None

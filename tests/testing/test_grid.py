@@ -107,6 +107,10 @@ LATER = [
     "kangaroo:window=3",
     "prompt:branch=1/1/1",
     "prompt:branch=2/2",
+    "one-step:window=3",
+    "one-step:window=6",
+    "scd:window=4,start=one-step",
+    "scd:window=4,start=one-step,coupling=gumbel",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {

@@ -29,6 +29,7 @@ from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.heads.grid import GridHead
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
+from mmspec.heads.one_step import OneStepHead
 from mmspec.heads.prompt import PromptTokens
 from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.loading import add_drafter
@@ -50,6 +51,7 @@ HEADS: dict[str, Any] = {
     "grid": GridHead,
     "kangaroo": ExitAdapter,
     "prompt": PromptTokens,
+    "one-step": OneStepHead,
 }
 
 
@@ -124,6 +126,7 @@ def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: 
         ("grid", "kl"),
         ("kangaroo", "kl"),
         ("prompt", "kl"),
+        ("one-step", "kl"),
         ("small", "kl"),
     ],
 )
