@@ -25,7 +25,7 @@ from mmspec.vision.cosmos_ar.tokenizer import load_video_tokenizer
 from mmspec.vision.cosmos_ar.transformer import CosmosTransformer
 from mmspec.vision.hf.original_xomni import XOMNI, load_xomni
 from mmspec.vision.hf.pipeline import TransformersPipeline
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.mar.pipeline import MARPipeline
@@ -48,7 +48,8 @@ PIPELINES = {
 MODULES = {
     kind.__name__: kind
     for kind in (
-        AutoencoderKL, CosmosTransformer, LlamaGenGPT, MARTransformer, NGramTokenTable, ScenesTextEncoder,
+        AutoencoderKL, CosmosTransformer, LlamaGenBlockGPT, LlamaGenGPT, MARTransformer, NGramTokenTable,
+        ScenesTextEncoder,
         ShapesTextEncoder, ShapesTokenizer, UVit2DModel, VARTokenizer, VARTransformer, VQModel,
     )
 }  # fmt: skip

@@ -18,6 +18,7 @@ from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError
 from mmspec.keywords import refuse_keywords, refuse_unknown_keywords
+from mmspec.masked.keeping import Keeper
 from mmspec.masked.loop import decode_masked
 from mmspec.recipes import Recipe, parse
 from mmspec.sampling.seeds import row_seeds
@@ -82,6 +83,8 @@ class AmusedPipeline(DiffusionPipeline):
         temperature: float | tuple[float, float] = (2.0, 0.0),
         ahead: int = 1,
         confidence: float = 1.0,
+        keep: Keeper | None = None,
+        refresh: int = 1,
         num_images_per_prompt: int = 1,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: str = "pil",
@@ -106,6 +109,10 @@ class AmusedPipeline(DiffusionPipeline):
                 gives the tokens of one step per call (Free Draft-and-Verification, arXiv 2510.00294).
             confidence: Tokens with a larger probability are kept beyond the schedule, so that an image may need fewer
                 steps; lossy. 1 keeps the schedule.
+            keep: Decides in place of `confidence` which tokens are kept beyond the schedule: a
+                `mmspec.masked.keeping.NearSure` or `Credit`, or a `mmspec.masked.filter.LearnedFilter`; lossy.
+            refresh: Above 1, layers reuse what they computed for known tokens, for at most this many steps; lossy. See
+                `mmspec.vision.amused.cached`.
             num_images_per_prompt: Images per prompt; they are next to each other in the output.
             generator: Random generators for seeds, one or one per row.
             output_type: "pil", "np", "pt" or "latent".
@@ -139,6 +146,14 @@ class AmusedPipeline(DiffusionPipeline):
         check_integer("steps", steps, 1, grid[0] * grid[1])
         check_integer("ahead", ahead, 1, steps)
         check_number("confidence", confidence, 0, 1)
+        check_integer("refresh", refresh, 1, steps)
+        if keep is not None and not (hasattr(keep, "start") and hasattr(keep, "keep")):
+            raise ArgumentError(f"keep={shown(keep)} is not allowed; it must be a mmspec.masked.keeping.Keeper")
+        if ahead > 1 and (refresh > 1 or (keep is not None and keep.remembers)):
+            raise ArgumentError(
+                f"ahead={ahead} is not possible with {'refresh' if refresh > 1 else 'this keep'}: later steps "
+                "are verified out of order; use ahead=1"
+            )
         check_number("guidance_scale", scale, 0, 1e4)
         for value in (first, last):
             check_number("temperature", value, 0, 1e4)
@@ -161,7 +176,7 @@ class AmusedPipeline(DiffusionPipeline):
         )
         size = float(grid[0] * factor)
         micro = torch.tensor([size, size, 0.0, 0.0, AESTHETIC_SCORE], device=device, dtype=hidden.dtype)
-        process = AmusedProcess(self.transformer, pooled, hidden, micro, scale, grid, unmasking, seeds)
+        process = AmusedProcess(self.transformer, pooled, hidden, micro, scale, grid, unmasking, seeds, keep, refresh)
         meter = Meter(device, len(texts))
         with memory_for(len(texts)), self.progress_bar(total=len(texts) * grid[0] * grid[1]) as bar:
             callback = observer(

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.masked.keeping import Keeper, Sampled
 from mmspec.masked.loop import Ints
 from mmspec.sampling.rng import CounterRNG
+from mmspec.vision.amused.cached import StepCache
 
 _INIT = 3  # of the uniform numbers at a place, the stream that noise of the confidence is made of
 
@@ -49,7 +51,9 @@ class Unmasking:
         # At least one place is filled and one is left, but for the last step.
         return torch.minimum(missing - 1, wanted).clamp(min=1)
 
-    def after(self, states: Tensor, tokens: Tensor, p: Tensor, noise: Tensor, steps: Ints) -> Tensor:
+    def after(
+        self, states: Tensor, tokens: Tensor, p: Tensor, noise: Tensor, steps: Ints, kept: Tensor | None = None
+    ) -> Tensor:
         """The next states int64 [R, N].
 
         Args:
@@ -58,6 +62,7 @@ class Unmasking:
             p: float32 [R, N], their probabilities.
             noise: float32 [R, N], Gumbel noise.
             steps: Host int64 [R].
+            kept: bool [R, N], places whose tokens stay in any case.
         """
         missing = states == self.mask_id
         tokens = torch.where(missing, tokens, states)
@@ -68,6 +73,8 @@ class Unmasking:
         count = self.masked(steps, states.shape[1], missing.sum(1))
         masked = confidence < confidence.sort(dim=1).values.gather(1, count[:, None])
         masked &= ~(p > self.confidence)
+        if kept is not None:
+            masked &= ~kept
         last = torch.from_numpy(steps == self.steps - 1).to(p.device)
         return torch.where(masked & ~last[:, None], self.mask_id, tokens)
 
@@ -84,6 +91,8 @@ class AmusedProcess:
         grid: Rows and columns of the tokens.
         unmasking: The schedule.
         seeds: One per row.
+        keep: Decides which tokens stay beyond the schedule; None keeps the schedule.
+        refresh: Steps after which all places are computed anew; above 1, see `mmspec.vision.amused.cached`.
     """
 
     def __init__(
@@ -96,12 +105,16 @@ class AmusedProcess:
         grid: tuple[int, int],
         unmasking: Unmasking,
         seeds: Sequence[int],
+        keep: Keeper | None = None,
+        refresh: int = 1,
     ) -> None:
         self.steps = unmasking.steps
         self._model, self._pooled, self._hidden, self._micro = model, pooled, hidden, micro
         self._scale, self._grid, self._unmasking = guidance_scale, grid, unmasking
         self._seeds = list(seeds)
         self._guided = len(pooled) > len(seeds)
+        self._keep = None if keep is None else keep.start(len(seeds))
+        self.cache = StepCache(model, len(pooled), refresh) if refresh > 1 else None
 
     def start(self) -> Tensor:
         shape = len(self._seeds), self._grid[0] * self._grid[1]
@@ -114,12 +127,22 @@ class AmusedProcess:
         index = torch.from_numpy(rows).to(states.device)
         if self._guided:
             index = torch.cat([index, index + len(self._seeds)])
-        out = self._model(
+        tokens, micro = (
             states.unflatten(1, self._grid).repeat(1 + self._guided, 1, 1),
-            encoder_hidden_states=self._hidden[index],
-            pooled_text_emb=self._pooled[index],
-            micro_conds=self._micro.expand(len(index), -1),
+            self._micro.expand(len(index), -1),
         )
+        if self.cache is not None:
+            # Without drafts all rows that still run are at the same step.
+            missing = self.missing(states).repeat(1 + self._guided, 1)
+            conditions = self._hidden[index], self._pooled[index], micro
+            out = self.cache.logits(index, int(steps[0]), tokens, missing, *conditions)
+        else:
+            out = self._model(
+                tokens,
+                encoder_hidden_states=self._hidden[index],
+                pooled_text_emb=self._pooled[index],
+                micro_conds=micro,
+            )
         z: Tensor = out.float().flatten(2).transpose(1, 2)
         if not self._guided:
             return z
@@ -131,7 +154,10 @@ class AmusedProcess:
         tokens, noise = self.noise(rows, steps, logits.shape[1:])
         sampled = (p.log() + tokens.to(p)).argmax(-1)
         chance = p.gather(-1, sampled[..., None])[..., 0]
-        return self._unmasking.after(states, sampled, chance, noise.to(p), steps)
+        kept = None
+        if self._keep is not None:
+            kept = self._keep.keep(Sampled(rows, steps, self.missing(states), sampled, p, self._grid))
+        return self._unmasking.after(states, sampled, chance, noise.to(p), steps, kept)
 
     def noise(self, rows: Ints, steps: Ints, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Gumbel noise of tokens float32 [R, N, V] and of the confidence [R, N], by row, step and place."""

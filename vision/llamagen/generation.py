@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mmspec.arguments import check_callback, check_integer, one_text
+from mmspec.arguments import check_callback, check_integer, one_text, shown
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
+from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -23,7 +24,7 @@ from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Stats
 from mmspec.documents import read_object
 from mmspec.engine import run
-from mmspec.errors import ArgumentError, PromptError
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head, check_fits_model, load_head
 from mmspec.keywords import check_options, refuse_unknown_keywords
 from mmspec.recipes import Recipe, default_recipe, parse
@@ -47,8 +48,6 @@ from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransfor
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
 from mmspec.vision.previews import complete, visible
 from mmspec.vision.saved_component import check_component
-
-SAVED_CLASS = "LlamaGenGPT"  # in the config.json of a saved transformer
 
 
 class LlamaGenGenerator:
@@ -190,7 +189,7 @@ class LlamaGenGenerator:
                 on_step,
                 callback_on_step_end,
                 callback_on_step_end_tensor_inputs,
-                lambda step: complete(step.tokens, ready.layout.length, self.transformer.config.vocab_size),
+                lambda step: self._complete(self.transformer.in_raster_order(step.tokens)),
             )
             try:
                 decoded = run(
@@ -203,7 +202,7 @@ class LlamaGenGenerator:
                     observe,
                     measure_entropy,
                 )
-                tokens, stats = decoded.tokens, decoded.stats
+                tokens, stats = torch.as_tensor(self.transformer.in_raster_order(decoded.tokens)), decoded.stats
             except Interrupted as end:
                 tokens, stats = end.tokens, end.stats
         images = self.decode(tokens, output_type=output_type)
@@ -235,11 +234,11 @@ class LlamaGenGenerator:
             raise ArgumentError(
                 f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
             )
-        config = self.transformer.config
-        codes = complete(tokens, config.grid_size**2, config.vocab_size).to(self.vqvae.device)
-        pixels = decode_tokens(self.vqvae, codes.clamp(min=0)).float()
+        grid = self.transformer.grid
+        codes = self._complete(tokens).to(self.vqvae.device)
+        pixels = decode_tokens(self.vqvae, codes.clamp(min=0), grid).float()
         if bool((codes < 0).any()):
-            seen = visible(codes >= 0, (config.grid_size, config.grid_size), (pixels.shape[2], pixels.shape[3]))
+            seen = visible(codes >= 0, grid, (pixels.shape[2], pixels.shape[3]))
             pixels = pixels.masked_fill(~seen[:, None], 0)
         return images_from_pixels(pixels, output_type)
 
@@ -270,7 +269,7 @@ class LlamaGenGenerator:
             condition = self._condition(None, prompt, None, None)
 
         def finish(tokens: Sequence[Tensor], stats: Stats) -> ImageOutput:
-            codes = tokens[0][None]
+            codes = torch.as_tensor(self.transformer.in_raster_order(tokens[0][None]))
             return ImageOutput(self.decode(codes, output_type=output_type), codes, [seed], stats)
 
         return PreparedRequest([RowPrompt(condition, sampling, seed)], finish, seed)
@@ -342,12 +341,14 @@ class LlamaGenGenerator:
             ModelError: If the folder does not contain a drafter, or one for another model.
         """
         folder = Path(folder)
-        if read_object(folder / "config.json").get("_class_name") == SAVED_CLASS:
-            check_component(type(self.transformer), folder, SAVED_CLASS)
+        if read_object(folder / "config.json").get("_class_name") == self.transformer.saved_as:
+            check_component(type(self.transformer), folder, self.transformer.saved_as)
             small = type(self.transformer).from_folder(folder)
             check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
             self._set_draft_transformer(small.to(self.transformer.device, self.transformer.dtype))
             return
+        if self.transformer.cell:
+            raise ModelError(f"folder {shown(str(folder))} has no draft transformer; a model of blocks takes no other")
         head = load_head(folder, self.transformer.tok_embeddings.weight.detach())
         check_fits_model(folder, "vocab_size", head.vocab_size, self.transformer.config.vocab_size)
         check_fits_model(folder, "hidden_size", head.hidden_size, self.transformer.config.dim)
@@ -411,22 +412,25 @@ class LlamaGenGenerator:
             return target(gpt, False)
 
         gpt, draft, grid = self.transformer, self.draft_transformer, self.transformer.config.grid_size
+        # One codebook for tokens; for blocks, the same one for each token of a block.
+        codebook = None if self.vqvae is None else partial(read_codebook, self.vqvae)
         resources = DraftResources(
             table=self.table.ngrams() if self.table is not None else None,
             # The draft model is unguided unless the recipe sets its guidance: drafts from any q can be verified.
             draft_model=partial(target, draft, False) if draft is not None else None,
             guided_draft_model=partial(target, draft, True) if draft is not None else None,
             draft_sampling=[replace(each, guidance_scale=1.0, guidance_end=None) for each in samplings],
-            codebook=None if self.vqvae is None else partial(read_codebook, self.vqvae),
+            codebook=None if gpt.cell else codebook,
+            codebooks=partial(_codebooks, codebook, gpt.cell[0]) if gpt.cell and codebook is not None else None,
             adaptive_windows=adaptive_windows_of(gpt),
             heads={kind: head.to(gpt.device, gpt.dtype) for kind, head in self.heads.items()},
         )
         return PreparedPrompts(
             partial(target, gpt, any(each.guidance_scale != 1 for each in samplings)),
-            Layout(length=grid**2, width=grid),
+            Layout(length=grid**2, width=grid, cell=gpt.cell),
             samplings,
             resources,
-            gpt.tok_embeddings.weight.detach(),
+            None if gpt.cell else gpt.tok_embeddings.weight.detach(),
             small,
             small_target,
         )
@@ -452,6 +456,11 @@ class LlamaGenGenerator:
             return from_embeddings(prompt_embeds, prompt_attention_mask, self.transformer)
         prompts = list(prompt) if isinstance(prompt, (list, tuple)) else [prompt]
         return from_prompts(prompts, self.transformer, self.text_encoder, self.tokenizer)
+
+    def _complete(self, tokens: Tensor | Sequence[Tensor]) -> Tensor:
+        """Codes of whole images in raster order, int64 [B, N]; see `mmspec.vision.previews.complete`."""
+        rows, columns = self.transformer.grid
+        return complete(tokens, rows * columns, self.transformer.config.vocab_size)
 
     def _set_draft_transformer(self, small: LlamaGenTransformer) -> None:
         self.draft_transformer = small
@@ -479,3 +488,23 @@ def check_codes(
     ):
         if count is not None and count != codes:
             raise ArgumentError(f"{name} has {count} codes, the transformer {codes}; they do not belong together")
+    if draft_transformer is not None and draft_transformer.grid != transformer.grid:
+        raise ArgumentError(
+            f"draft_transformer draws {draft_transformer.grid} tokens, the transformer {transformer.grid}; they do not "
+            "belong together"
+        )
+    if draft_transformer is not None and draft_transformer.cell != transformer.cell:
+        raise ArgumentError("draft_transformer yields other blocks than the transformer; they do not belong together")
+    if table is not None and transformer.cell:
+        raise ArgumentError("table is not allowed for a transformer that yields blocks: it follows single tokens")
+
+
+def _codebooks(codebook: Callable[[], Codebook | None], count: int) -> list[Codebook]:
+    """One codebook for each token of a block.
+
+    Raises:
+        ArgumentError: If the tokenizer has none.
+    """
+    if (found := codebook()) is None:
+        raise ArgumentError("rules that compare tokens are not possible here: the vqvae has no codebook")
+    return [found] * count

@@ -1,4 +1,4 @@
-"""The LlamaGen transformer as a model of diffusers."""
+"""The LlamaGen transformers as models of diffusers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from diffusers import ModelMixin
 from diffusers.loaders import PeftAdapterMixin
 
 from mmspec.vision.diffusers_config import DiffusersConfig
+from mmspec.vision.llamagen.blocks import BlockTransformer
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 
@@ -19,3 +20,11 @@ class LlamaGenGPT(ModelMixin, DiffusersConfig, PeftAdapterMixin, LlamaGenTransfo
     _repeated_blocks = ["Block"]
     _no_split_modules = ["Block"]
     __init__ = LlamaGenTransformer.__init__
+
+
+class LlamaGenBlockGPT(ModelMixin, DiffusersConfig, PeftAdapterMixin, BlockTransformer):
+    """A `BlockTransformer` that is saved and loaded as a component of a diffusers pipeline."""
+
+    _repeated_blocks = ["Block"]
+    _no_split_modules = ["Block"]
+    __init__ = BlockTransformer.__init__

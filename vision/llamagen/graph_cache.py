@@ -48,7 +48,7 @@ def new_target(
     gpt: LlamaGenTransformer, condition: Tensor, uncond: Tensor | None, mask: Tensor | None, slack: int
 ) -> LlamaGenTarget | CUDAGraphTarget:
     """A `LlamaGenTarget` of these arguments, with its windows captured in CUDA graphs on a CUDA device."""
-    if not use_cuda_graphs(gpt.device) or _hooked(gpt):
+    if gpt.cell or not use_cuda_graphs(gpt.device) or _hooked(gpt):  # captured windows have one token per slot
         return LlamaGenTarget(gpt, condition, uncond, mask, slack)
     # Rounded up, so that recipes with different windows have the same shapes.
     slack += -(gpt.config.cls_token_num + gpt.config.grid_size**2 + slack) % _ROUND

@@ -10,7 +10,7 @@ from diffusers import DiffusionPipeline, ModelMixin
 from mmspec.heads.checkpoint import Head, load_heads, save_heads
 from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.llamagen.generation import LlamaGenGenerator, check_codes
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
@@ -45,16 +45,16 @@ class LlamaGenPipeline(DiffusionPipeline, LlamaGenGenerator):
 
     model_cpu_offload_seq = "text_encoder->draft_transformer->transformer->vqvae"
     _optional_components = ["vqvae", "text_encoder", "tokenizer", "draft_transformer", "table"]
-    transformer: LlamaGenGPT
-    draft_transformer: LlamaGenGPT | None
+    transformer: LlamaGenGPT | LlamaGenBlockGPT
+    draft_transformer: LlamaGenGPT | LlamaGenBlockGPT | None
 
     def __init__(
         self,
-        transformer: LlamaGenGPT,
+        transformer: LlamaGenGPT | LlamaGenBlockGPT,
         vqvae: ModelMixin | None = None,
         text_encoder: Any = None,
         tokenizer: Any = None,
-        draft_transformer: LlamaGenGPT | None = None,
+        draft_transformer: LlamaGenGPT | LlamaGenBlockGPT | None = None,
         table: NGramTokenTable | None = None,
         temperature: float = 1.0,
         top_k: int = 0,

@@ -6,7 +6,7 @@ A sequence is `T` condition slots followed by `N = grid_size ** 2` image tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,6 +148,8 @@ class LlamaGenTransformer(Component):
         ArgumentError: If an argument has a value that is not allowed.
     """
 
+    saved_as = "LlamaGenGPT"  # the class in the config.json of a saved one
+
     @stores_arguments
     def __init__(
         self,
@@ -222,8 +224,30 @@ class LlamaGenTransformer(Component):
             return self.cls_embedding.uncond_embedding.expand(batch_size, -1, -1)
         return torch.full((batch_size,), self.config.num_classes, device=self.device)
 
+    @property
+    def cell(self) -> tuple[int, ...]:
+        """The shape of what a step yields; see `mmspec.decoding.layout.Layout`."""
+        return ()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens of an image."""
+        return self.config.grid_size, self.config.grid_size
+
+    def steps_of(self, tokens: Tensor) -> Tensor:
+        """What each step yields, int64 [B, steps, *cell], of the tokens int64 [B, N] of whole images."""
+        return tokens
+
+    def in_raster_order(self, steps: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
+        """The tokens of images in raster order, -1 where they are missing, of what steps yielded.
+
+        Args:
+            steps: int64 [B, n, *cell], or one tensor int64 [n_row, *cell] per row.
+        """
+        return steps
+
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings [B, W, dim] of token ids int64 [B, W]."""
+        """Embeddings [B, W, dim] of what steps yielded, int64 [B, W, *cell]."""
         return self.tok_embeddings(tokens)
 
     def add_position(self, h: Tensor, predicted: Tensor) -> Tensor:
@@ -267,12 +291,12 @@ class LlamaGenTransformer(Component):
         """Teacher-forced logits of a whole sequence.
 
         Args:
-            tokens: int64 [B, N'], N' <= grid_size**2.
+            tokens: int64 [B, N', *cell], N' <= grid_size**2.
             condition: Class ids int64 [B], or caption features [B, T, caption_dim].
             condition_mask: [B, T], 0 on padded caption slots.
 
         Returns:
-            Logits [B, N', vocab_size]; `[:, i]` is the distribution of `tokens[:, i]` given what precedes it.
+            Logits [B, N', *cell, vocab_size]; `[:, i]` is the distribution of `tokens[:, i]` given what precedes it.
         """
         slots, n = self.config.cls_token_num, tokens.shape[1]
         prefix = self.cls_embedding(condition)

@@ -1,4 +1,4 @@
-"""Counts the n-gram table and writes the index of the pipeline, which joins the exported parts.
+"""Counts the n-gram table, if the model yields single tokens, and writes the index of the pipeline.
 
 Command: python -m mmspec.vision.shapes.assemble --out runs/shapes        (after train_gpt, whose codes are counted)
 """
@@ -6,12 +6,13 @@ Command: python -m mmspec.vision.shapes.assemble --out runs/shapes        (after
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
 
 from mmspec.drafters.ngram import NGramTable
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.shapes.config import GUIDANCE, RUNS, TEMPERATURE, WEIGHTS
@@ -36,14 +37,18 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="likewise")
     args = parser.parse_args()
     draft = args.weights / "draft_transformer"
-    gpt = LlamaGenGPT.from_pretrained(args.weights / "transformer")
-    table = count_table(load_codes(args.out).tokens, gpt)
-    export(table, args.weights / "table")
+    saved = json.loads((args.weights / "transformer" / "config.json").read_text(encoding="utf-8"))
+    kind = LlamaGenBlockGPT if saved["_class_name"] == LlamaGenBlockGPT.saved_as else LlamaGenGPT
+    gpt = kind.from_pretrained(args.weights / "transformer")
+    table = None  # an n-gram table follows single tokens
+    if isinstance(gpt, LlamaGenGPT):
+        table = count_table(load_codes(args.out).tokens, gpt)
+        export(table, args.weights / "table")
     pipe = LlamaGenPipeline(
         gpt,
         ShapesTokenizer.from_pretrained(args.weights / "vqvae"),
         ShapesTextEncoder.from_pretrained(args.weights / "text_encoder"),
-        draft_transformer=LlamaGenGPT.from_pretrained(draft) if draft.is_dir() else None,
+        draft_transformer=kind.from_pretrained(draft) if draft.is_dir() else None,
         table=table,
         temperature=args.temperature,
         guidance_scale=args.guidance,

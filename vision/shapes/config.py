@@ -43,6 +43,7 @@ class GPTTraining:
     n_head: int
     ffn_dim: int
     minutes: float  # wall-clock budget on two cores
+    block: int = 1  # tokens per side of what a step yields
     batch: int = 8  # per process, of two
     muon_lr: float = 0.02
     adamw_lr: float = 4e-3
@@ -58,5 +59,8 @@ class GPTTraining:
 GPT = {
     "target": GPTTraining(dim=192, n_layer=5, n_head=4, ffn_dim=512, minutes=88),
     "draft": GPTTraining(dim=96, n_layer=1, n_head=2, ffn_dim=256, minutes=4),
+    # Not part of the package: models whose step yields 2 x 2 tokens; see examples/methods/README.md.
+    "blocks": GPTTraining(dim=128, n_layer=3, n_head=4, ffn_dim=384, minutes=6, block=2),
+    "blocks-draft": GPTTraining(dim=64, n_layer=1, n_head=2, ffn_dim=192, minutes=2, block=2),
 }
 NUM_CODES = 40_960  # distinct training images, encoded once

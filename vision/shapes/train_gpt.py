@@ -3,6 +3,7 @@
 One process:  python -m mmspec.vision.shapes.train_gpt --config target
 Two cores:    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m mmspec.vision.shapes.train_gpt --config target
 Draft:        the same with --config draft
+Blocks:       the same with --config blocks and blocks-draft, and another --weights that holds the tokenizer too
 
 The tokenizer must be trained first. The work folder (--out) holds the encoded images and a checkpoint, from which a
 restarted command continues. The schedule is a wall-clock budget (--minutes).
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +27,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from mmspec.training.muon import MuonAdamW, update_average
-from mmspec.vision.llamagen.gpt import LlamaGenGPT
+from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.shapes.config import GPT, RUNS, WEIGHTS, GPTTraining
 from mmspec.vision.shapes.data import Codes, caption_features, load_codes, merge_shards, validation, write_shard
 from mmspec.vision.shapes.domain import CONDITION_SLOTS, FEATURE_DIM, LOOKS, Look
@@ -34,6 +36,7 @@ from mmspec.vision.shapes.text import ShapesTextEncoder
 from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 FOLDERS = {"target": "transformer", "draft": "draft_transformer"}
+FOLDERS |= {"blocks": "transformer", "blocks-draft": "draft_transformer"}
 
 
 @dataclass
@@ -65,12 +68,23 @@ class GPTSizes(Protocol):
     def ffn_dim(self) -> int: ...
 
 
-def build(config: GPTSizes, tokenizer: ShapesTokenizer, slots: int, feature_dim: int) -> LlamaGenGPT:
-    """A transformer for the tokens of images and captions of features [slots, feature_dim], with initial weights."""
-    gpt = LlamaGenGPT(
+def build(
+    config: GPTSizes, tokenizer: ShapesTokenizer, slots: int, feature_dim: int, block: int = 1
+) -> LlamaGenGPT | LlamaGenBlockGPT:
+    """A transformer with initial weights.
+
+    Args:
+        config: Its sizes.
+        tokenizer: Of its images.
+        slots: Condition slots of a caption.
+        feature_dim: Features of a slot.
+        block: Tokens per side of what a step yields.
+    """
+    kind = LlamaGenGPT if block == 1 else partial(LlamaGenBlockGPT, (block, block))
+    gpt = kind(
         vocab_size=tokenizer.vocab_size, dim=config.dim, n_layer=config.n_layer, n_head=config.n_head,
         ffn_dim=config.ffn_dim, model_type="t2i", cls_token_num=slots, caption_dim=feature_dim,
-        grid_size=tokenizer.grid_size, rope_base=100.0, qk_norm=True, condition_rope="identity",
+        grid_size=tokenizer.grid_size // block, rope_base=100.0, qk_norm=True, condition_rope="identity",
         position_embedding=True,
     )  # fmt: skip
     gpt.init_weights()
@@ -86,7 +100,7 @@ def muon_blocks(name: str) -> int:
     return 3 if "wqkv" in name else 1
 
 
-def share_gradients(gpt: LlamaGenGPT, done: float, world: int) -> float:
+def share_gradients(gpt: torch.nn.Module, done: float, world: int) -> float:
     """Averages the gradients over the processes, in place; returns the mean share of the budget that is spent."""
     if world == 1:
         return done
@@ -100,14 +114,14 @@ def share_gradients(gpt: LlamaGenGPT, done: float, world: int) -> float:
 
 
 @torch.no_grad()
-def bits_per_token(gpt: LlamaGenGPT, codes: Codes) -> float:
+def bits_per_token(gpt: LlamaGenGPT | LlamaGenBlockGPT, codes: Codes) -> float:
     """Mean negative log-likelihood of held-out tokens in bits, given captions with some values omitted."""
     generator = torch.Generator().manual_seed(0)
     total = 0.0
     for tokens, slots in zip(codes.tokens.long().split(32), codes.slots.split(32), strict=True):
         with torch.autocast("cpu", torch.bfloat16):
-            logits = gpt(tokens, caption_features(slots, generator))
-        total += float(F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum"))
+            logits = gpt(gpt.steps_of(tokens), caption_features(slots, generator))
+        total += float(F.cross_entropy(logits.float().flatten(0, -2), gpt.steps_of(tokens).flatten(), reduction="sum"))
     return total / codes.tokens.numel() / math.log(2)
 
 
@@ -129,7 +143,7 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
     codes, held_out = load_codes(out), validation(tokenizer, 256, look)
 
     torch.manual_seed(0)
-    gpt = build(config, tokenizer, CONDITION_SLOTS, FEATURE_DIM)
+    gpt = build(config, tokenizer, CONDITION_SLOTS, FEATURE_DIM, config.block)
     average = copy.deepcopy(gpt)
     optimizer = MuonAdamW(gpt, muon_blocks, config)
     generator = torch.Generator().manual_seed(1000 + rank)
@@ -168,13 +182,13 @@ def train(config: GPTTraining, name: str, out: Path, weights: Path, minutes: flo
             cursor = 0
         picks = order[cursor : cursor + config.batch]
         cursor += config.batch
-        tokens = codes.tokens[picks].long()
+        tokens = gpt.steps_of(codes.tokens[picks].long())
         features = caption_features(codes.slots[picks], generator)
         dropped = torch.rand(config.batch, generator=generator) < config.caption_drop
         features[dropped] = gpt.unconditional(int(dropped.sum()))
         with torch.autocast("cpu", torch.bfloat16):
             logits = forward(tokens, features)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+        loss = F.cross_entropy(logits.float().flatten(0, -2), tokens.flatten())
         loss.backward()
         done = share_gradients(gpt, progress.seconds / (60 * minutes), world)
         torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
