@@ -7,6 +7,7 @@ pay, decoding becomes plain.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import cache
@@ -20,10 +21,17 @@ from mmspec.setup_work import setups
 
 _MIN_CALLS = 3  # measured calls before two widths are compared; fewer are forgotten at the end of a run
 _MIN_STEPS = 2  # the same for sequences of single steps
-_MIN_ROWS = 12  # in a batch, rows of these calls in all: the first call in which rows gain unequally is not undone
-_FIRST_COST = 1.5  # single steps that a first window is taken to cost: runs of less than 25 tokens stay plain
+_MIN_ROWS = 16  # in a batch, rows of these calls in all: the first call in which rows gain unequally is not undone
+_DOUBT = 3  # in a batch, calls of each width that are taken to have gained one token
+_FIRST_COST = 1.5  # single steps that a first window is taken to cost
+_SLOW = 4  # times what a call is expected to take, beyond which it is taken to have met a slow start
+_PRIOR = 0.8  # the chance to accept a draft that is hoped for, before anything is measured
+_PRIOR_CALLS = 2  # measured calls that this hope is worth
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
 _LOSS_SHARE = 0.01  # of plain decoding's time, what drafts may lose; of the best width's, what exploration may lose
+# What drafts may lose beyond that while little is known: of a run, and in all runs together, in single steps.
+_PROBE_SHARE, _PROBE_STEPS = 0.015, 12.0
+_CHANCES = 200  # steps of a table of chances to accept a draft
 _STEPS = 16  # consecutive single steps while drafting does not pay
 # Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
 # more than single steps lose once the rows stand at different positions.
@@ -33,12 +41,16 @@ _GAIN, _BATCH_GAIN = 1.1, 1.2
 class AdaptiveWindow:
     """A policy that chooses among widths of 1, 2, 4, ... tokens, at most `largest`.
 
-    Implements `mmspec.decoding.window_policy.WindowPolicy`. It explores the neighbors of the best width so far, from a
-    width of 2 on, and keeps a balance of each run: the seconds that calls with drafts took beyond those of plain
-    decoding for the same tokens. A width is chosen only if the balance, with the loss that is expected of one more such
-    call, stays below 1 % of what plain decoding takes, so that a run in which drafts never pay is not slower by more,
-    the first one on a model included. Where drafts pay, exploration may lose 1 % of the run's time. Measurements are
-    kept for later runs.
+    Implements `mmspec.decoding.window_policy.WindowPolicy`. It hopes for the best (the optimism of bandits): each width
+    is taken to gain what drafts of which 0.8 are accepted would, until its own calls say otherwise, and a width that
+    could beat the best one so far is tried. One call at a width of 2 and one of 4 tell what wider ones will cost; the
+    next is the most promising width, not the neighbor, since drafts that are reused gain little in narrow windows.
+
+    A balance of each run bounds what that may cost: the seconds that calls with drafts took beyond those of plain
+    decoding for the same tokens. A width is tried only if the balance stays below 1 % of what plain decoding takes even
+    if the call gains a single token. On a new model it is 2.5 %, until the time of 12 single steps is lost. So a run in
+    which drafts never pay is not slower by more, the first one on a model included. Measurements are kept for later
+    runs.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions.
@@ -58,6 +70,9 @@ class AdaptiveWindow:
         self._last_call: dict[int, int] = {}  # by width, the number of the latest call
         self._calls = 0
         self._setups = setups()
+        self._slow: set[int] = set()  # widths whose first call was too slow to be believed
+        self._credit = _PROBE_STEPS  # single steps that may be lost until widths are known
+        self._balance = 0.0
         self.begin(1)
 
     def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
@@ -72,8 +87,9 @@ class AdaptiveWindow:
         """
         self._rows = rows
         self._slowest_rates: dict[int, float] = {}
+        self._credit -= min(self._credit, max(0.0, self._balance) * self.rate(1))
         for width in self.widths:
-            if not self._measured(width) and self.rate(width) <= self.rate(1) / 2:
+            if self._seconds[width] and not self._measured(width) and self._hoped_rate(width) <= self.rate(1) / 2:
                 self._seconds[width].clear()
                 self._gained[width].clear()
         self._limit, self._length = length, length if fixed else 0
@@ -81,18 +97,24 @@ class AdaptiveWindow:
         self._lost = 0.0  # seconds lost to exploration in this run
         self._balance = 0.0  # seconds that this run's drafts took beyond those of plain decoding
         self._first = True  # whether no call of this run has been recorded
+        self._before = 0  # the width of the latest call
+        self._repeats = 0  # calls of that width in a row
 
     def rate(self, width: int) -> float:
         """Measured tokens per row and second at a width; 0 if it was never measured."""
-        seconds = self._seconds[width]
-        return fmean(self._gained[width]) / _typical(seconds) if seconds else 0.0
+        seconds, gained = self._seconds[width], self._gained[width]
+        return fmean(gained) / _typical(seconds) if seconds and gained else 0.0
 
     @property
     def best(self) -> int:
         """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
         fastest = max((w for w in self.widths if self._measured(w)), key=self._slowest_rate, default=1)
-        least = _GAIN if self._rows == 1 else _BATCH_GAIN
-        return fastest if self._slowest_rate(fastest) >= least * self.rate(1) else 1
+        return fastest if self._slowest_rate(fastest) >= self._least_gain * self.rate(1) else 1
+
+    @property
+    def _least_gain(self) -> float:
+        """What drafts must gain over single steps, as a factor."""
+        return _GAIN if self._rows == 1 else _BATCH_GAIN
 
     def choose(self) -> int:
         """The next width."""
@@ -101,10 +123,10 @@ class AdaptiveWindow:
             return 1  # what drafts are compared with, and the cheapest call where they do not pay
         best = self.best
         # The first call of a run is not measured.
-        for width in () if self._first else self._candidates(best):
+        for width in () if self._first or len(self.widths) == 1 else self._candidates(best):
             if self._is_affordable(width, best):
                 return width
-        return best if best == 1 or self._balance <= self._allowed() else 1
+        return best if best == 1 or self._balance <= self._allowed(1) else 1
 
     def settled(self) -> int:
         """The next width without exploration."""
@@ -140,20 +162,29 @@ class AdaptiveWindow:
             self._first = False
             return
         if width > 1 and (plain := self.rate(1)):
-            self._balance += (seconds - advanced / plain) * calls
+            # A known width is charged for what it takes, but not for what other processes take.
+            usual = (1.5 if self._measured(width) else _SLOW) * self._cost(width)
+            self._balance += (min(seconds, usual) - advanced / plain) * calls
+            if seconds > usual and not self._seconds[width] and width not in self._slow and not self._first:
+                self._slow.add(width)  # believed the second time
+                return
         if self._first:
             # The beginning is like no other part: images begin with empty background.
             self._first = False
             return
-        measured, best = self._samples(1) and self._samples(width), self.best
+        best = self.best
         fastest = self.rate(best)
         self._calls += calls
-        self._last_call[width] = self._calls
         self._slowest_rates.pop(width, None)
         self._seconds[width].append(seconds)
-        self._gained[width].append(gained)
-        if fastest and (width != best or not measured):
-            self._lost += max(0.0, seconds - advanced / fastest) * calls
+        self._last_call[width] = self._calls
+        # Drafts that an earlier call refined gain more: the first call of a width says what it costs alone.
+        is_new, self._repeats = width > max(1, self._before), self._repeats + 1 if width == self._before else 1
+        self._before = width
+        if not is_new:
+            self._gained[width].append(gained)
+        if fastest and width != best:
+            self._lost += (seconds - advanced / fastest) * calls
 
     def _slowest_rate(self, width: int) -> float:
         """Tokens per second at a width of the row that is expected to finish last, which a batch waits for."""
@@ -163,19 +194,20 @@ class AdaptiveWindow:
 
     def _measured_slowest_rate(self, width: int) -> float:
         """See `_slowest_rate`, which keeps it until the width is measured again."""
-        if width == 1 or self._rows == 1 or not self._samples(width):
+        if width == 1 or self._rows == 1 or not self._gained[width]:
             return self.rate(width)
-        gained = fmean(self._gained[width])
+        # Drawn to one token: rows that were taken to gain too much are apart afterwards, which is not undone.
+        gained = (sum(self._gained[width]) + _DOUBT) / (self._samples(width) + _DOUBT)
         chance = _chance(gained, width)
         variance = sum((2 * i + 1) * chance**i for i in range(width)) - gained**2  # of a row's gain per call
         deficit = _expected_most(self._rows) * sqrt(max(0.0, variance))
         # n calls gain n gained - sqrt(n) deficit in the slowest row.
         calls = ((deficit + sqrt(deficit**2 + 4 * gained * self._limit)) / (2 * gained)) ** 2
-        return self.rate(width) * self._limit / (calls * gained)
+        return self._limit / (calls * _typical(self._seconds[width]))
 
     def _samples(self, width: int) -> int:
-        """The number of measurements of a width."""
-        return len(self._seconds[min(width, self.widths[-1])])
+        """The number of calls at a width whose gain was measured."""
+        return len(self._gained[min(width, self.widths[-1])])
 
     def _measured(self, width: int) -> bool:
         """Whether a width has measurements enough to be compared."""
@@ -185,67 +217,91 @@ class AdaptiveWindow:
 
     def _candidates(self, best: int) -> list[int]:
         """Widths that are worth a measurement, the most urgent first."""
-        drafting = [w for w in self.widths[1:] if self._samples(w)]
-        if not drafting:
-            return self.widths[1:2]
-        if begun := [w for w in drafting if not self._measured(w)]:
-            return begun
+        drafting = self.widths[1:]
+        timed = sum(bool(self._seconds[w]) for w in drafting)
+        wanted = 2 if best == 1 else 3
+        first_two = timed <= 2 and len(self._seconds[self._before]) == 1  # they tell what a token costs alone
+        if self._before not in (0, 1, best) and self._repeats < wanted and not first_two:
+            return [self._before]  # the first call does not tell what a width gains
+        if timed < 2:  # what a token costs is not known, so that wider windows are too great a risk
+            drafting = drafting[: timed + 1]
+        hoped = {w: self._hoped_rate(w) for w in drafting}
+        least = self._slowest_rate(best) if best > 1 else self._least_gain * self.rate(1)
+        worth = hoped if best > 1 else {w: self._chances_per_loss(w) for w in drafting}
+        better = sorted((w for w in drafting if w != best and hoped[w] > least), key=lambda w: -worth[w])
+        if timed < 2 and drafting[-1] in better:
+            return drafting[-1:]
         if best == 1:
-            # The next width if drafts could pay there were they for nothing, else the best one so far again.
-            wider = next((w for w in self.widths if w > drafting[-1]), None)
-            if wider and self._gain(wider) / _typical(self._seconds[drafting[-1]]) > self.rate(1):
-                return [wider]
-            # By what drafts of all widths were accepted: a width with few measurements may have been unlucky.
-            chance = self._acceptance()
-            likely = max(drafting, key=lambda w: _expected(chance, w) / self._cost(w))
-            pays = _expected(chance, likely) / self._cost(likely) > self.rate(1)
-            return [likely] if self._is_old(likely, _STEPS if pays else _MAX_AGE) else []
+            likely = max(drafting, key=lambda w: hoped[w])
+            once = [w for w in drafting if len(self._seconds[w]) == 1]  # it may have been an unlucky call
+            return better or once or ([likely] if self._is_old(likely) else [])
         index = self.widths.index(best)
-        return [w for w in (*self.widths[index + 1 : index + 2], self.widths[index - 1]) if w > 1 and self._is_old(w)]
+        around = (*self.widths[index + 1 : index + 2], self.widths[index - 1])
+        return better or [w for w in around if w > 1 and self._is_old(w)]
 
-    def _is_old(self, width: int, age: int = _MAX_AGE) -> bool:
-        """Whether the latest measurement of a width, if any, was `age` calls ago."""
-        return not self._samples(width) or self._calls - self._last_call[width] >= age
+    def _is_old(self, width: int) -> bool:
+        """Whether the latest call at a width, if any, was long ago."""
+        return self._calls - self._last_call.get(width, -_MAX_AGE) >= _MAX_AGE
 
     def _is_affordable(self, width: int, best: int) -> bool:
-        """Whether one more call at a width keeps the balance and the exploration budget."""
-        seconds, gained = self._cost(width), self._gain(width)
-        if self.together():
-            gained = _expected(_chance(gained, width) ** self._rows, width)
-        if self._balance + max(0.0, seconds - gained / self.rate(1)) > self._allowed():
+        """Whether the balance allows calls at a width that gain one token each, and the exploration budget one call."""
+        seconds = self._cost(width)
+        # A width that is new needs two calls, but for the first two widths, which tell what a token costs.
+        calls = 2 if width > max(4, self._before) else 1
+        if self._balance + calls * (seconds - 1 / self.rate(1)) > self._allowed(1):
             return False
-        budget = _LOSS_SHARE * max(self._length, self._decoded) / self.rate(best)
-        return best == 1 or self._lost + max(0.0, seconds - gained / self.rate(best)) <= budget
+        if best == 1 or width == self._before:
+            return True
+        return self._lost + max(0.0, seconds - self._hope(width) / self.rate(best)) <= self._allowed(best)
 
-    def _allowed(self) -> float:
-        """Seconds that drafts may take beyond plain decoding."""
-        return _LOSS_SHARE * max(self._length, self._decoded) / self.rate(1)
+    def _allowed(self, width: int) -> float:
+        """Seconds that may be lost in this run to decoding at a width."""
+        tokens = max(self._length, self._decoded)
+        return (_LOSS_SHARE * tokens + min(_PROBE_SHARE * tokens, self._credit)) / self.rate(width)
 
     def _cost(self, width: int) -> float:
         """Seconds of one call at a width, measured or predicted from the two widest narrower widths."""
-        if self._samples(width):
+        if self._seconds[width]:
             return _typical(self._seconds[width])
-        known = [w for w in self.widths if w < width and self._samples(w)][-2:]
+        known = [w for w in self.widths if w < width and self._seconds[w]][-2:]
         costs = [_typical(self._seconds[w]) for w in known]
         if len(known) < 2:
             return _FIRST_COST * costs[0]
         # Too much after a first width, whose cost includes what drafting costs at any width: the safe side.
         slope = (costs[1] - costs[0]) / (known[1] - known[0])
-        return costs[1] + max(0.0, slope) * (width - known[1])
+        wider = (_typical(self._seconds[w]) for w in self.widths if w > width and self._seconds[w])
+        return min([costs[1] + max(0.0, slope) * (width - known[1]), *wider])
 
-    def _gain(self, width: int) -> float:
-        """Tokens per call at a width, measured or predicted from what drafts of other widths were accepted."""
-        if self._samples(width):
-            return fmean(self._gained[width])
-        return _expected(self._acceptance(), width)
+    def _hoped_rate(self, width: int) -> float:
+        """Tokens per second that may be hoped for at a width."""
+        if self._seconds[width] or sum(bool(self._seconds[w]) for w in self.widths[1:]) > 1:
+            return self._hope(width) / self._cost(width)
+        return self._hope(width) / max(_typical(self._seconds[w]) for w in self.widths if self._seconds[w])
 
-    def _acceptance(self) -> float:
-        """The acceptance rate of drafts at all widths, drawn to one half by two more drafts."""
-        accepted, tested = 1.0, 2.0
-        for width in self.widths[1:]:
-            accepted += sum(gained - 1 for gained in self._gained[width])
-            tested += sum(min(gained, width - 1) for gained in self._gained[width])
-        return accepted / tested
+    def _chances_per_loss(self, width: int) -> float:
+        """Seconds that a call may be hoped to save, over those that it may lose."""
+        seconds, plain = self._cost(width), 1 / self.rate(1)
+        return (self._hope(width) * plain - seconds) / max(seconds - plain, plain / 100)
+
+    def _hope(self, width: int) -> float:
+        """Tokens per call that may be hoped for at a width."""
+        chances = []
+        if narrower := [w for w in self.widths[1:] if w < width and self._gained[w]]:
+            # Drafts that are reused are better in wider windows.
+            chance = self._hoped_chance(narrower[-1])
+            chances.append(max(chance, min(_PRIOR, (1 + chance) / 2)))
+        if wider := [w for w in self.widths if w > width and self._gained[w]]:
+            chances.append(self._hoped_chance(wider[0]))
+        return self._towards(min(chances, default=_PRIOR), width)
+
+    def _hoped_chance(self, width: int) -> float:
+        """The chance to accept a draft at a width that was measured, drawn to what was hoped for."""
+        return _chance(self._towards(_PRIOR, width), width)
+
+    def _towards(self, chance: float, width: int) -> float:
+        """Tokens per call at a width: measured, drawn to those of a chance to accept each draft."""
+        gained = self._gained[width]
+        return (_PRIOR_CALLS * _expected(chance, width) + sum(gained)) / (_PRIOR_CALLS + len(gained))
 
 
 @cache
@@ -256,16 +312,18 @@ def _expected_most(count: int) -> float:
 
 def _expected(chance: float, width: int) -> float:
     """Tokens that a call of `width` tokens gains if each draft is accepted with `chance`."""
-    return sum(chance**i for i in range(width))
+    return (1 - chance**width) / (1 - chance) if chance < 1 else float(width)
 
 
 def _chance(gained: float, width: int) -> float:
-    """The probability to accept each draft with which a call of `width` tokens gains `gained`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _expected(middle, width) < gained else (low, middle)
-    return (low + high) / 2
+    """The probability to accept each draft with which a call of `width` tokens gains `gained`, to half a percent."""
+    return min(bisect(_gains(width), gained) / _CHANCES, 1.0)
+
+
+@cache
+def _gains(width: int) -> list[float]:
+    """What a call of `width` tokens gains, by the chance to accept each draft, in ascending order."""
+    return [_expected((n + 0.5) / _CHANCES, width) for n in range(_CHANCES)]
 
 
 def _typical(seconds: Sequence[float]) -> float:
