@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.audio.adapter import PreparedText
 from mmspec.errors import ArgumentError, MMSpecError
 from mmspec.recipes import parse
 from mmspec.serving.generation import CallOutput, DecodingRequest, Engine
@@ -61,7 +62,7 @@ class LearningEngine:
         """Whether the engine has ended with an error of its own."""
         return bool(getattr(self._engine, "has_failed", False))
 
-    async def generate(self, prompt: str, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
+    async def generate(self, prompt: str | PreparedText, request: DecodingRequest) -> AsyncGenerator[CallOutput, None]:
         async with self._learning:
             self._running += 1
         codes = []
@@ -71,7 +72,8 @@ class LearningEngine:
                     codes.append(output.tokens)
                     yield output
             # The target distribution that a drafter learns is that of the model's own settings.
-            if not request.settings and request.negative_prompt is None and request.size is None:
+            own = not request.settings and request.negative_prompt is None and request.size is None
+            if own and isinstance(prompt, str):
                 self._finished.append((prompt, torch.cat(codes)))
         finally:
             self._running -= 1

@@ -55,14 +55,16 @@ def test_the_drafter_learns_in_pauses(tmp_path: Path) -> None:
     assert (tmp_path / "learned" / "config.json").is_file()
 
 
-def test_an_update_that_fails_ends_the_learning_and_no_request(tmp_path: Path, caplog: Any) -> None:
+def test_an_update_that_fails_ends_the_learning_and_no_request(
+    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipe = pipe_with_heads(tmp_path / "first")
     online = OnlineDistillation(pipe, "medusa", tmp_path / "learned", every=1)
 
     def fail(*_: Any) -> None:
         raise ModelError("the loss of update 1 is nan")
 
-    online.observe = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(online, "observe", fail)
 
     async def serve() -> None:
         engine = LearningEngine(new_engine(pipe, RECIPE, 4, 64), online)
