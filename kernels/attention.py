@@ -33,16 +33,22 @@ def splits_of(programs: int, end: int, processors: int) -> int:
     return max(1, min(-(-end // _SHORTEST), -(-2 * processors // programs)))
 
 
-def slots_at_once(block: int, itemsize: int) -> int:
-    """The slots that a program reads at a time: their tiles must fit into 99 KiB, the shared memory of small devices.
+def slots_at_once(block: int, itemsize: int, hopper: bool) -> int:
+    """The slots that a program reads at a time.
+
+    Their tiles must fit into 99 KiB, the shared memory of small devices, and sums and products into the registers. The
+    matrix products of an H100 read their operands from shared memory, which leaves room for larger tiles.
 
     Args:
         block: Width of a head, rounded up to a power of two.
         itemsize: Bytes per number.
+        hopper: Whether the device is of compute capability 9.
     """
     if block * itemsize > 256:
         return 16
-    return 64 if itemsize == 2 else 32
+    if itemsize == 2:
+        return 32 if block == 128 and not hopper else 64
+    return 16 if block == 64 else 32
 
 
 def can_attend(q: Tensor, keys: Tensor, mask: Tensor) -> bool:
@@ -88,6 +94,11 @@ def attend_reference(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scal
         q, keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] > keys.shape[1]
     )
     return out.transpose(1, 2).flatten(2)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
@@ -196,6 +207,7 @@ def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
     part, splits = _parts(end, splits)
     mask = mask.expand(rows, 1, width, end)
     places = rows * key_heads * splits * queries
+    slots = slots_at_once(block_d, q.element_size(), q.is_cuda and _is_hopper(q.device))
     sums = torch.empty(places * block_d, dtype=torch.float32, device=q.device)
     tops, shares = torch.empty(2, places, dtype=torch.float32, device=q.device)
     out = q.new_empty(rows, width, heads * d)
@@ -204,7 +216,7 @@ def attend_op(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: floa
             q, keys, values, mask, sums, tops, shares, scale, end, part, width, group * width, key_heads,
             *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3],
             mask.stride(0), mask.stride(2),
-            D=d, BLOCK_D=block_d, QUERIES=queries, SLOTS=slots_at_once(block_d, q.element_size()), num_warps=4,
+            D=d, BLOCK_D=block_d, QUERIES=queries, SLOTS=slots, num_warps=4,
         )  # fmt: skip
         _join_parts[(rows * key_heads, group * width)](
             sums, tops, shares, out, splits, width, group, key_heads,

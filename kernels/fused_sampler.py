@@ -259,22 +259,42 @@ def _fused_sample(
     total = tl.sum(sums, 0)
     bad = total != total
 
-    # Top-p: the smallest key above which less than this share of the mass lies.
+    # Top-p: the smallest key above which less than this share of the mass lies. Three pivots per step.
     if TOP_P:
         share = tl.load(top_ps + row)
         if (share < 1) & (bad == 0) & (greedy == 0):
             goal = share.to(tl.float64) * total
-            low, high = low - 1, _key(peak)
+            # Tokens 104 below the peak weigh nothing.
+            low, high = tl.maximum(low, _key(peak - 104)) - 1, _key(peak)
             above = tl.zeros((), tl.float64)
             while _span(low, high) > 1:
-                middle = low + (_span(low, high) >> 1).to(tl.int32, bitcast=True)
-                over = tl.zeros((), tl.float64)
+                step = tl.maximum(_span(low, high) >> 2, 1).to(tl.int32, bitcast=True)
+                one, three = low + step, high - step
+                two = low + (_span(low, high) >> 1).to(tl.int32, bitcast=True)
+                first, second, third = tl.zeros((), tl.float64), tl.zeros((), tl.float64), tl.zeros((), tl.float64)
+                bottom, top = high, low + 1
                 for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
                     z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-                    over += mass(tl.where(_key(z) > middle, tl.exp(z - peak), 0.0), BLOCK, GROUP)
-                above = tl.where(over < goal, over, above)
-                high = tl.where(over < goal, middle, high)
-                low = tl.where(over < goal, low, middle)
+                    key, w = _key(z), tl.exp(z - peak)
+                    first += mass(tl.where(key > one, w, 0.0), BLOCK, GROUP)
+                    second += mass(tl.where(key > two, w, 0.0), BLOCK, GROUP)
+                    third += mass(tl.where(key > three, w, 0.0), BLOCK, GROUP)
+                    between = (key > low) & (key <= high)
+                    bottom = tl.minimum(bottom, tl.min(tl.where(between, key, high), 0))
+                    top = tl.maximum(top, tl.max(tl.where(between, key, low + 1), 0))
+                # Two halvings, whose result is the same for any pivots: a sum in a fixed order never grows with its
+                # pivot, rounded or not.
+                down = second < goal
+                above, high = tl.where(down, second, above), tl.where(down, two, high)
+                low = tl.where(down, low, two)
+                pivot, over = tl.where(down, one, three), tl.where(down, first, third)
+                down = over < goal
+                above, high = tl.where(down, over, above), tl.where(down, pivot, high)
+                low = tl.where(down, low, pivot)
+                # No token lies between the bounds and the first and the last token between them.
+                bottom, top = tl.maximum(low, bottom - 1), tl.minimum(high, top)
+                tight = bottom < top
+                low, high = tl.where(tight, bottom, low), tl.where(tight, top, high)
             floor = _from_key(high)
             # Of the tokens that tie at the threshold, the first ones stay, as many as the share needs.
             each = tl.exp(floor - peak).to(tl.float64)

@@ -1,9 +1,10 @@
-"""Acceptance rules in the form that `mmspec.kernels.accept` reads. This module imports no Triton."""
+"""Acceptance rules in the form that the kernels of windows and of trees read. This module imports no Triton."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -12,8 +13,8 @@ class KernelRule:
     """An acceptance rule: its name, its numbers and its tensors.
 
     Attributes:
-        name: A name of the table in `mmspec.kernels.accept`.
-        a: Its first number, as in the table; for gsd, the members' probabilities differ from that of x by less.
+        name: A name of the table in `mmspec.kernels.acceptance`.
+        a: Its first number, as in that table; for gsd, the members' probabilities differ from that of x by less.
         b: Its second number; for gsd, the members' squared distance from x in the codebook is below it (0: any
             distance).
         group: For gsd, the number of tokens next to x in rank that may be members; for top-m, the number of tokens.
@@ -31,3 +32,13 @@ class KernelRule:
     near: Tensor | None = None
     vectors: Tensor | None = None
     known: Tensor | None = None
+
+    def to(self, device: torch.device) -> KernelRule:
+        """The same rule with its tensors on a device."""
+        near, vectors, known = (
+            None if one is None else one.to(device) for one in (self.near, self.vectors, self.known)
+        )
+        return replace(self, near=near, vectors=vectors, known=known)
+
+
+EXACT_RULE = KernelRule()

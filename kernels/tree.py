@@ -2,20 +2,24 @@
 
 One program per sequence. The residual after a rejected sibling is not stored but recomputed from its normalizing
 constants, so that nothing as wide as the vocabulary is written. Only the entries on the accepted path are read, and
-each of their siblings again for every later sibling.
+each of their siblings again for every later sibling. The rules are those of `mmspec.kernels.acceptance`; p of a sibling
+is what the earlier ones have left.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmspec.kernels.acceptance import CODES, acceptance, acceptance_reference, total_order
 from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
+from mmspec.kernels.rule import EXACT_RULE, KernelRule
 from mmspec.kernels.softmax_stats import SoftmaxStats, probabilities
 from mmspec.kernels.specialization import kernel
 
@@ -44,9 +48,31 @@ class Branches:
     draft_probs: Tensor | None
 
 
+class Walked(NamedTuple):
+    """The walk down a tree.
+
+    Attributes:
+        tokens: int64 [B, D + 1], the tokens of the accepted path, then the resampled or bonus token (-1 if p is not a
+            distribution), then zeros.
+        entries: int64 [B, D + 1], the root and the entries of the path, its last one again after its end.
+        found: int32 [B, 3 + 2 D], what the host has to know: the number of accepted tokens; the number of depths at
+            which a sibling was tested; 1 if the token after them has no distribution; `entries` without the root; and
+            the bits of D float32, the distances of the acceptance probabilities of the tested siblings from the exact
+            ones, summed for each depth.
+    """
+
+    tokens: Tensor
+    entries: Tensor
+    found: Tensor
+
+    def excess(self) -> Tensor:
+        """The last D numbers of `found`, float32 [B, D]."""
+        return self.found[:, 2 + self.tokens.shape[1] :].view(torch.float32)
+
+
 def walk_tree(
-    p: SoftmaxStats, branches: Branches, accept_u: Tensor, resample_u: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    p: SoftmaxStats, branches: Branches, accept_u: Tensor, resample_u: Tensor, rule: KernelRule = EXACT_RULE
+) -> Walked:
     """Walks down from the root to the first entry whose children are all rejected, and samples the token after it.
 
     Args:
@@ -54,30 +80,26 @@ def walk_tree(
         branches: The tree.
         accept_u: float32 [B, m] in [0, 1), the uniform random numbers of the nodes.
         resample_u: float32 [B, D + 1] in [0, 1), those of the depths.
-
-    Returns:
-        int64 [B, D + 1], the tokens of the accepted path, then the resampled or bonus token (-1 if p is not a
-            distribution), then zeros; int64 [B], the number of accepted tokens; int64 [B], the number of depths at
-            which a sibling was tested; int64 [B, D], the entries of the path, after its end i + 1 at i.
+        rule: The acceptance rule; slot i of its window is depth i.
     """
     tree = branches
-    return walk_tree_op(
-        *p.source(), tree.tokens, tree.children, tree.draft_probs, accept_u, resample_u, tree.height, tree.siblings
-    )
+    return Walked(*walk_tree_op(
+        *p.source(), tree.tokens, tree.children, tree.draft_probs, accept_u, resample_u, tree.height, tree.siblings,
+        CODES[rule.name], rule.a, rule.b, rule.group, rule.near, rule.vectors, rule.known,
+    ))  # fmt: skip
 
 
 def walk_tree_reference(
-    p: SoftmaxStats, branches: Branches, accept_u: Tensor, resample_u: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    p: SoftmaxStats, branches: Branches, accept_u: Tensor, resample_u: Tensor, rule: KernelRule
+) -> Walked:
     """`walk_tree` in torch and float64, one sequence and one sibling at a time."""
     all_probs, tree = p.dense(torch.float64).cpu(), branches
-    accept_u, resample_u = accept_u.cpu(), resample_u.cpu()
-    batch, vocab = len(tree.tokens), all_probs.shape[-1]
-    tokens = torch.zeros(batch, tree.height + 1, dtype=torch.int64)
-    path = torch.arange(1, tree.height + 1).repeat(batch, 1)
-    accepted, tested = torch.zeros(batch, dtype=torch.int64), torch.zeros(batch, dtype=torch.int64)
+    accept_u, resample_u, rule = accept_u.cpu(), resample_u.cpu(), rule.to(torch.device("cpu"))
+    batch, vocab, height = len(tree.tokens), all_probs.shape[-1], tree.height
+    tokens, entries = torch.zeros(2, batch, height + 1, dtype=torch.int64)
+    numbers, excess = torch.zeros(batch, 3, dtype=torch.int32), torch.zeros(batch, height)
     for row in range(batch):
-        entry, going = 0, True
+        entry, depth, tested, going = 0, 0, 0, True
         while going:
             probs, going, any_tested = all_probs[row, entry], False, False
             before: list[int] = []
@@ -98,16 +120,23 @@ def walk_tree_reference(
                 if not q[x] > 0:
                     continue
                 any_tested = True
-                if accept_u[row, child - 1].double() < probs[x] / q[x]:
-                    tokens[row, accepted[row]], path[row, accepted[row]] = x, child
-                    accepted[row] += 1
-                    entry, going = child, True
+                window = torch.full((1, depth + 1), x)
+                chance = acceptance_reference(
+                    probs.expand(1, depth + 1, -1), q.expand(1, depth + 1, -1), window, rule
+                )[0, -1]  # fmt: skip
+                excess[row, depth] += abs(min(float(chance), 1.0) - min(float(probs[x] / q[x]), 1.0))
+                if accept_u[row, child - 1].double() < chance:
+                    tokens[row, depth], entry, going = x, child, True
                     break
                 left = (probs - q).clamp(min=0)
                 probs = left / left.sum() if left.sum() > 0 else probs
-            tested[row] += int(any_tested)
-        tokens[row, accepted[row]] = sample_reference(probs, resample_u[row, accepted[row]])
-    return tuple(t.to(p.device) for t in (tokens, accepted, tested, path))  # type: ignore[return-value]
+            tested += int(any_tested)
+            depth += int(going)
+            entries[row, depth:] = entry
+        tokens[row, depth] = sample_reference(probs, resample_u[row, depth])
+        numbers[row] = torch.tensor([depth, tested, int(tokens[row, depth] < 0)])
+    found = torch.cat([numbers, entries[:, 1:].int(), excess.view(torch.int32)], dim=1)
+    return Walked(tokens.to(p.device), entries.to(p.device), found.to(p.device))
 
 
 @triton.jit
@@ -137,50 +166,72 @@ def _sibling(drafts, columns, entry, rank, norm, MODE: tl.constexpr):
 
 
 @triton.jit
-def _left(
-    source, drafts, columns, slot, entry, ranks, sums, norms,
-    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, MODE: tl.constexpr, RANKS: tl.constexpr,
-):  # fmt: skip
-    """The normalized residual of `slot`, after `entry`, at `columns`, after `ranks` of its children were tested.
+def _sibling_probs(sibling, columns, FLAGS: tl.constexpr):
+    """`_sibling` of (drafts, entry, rank, norm), as rules read q; the only flag is MODE."""
+    drafts, entry, rank, norm = sibling
+    return _sibling(drafts, columns, entry, rank, norm, FLAGS[0])
 
-    `sums` holds the mass of the residual after each child, 0 for an invalid one; `norms` are those of `_sibling`.
+
+@triton.jit
+def _left(left, columns, FLAGS: tl.constexpr):
+    """The normalized residual of a slot at `columns`, after some of the children of its entry were tested.
+
+    `left` is (source, drafts, slot, entry, ranks, sums, norms): `ranks` children of `entry` were tested, `sums` holds
+    the mass of the residual after each child, 0 for an invalid one, and `norms` those of `_sibling`. FLAGS are GUIDED,
+    MASKED, UNIT, MODE, RANKS.
     """
-    probs = probabilities(source, slot, columns, GUIDED, MASKED, UNIT)
-    ids = tl.arange(0, RANKS)
+    source, drafts, slot, entry, ranks, sums, norms = left
+    probs = probabilities(source, slot, columns, FLAGS[0], FLAGS[1], FLAGS[2])
+    ids = tl.arange(0, FLAGS[4])
     rank = 0
     while rank < ranks:
         total = tl.sum(tl.where(ids == rank, sums, 0.0), 0)
         norm = tl.sum(tl.where(ids == rank, norms, 0.0), 0)
         if total > 0:
-            probs = tl.maximum(probs - _sibling(drafts, columns, entry, rank, norm, MODE), 0.0) / total
+            probs = tl.maximum(probs - _sibling(drafts, columns, entry, rank, norm, FLAGS[3]), 0.0) / total
         rank += 1
     return probs
 
 
+@triton.jit
+def _left_order(left, columns, FLAGS: tl.constexpr):
+    """Integers that order tokens by `_left`, as `total_order`."""
+    return total_order(_left(left, columns, FLAGS), columns)
+
+
 @kernel
 def _walk_tree(
-    cond, uncond, allowed, floats, ints, tokens, children, draft_probs, accept_us, resample_us,
-    out, accepted, tested, path, m, n, max_children, height, vocab, children_stride,
+    cond, uncond, allowed, floats, ints, tokens, children, draft_probs, accept_us, resample_us, near, vectors, known,
+    out, entries, found, a, b, m, n, max_children, height, vocab, group, neighbors, dimensions, children_stride,
     slots, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, MODE: tl.constexpr,
+    RULE: tl.constexpr, NEAR: tl.constexpr, NEIGHBORS: tl.constexpr, DIM: tl.constexpr,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    FLAGS: tl.constexpr = (GUIDED, MASKED, UNIT, MODE, RANKS)
+    Q_FLAGS: tl.constexpr = (MODE, RANKS)
     source = (cond, uncond, allowed, floats, ints, slots, vocab, stride_row, stride_slot, stride_column)
+    rule = (near, vectors, known, a, b, group, neighbors, dimensions)
     row = tl.program_id(0).to(tl.int64)
     children += row * children_stride
     tokens += row * m
     if MODE != 2:
         draft_probs += row * n * vocab
     drafts = (draft_probs, tokens, children, n, max_children, vocab)
+    out += row * (height + 1)
+    entries += row * (height + 1)
+    report = found + row * (3 + 2 * height)
     ids, lanes = tl.arange(0, RANKS), tl.arange(0, BLOCK)
     one = tl.zeros((1,), tl.int64)
     sums, norms = tl.zeros((RANKS,), tl.float32), tl.full((RANKS,), 1.0, tl.float32)
     entry, child = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     slot = row * (m + 1)
     depth, depths, going, rank = 0, 0, 1, 0
+    tl.store(entries, entry)
     while going != 0:
         sums, norms = tl.zeros((RANKS,), tl.float32), tl.full((RANKS,), 1.0, tl.float32)
         going, rank, any_tested = 0, 0, 0
+        excess = tl.zeros((), tl.float32)
         child = tl.load(children + entry * max_children)
         while (rank < max_children) & (going == 0) & (child > 0):
             x = tl.load(tokens + child - 1)
@@ -195,50 +246,66 @@ def _walk_tree(
             q_x = tl.sum(_sibling(drafts, x + one, entry, rank, norm, MODE), 0)
             if q_x > 0:
                 any_tested = 1
-                p_x = _left(
-                    source, drafts, x + one, slot, entry, rank, sums, norms, GUIDED, MASKED, UNIT, MODE, RANKS
+                left = (source, drafts, slot, entry, rank, sums, norms)
+                p_x = tl.sum(_left(left, x + one, FLAGS), 0)
+                exact = tl.div_rn(p_x, q_x)
+                chance = acceptance(
+                    left, (drafts, entry, rank, norm), x, exact, p_x, q_x, depth, rule, vocab,
+                    _left, _sibling_probs, _left_order, FLAGS, Q_FLAGS, RULE, NEAR, NEIGHBORS, DIM, BLOCK,
                 )  # fmt: skip
-                if tl.load(accept_us + row * m + child - 1) < tl.div_rn(tl.sum(p_x, 0), q_x):
-                    tl.store(out + row * (height + 1) + depth, x)
-                    tl.store(path + row * height + depth, child)
+                if RULE != 0:
+                    excess += tl.abs(tl.minimum(chance, 1.0) - tl.minimum(exact, 1.0))
+                if tl.load(accept_us + row * m + child - 1) < chance:
+                    tl.store(out + depth, x)
+                    tl.store(entries + depth + 1, child)
+                    tl.store(report + 3 + depth, child.to(tl.int32))
                     going = 1
                 else:
                     rest = tl.zeros((), tl.float64)
                     for start in range(0, vocab, BLOCK):
                         columns = start + lanes
-                        probs = _left(
-                            source, drafts, columns, slot, entry, rank, sums, norms, GUIDED, MASKED, UNIT, MODE, RANKS
-                        )  # fmt: skip
                         q = _sibling(drafts, columns, entry, rank, norm, MODE)
-                        rest += mass(tl.maximum(probs - q, 0.0), BLOCK, GROUP)
+                        rest += mass(tl.maximum(_left(left, columns, FLAGS) - q, 0.0), BLOCK, GROUP)
                     sums = tl.where(ids == rank, rest.to(tl.float32), sums)
             if going == 0:
                 rank += 1
                 if rank < max_children:
                     child = tl.load(children + entry * max_children + rank)
         depths += any_tested
+        tl.store(report + 3 + height + depth, excess.to(tl.int32, bitcast=True), mask=depth < height)
         if going != 0:
             entry = child
             slot = row * (m + 1) + entry
             depth += 1
+    left = (source, drafts, slot, entry, rank, sums, norms)
     total = tl.zeros((), tl.float64)
     for start in range(0, vocab, BLOCK):
-        columns = start + lanes
-        probs = _left(source, drafts, columns, slot, entry, rank, sums, norms, GUIDED, MASKED, UNIT, MODE, RANKS)
-        total += mass(probs, BLOCK, GROUP)
+        total += mass(_left(left, start + lanes, FLAGS), BLOCK, GROUP)
     token = tl.full((), -1, tl.int32)
     if total > 0:
         goal = cdf_goal(tl.load(resample_us + row * (height + 1) + depth), total)
         below = tl.zeros((), tl.float64)
         for start in range(0, vocab, BLOCK):
-            columns = start + lanes
-            probs = _left(source, drafts, columns, slot, entry, rank, sums, norms, GUIDED, MASKED, UNIT, MODE, RANKS)
-            found = seek(probs, goal - below, BLOCK, GROUP)
-            token = tl.where((token < 0) & (found < BLOCK), start + found, token)
+            probs = _left(left, start + lanes, FLAGS)
+            sampled = seek(probs, goal - below, BLOCK, GROUP)
+            token = tl.where((token < 0) & (sampled < BLOCK), start + sampled, token)
             below += mass(probs, BLOCK, GROUP)
-    tl.store(out + row * (height + 1) + depth, token.to(tl.int64))
-    tl.store(accepted + row, depth)
-    tl.store(tested + row, depths)
+    finish_walk(out, entries, report, token, entry, depth, depths, height, GROUP)
+
+
+@triton.jit
+def finish_walk(out, entries, report, token, entry, depth, depths, height, GROUP: tl.constexpr):
+    """Writes what a walk that ended at `entry` has not written yet; the pointers are those of its row."""
+    tl.store(report, depth)
+    tl.store(report + 1, depths)
+    tl.store(report + 2, (token < 0).to(tl.int32))
+    for start in range(0, height + 1, GROUP):
+        at = start + tl.arange(0, GROUP)
+        after, inside = at > depth, at <= height
+        tl.store(out + at, tl.where(after, 0, token).to(tl.int64), mask=inside & (at >= depth))
+        tl.store(entries + at, entry + at * 0, mask=inside & after)
+        tl.store(report + 2 + at, (entry + at * 0).to(tl.int32), mask=inside & after)
+        tl.store(report + 3 + height + at, 0, mask=(at < height) & after)
 
 
 @operator("mmspec::walk_tree", mutates_args=())
@@ -255,18 +322,27 @@ def walk_tree_op(
     resample_u: Tensor,
     height: int,
     siblings: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rule: int,
+    a: float,
+    b: float,
+    group: int,
+    near: Tensor | None,
+    vectors: Tensor | None,
+    known: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """`walk_tree` with plain tensors; the first five are p."""
     p = (cond, uncond, allowed, floats, ints)
     if chosen(cond) == "torch":
+        names = {code: name for name, code in CODES.items()}
         return walk_tree_reference(
-            SoftmaxStats(*p), Branches(tokens, children, height, siblings, draft_probs), accept_u, resample_u
-        )
+            SoftmaxStats(*p), Branches(tokens, children, height, siblings, draft_probs), accept_u, resample_u,
+            KernelRule(names[rule], a, b, group, near, vectors, known),
+        )  # fmt: skip
     batch, m = tokens.shape
     vocab, max_children = cond.shape[-1], children.shape[-1]
-    out, accepted, tested, path = _outputs(tokens, height)
-    out.zero_()
-    path.copy_(torch.arange(1, height + 1, device=path.device))
+    outputs = empty_walk(tokens, height)
+    neighbors = 0 if near is None else near.shape[1]
+    dimensions = 0 if vectors is None else vectors.shape[1]
     # The other kinds of siblings need more registers: a thread holds half as many tokens of them.
     chunk = CHUNK if siblings == INDEPENDENT else max(CHUNK // 2, GROUP)
     block = min(max(GROUP, triton.next_power_of_2(vocab)), chunk)
@@ -274,38 +350,27 @@ def walk_tree_op(
     with launchable(cond):
         _walk_tree[(batch,)](
             *p, tokens.contiguous(), children.contiguous(), None if draft_probs is None else draft_probs.contiguous(),
-            accept_u.contiguous(), resample_u.contiguous(), out, accepted, tested, path,
+            accept_u.contiguous(), resample_u.contiguous(), near, vectors, known, *outputs, a, b,
             m, 0 if draft_probs is None else draft_probs.shape[1], max_children, height, vocab,
-            0 if len(children) == 1 else (m + 1) * max_children, cond.shape[1], *cond.stride(),
+            group, neighbors, dimensions, 0 if len(children) == 1 else (m + 1) * max_children,
+            cond.shape[1], *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1, MODE=siblings,
-            RANKS=triton.next_power_of_2(max_children), BLOCK=block, GROUP=GROUP, num_warps=many,
+            RULE=rule, NEAR=b > 0 and vectors is not None, NEIGHBORS=triton.next_power_of_2(max(neighbors, 1)),
+            DIM=triton.next_power_of_2(max(dimensions, 1)), RANKS=triton.next_power_of_2(max_children),
+            BLOCK=block, GROUP=GROUP, num_warps=many,
         )  # fmt: skip
-    return out, accepted, tested, path
+    return outputs
 
 
 @walk_tree_op.register_fake
-def _(
-    cond: Tensor,
-    uncond: Tensor | None,
-    allowed: Tensor | None,
-    floats: Tensor,
-    ints: Tensor,
-    tokens: Tensor,
-    children: Tensor,
-    draft_probs: Tensor | None,
-    accept_u: Tensor,
-    resample_u: Tensor,
-    height: int,
-    siblings: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(tokens, height)
+def _(cond: Tensor, *rest: Tensor | int | float | None) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, height = rest[4], rest[9]
+    assert isinstance(tokens, Tensor) and isinstance(height, int)
+    return empty_walk(tokens, height)
 
 
-def _outputs(tokens: Tensor, height: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_walk(tokens: Tensor, height: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors of a `Walked`, not initialized."""
     batch = tokens.shape[0]
-    return (
-        tokens.new_empty((batch, height + 1)),
-        tokens.new_empty((batch,)),
-        tokens.new_empty((batch,)),
-        tokens.new_empty((batch, height)),
-    )
+    walk = tokens.new_empty((batch, height + 1)), tokens.new_empty((batch, height + 1))
+    return *walk, tokens.new_empty((batch, 3 + 2 * height), dtype=torch.int32)

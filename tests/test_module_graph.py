@@ -50,7 +50,6 @@ LAYERS = (
     ("mmspec.continuous",),
     ("mmspec.registry", "mmspec.ways_to_draft", "mmspec.recipes"),
     ("mmspec.engine",),
-    ("mmspec.warm_up",),
     ("mmspec.batching",),
     # What pipelines of latents call; it hands their sampler to the engine.
     ("mmspec.continuous.run",),

@@ -26,12 +26,14 @@ from torch.utils._pytree import tree_map_only
 from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels import coupling as coupling_kernels
+from mmspec.kernels import k_seq as k_seq_kernel
 from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
-from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, walk_tree
+from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, Walked, walk_tree
+from mmspec.sampling import k_seq
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
@@ -361,18 +363,37 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
 
 def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
     """`mmspec.sampling.tree_rejection.verify_tree`, in two launches and one wait for the device."""
-    branches = _branches(draft)
-    if rule is not ratio or branches is None:
+    branches, kernel_rule = _branches(draft), _kernel_rule(rule, p.device)
+    if kernel_rule is None or branches is None:
         return verify_tree(p.dense(), draft, rule, accept_u, resample_u)
-    tokens, accepted, tested, path = walk_tree(p.stats, branches, accept_u, resample_u)
-    invalid = tokens.gather(1, accepted[:, None]) < 0
-    host = torch.cat([accepted[:, None], tested[:, None], invalid.long(), path], dim=1).cpu().numpy()
-    if host[:, 2].any():
+    return _walked(p, walk_tree(p.stats, branches, accept_u, resample_u, kernel_rule), rule)
+
+
+def _verify_drafts(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
+    """`mmspec.sampling.k_seq.verify_drafts`, in two launches and one wait for the device."""
+    kernel_rule, siblings = _kernel_rule(rule, p.device), draft.siblings
+    if kernel_rule is None or not isinstance(siblings, Independent):
+        return k_seq.verify_drafts(p.dense(), draft, rule, accept_u, resample_u)
+    count = draft.tokens.shape[1] // draft.tree.height
+    given = draft.tokens, _dense(siblings.probs), count, accept_u, resample_u
+    return _walked(p, k_seq_kernel.verify_drafts(p.stats, *given, kernel_rule), rule)
+
+
+def _walked(p: LazyProbs, walk: Walked, rule: Accept) -> TreeVerdict:
+    """The verdict of a walk down a tree, whose counts are read.
+
+    Raises:
+        ModelError: If a row's next token has no distribution.
+    """
+    host, height = walk.found.cpu(), walk.tokens.shape[1] - 1
+    accepted, tested, invalid = host[:, :3].long().numpy().T
+    if invalid.any():
         raise ModelError(_INVALID)
-    steps = torch.arange(branches.height + 1, device=path.device)
-    entry = F.pad(path, (1, 0)).gather(1, steps.minimum(accepted[:, None]))
-    row = torch.arange(len(path), device=path.device)[:, None]
-    return TreeVerdict(tokens, host[:, 0], host[:, 1], host[:, 3:], p[row, entry])
+    steps, entries = np.arange(height), host[:, 3 : 3 + height].long().numpy()
+    path = np.where(steps < accepted[:, None], entries, steps + 1)
+    row = torch.arange(len(host), device=p.device)[:, None]
+    excess = None if rule is ratio else host[:, 3 + height :].contiguous().view(torch.float32)
+    return TreeVerdict(walk.tokens, accepted, tested, path, p[row, walk.entries], excess)
 
 
 def _branches(draft: TreeDraft) -> Branches | None:
@@ -468,6 +489,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     couple_maximally: _couple_maximally,
     couple_by_noise: _couple_by_noise,
     verify_tree: _verify_tree,
+    k_seq.verify_drafts: _verify_drafts,
     verify_columns: _verify_columns,
     ratio: _ratio,
     residual: _residual,

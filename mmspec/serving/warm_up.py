@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mmspec.errors import MMSpecError
+from mmspec.errors import MMSpecError, PromptError
 from mmspec.kernels.backend import choose
 from mmspec.serving.models import ServedModel
 
-TEXT = "Good morning."
+# A model with a vocabulary of its own, such as those that ship with the package, or with classes reads one of these.
+TEXTS = ("Good morning.", "a red circle above a blue square", "a red star at the top left", "0")
 
 
 def warm_up(model: ServedModel) -> str | None:
@@ -26,15 +27,25 @@ def warm_up(model: ServedModel) -> str | None:
         return None
     start = time.monotonic()
     try:
-        _generate(model.pipe, model.recipe, model.kind == "speech")
+        _generate_any(model)
     except MMSpecError as error:
         return f"{model.name} was not warmed up: {error}"
     return f"{model.name} was warmed up in {time.monotonic() - start:.1f} s"
 
 
-def _generate(pipe: Any, recipe: str, speech: bool) -> None:
+def _generate_any(model: ServedModel) -> None:
+    """Generates from the first of `TEXTS` that the model reads."""
+    for text in TEXTS[:-1]:
+        try:
+            return _generate(model.pipe, text, model.recipe, model.kind == "speech")
+        except PromptError:
+            pass
+    _generate(model.pipe, TEXTS[-1], model.recipe, model.kind == "speech")
+
+
+def _generate(pipe: Any, text: str, recipe: str, speech: bool) -> None:
     if not speech:
-        pipe(TEXT, recipe=recipe, seed=0, output_type="latent")
+        pipe(text, recipe=recipe, seed=0, output_type="latent")
         return
-    for _ in pipe.stream(TEXT, recipe=recipe, seed=0):
+    for _ in pipe.stream(text, recipe=recipe, seed=0):
         pass

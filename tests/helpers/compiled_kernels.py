@@ -19,6 +19,7 @@ from mmspec.kernels import (
     commit,
     coupling,
     fused_sampler,
+    k_seq,
     layers,
     philox,
     residual,
@@ -32,7 +33,8 @@ POINTERS = {
     "floats": "fp32", "q_floats": "fp32", "ints": "i32", "q_ints": "i32", "scales": "fp32", "temperatures": "fp32",
     "top_ks": "i32", "top_ps": "fp32", "kinds": "i32", "us": "fp32", "drafts": "i64", "seeds": "i64",
     "positions": "i64", "iterations": "i64", "indices": "i64", "tokens": "i64", "chances": "fp32", "active": "i1",
-    "near": "i32", "vectors": "fp32", "known": "i1", "accepted": "i64", "excess": "fp32", "children": "i64",
+    "near": "i32", "vectors": "fp32", "known": "i1", "accepted": "i64", "entries": "i64", "excess": "fp32",
+    "children": "i64",
     "draft_probs": "fp32", "accept_us": "fp32", "resample_us": "fp32", "tested": "i64", "path": "i64", "free": "i1",
     "resampled": "i64", "sampled": "i64", "found": "i32", "rows": "i64", "table": "i16",
     "forced": "i64", "before": "i64", "before_floats": "fp32", "before_ints": "i32", "window": "i64",
@@ -50,6 +52,12 @@ COMMON = {
     "Q_UNIT": True,
     "GROUP": 128,
 }
+
+
+RULES: list[dict[str, Any]] = [
+    {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 32 if rule == 9 else 1024, "DIM": 1 if rule == 9 else 8}
+    for rule in range(11)
+]
 
 
 def variants() -> list[tuple[Any, dict[str, Any], int]]:
@@ -75,15 +83,12 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
         kernels.append((token_init._draft_window, more, 1))
     kernels.append((commit._begin_window, {"BLOCK": 32, "out": "i64"}, 1))
-    for rule in range(1, 11):
-        more = {"RULE": rule, "NEAR": rule == 6, "NEIGHBORS": 1024, "DIM": 8, "CHUNKS": 2, "BLOCK": 8192}
-        if rule == 9:
-            more |= {"NEIGHBORS": 32, "DIM": 1}
-        kernels.append((accept._verify_window, more, 16))
+    kernels += [(accept._verify_window, more | {"CHUNKS": 2, "BLOCK": 8192}, 16) for more in RULES[1:]]
     for mode in range(3):
-        kernels.append(
-            (tree._walk_tree, {"MODE": mode, "RANKS": 4, "BLOCK": 8192 if mode == 1 else 4096, "out": "i64"}, 16)
-        )
+        shape: dict[str, Any] = {"MODE": mode, "RANKS": 4, "BLOCK": 8192 if mode == 1 else 4096, "out": "i64"}
+        kernels += [(tree._walk_tree, shape | RULES[rule], 16) for rule in ((0, 4, 7, 9) if mode == 0 else (0,))]
+    shape = {"RANKS": 4, "BLOCK": 4096, "out": "i64"}
+    kernels += [(k_seq._verify_drafts, shape | RULES[rule], 16) for rule in (0, 6)]
     kernels.append((layers._rotate_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
     kernels.append((layers._rotate_halves_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
     kernels.append((layers._swiglu, {"BLOCK": 1024, "out": "bf16"}, 4))
@@ -91,11 +96,17 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     return [*kernels, (columns._verify_columns, {"CELLS": 4, "BLOCK": 4096}, 8)]
 
 
-def attention_variants() -> list[tuple[Any, dict[str, Any], int]]:
+def attention_variants(capability: int) -> list[tuple[Any, dict[str, Any], int]]:
     """Those of `variants` that need most shared memory, and the kernel that joins parts."""
     kernels: list[tuple[Any, dict[str, Any], int]] = []
-    for dtype, size, bytes_each in (("bf16", 128, 2), ("bf16", 256, 2), ("fp32", 64, 4), ("fp32", 128, 4)):
-        slots = attention.slots_at_once(size, bytes_each)
+    for dtype, size, bytes_each in (
+        ("bf16", 64, 2),
+        ("bf16", 128, 2),
+        ("bf16", 256, 2),
+        ("fp32", 64, 4),
+        ("fp32", 128, 4),
+    ):
+        slots = attention.slots_at_once(size, bytes_each, capability == 90)
         more = {"dtype": dtype, "D": size, "BLOCK_D": size, "QUERIES": attention.MOST_QUERIES, "SLOTS": slots}
         kernels.append((attention._attend_part, more, 4))
     joined = {"D": 128, "BLOCK_D": 128, "QUERIES": 16, "SPLITS": attention.JOINED, "out": "bf16"}
@@ -147,24 +158,25 @@ def main() -> None:
         if not more.get("GUMBEL") and stack > STACK:
             raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread")
     one_of_each = {kernel.__name__: (kernel, more, warps) for kernel, more, warps in variants()}
+    check_attention(90)
     for capability in CAPABILITIES:
         for kernel, more, warps in one_of_each.values():
             stack = stack_of(compiled(kernel, more, warps, capability).asm["cubin"])
             print(kernel.__name__, "for compute capability", capability, stack, "bytes of stack", flush=True)
             if not more.get("GUMBEL") and stack > STACK:
                 raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")
-        check_shared_memory(capability)
+        check_attention(capability)
 
 
-def check_shared_memory(capability: int) -> None:
-    """Checks that the attention kernels run on the smallest devices, and that joining parts does not spill."""
-    for kernel, more, warps in attention_variants():
+def check_attention(capability: int) -> None:
+    """Checks that the attention kernels run on the smallest devices, and do not spill."""
+    for kernel, more, warps in attention_variants(capability):
         found = compiled(kernel, more, warps, capability)
         shared, stack = found.metadata.shared, stack_of(found.asm["cubin"])
         print(kernel.__name__, more, "for compute capability", capability, shared, "bytes shared,", stack, "of stack")
         if shared > SHARED:
             raise SystemExit(f"{kernel.__name__} {more} needs {shared} bytes of shared memory on {capability}")
-        if kernel is attention._join_parts and stack > STACK:
+        if stack > STACK:
             raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")
 
 

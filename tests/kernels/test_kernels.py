@@ -23,6 +23,7 @@ from mmspec.errors import ArgumentError
 from mmspec.rules import RULES
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.constraints import Constraint, ForcedCells
+from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.multi_codebook import MAX_SAMPLES
 from mmspec.sampling.params import SamplingParams
@@ -30,14 +31,25 @@ from mmspec.sampling.rejection import Draft, ratio, residual, sample, verify
 from mmspec.sampling.rng import CounterRNG
 from mmspec.sampling.sampler import ColumnSampler, TokenSampler
 from mmspec.sampling.tree import Chosen, Independent, Siblings, Tree, TreeDraft, WithoutReplacement
-from mmspec.sampling.tree_rejection import verify_tree
+from mmspec.sampling.tree_rejection import TreeVerdict, verify_tree
 
 pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
 
-from mmspec.kernels import accept, columns, commit, coupling, fused_sampler, philox, softmax_stats, token_init, tree
+from mmspec.kernels import (
+    accept,
+    columns,
+    commit,
+    coupling,
+    fused_sampler,
+    k_seq,
+    philox,
+    softmax_stats,
+    token_init,
+    tree,
+)
 from mmspec.kernels import residual as residual_kernel
 from mmspec.kernels.backend import choose
 from mmspec.kernels.rule import KernelRule
@@ -200,6 +212,36 @@ def test_slots(
         assert torch.equal(got.stats.ints, wanted.stats.ints)
         assert torch.allclose(got.chance, wanted.chance, rtol=1e-4, atol=1e-7)
         assert same_tokens(got.tokens, wanted.tokens, wanted.stats.dense(torch.float64), u)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_nucleus_of_rows_that_a_search_may_lose_its_way_in(
+    device: torch.device, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties everywhere, one token of all mass, neighbors of one bit, logits of any size and sign, hardly any token."""
+    if not whole:
+        monkeypatch.setattr(fused_sampler, "CHUNK", 128)
+    ramp = torch.arange(300.0)
+    one = torch.full((300,), -1e9).index_fill(0, torch.tensor([7]), 1.0)
+    some = torch.full((300,), -torch.inf).index_fill(0, torch.tensor([3, 140, 299]), -5.0)
+    nudged = (torch.full((300,), 3.0).view(torch.int32) + (ramp % 5).int()).view(torch.float32)
+    steps, sizes = (ramp % 3) * 40, 10.0 ** (ramp % 40 - 36)
+    rows = [ramp * 0, ramp * 0 - 1e30, one, some, nudged, -nudged, steps, sizes, -sizes, ramp * 1e30, ramp / 37, -ramp]
+    rows += [ramp * 1e-40, ramp * 1e-7 - 104, (ramp * 7919 % 300) / 11]
+    cond = torch.stack(rows)[:, None].to(device)
+    u = torch.full((len(rows), 1), 0.377, device=device)  # on no edge of equally likely tokens
+    for share in (0.9, 1e-6, 1 - 2.0**-24) if whole else (0.503,):
+        settings = {"top_p": torch.full((len(rows),), share), "top_k": torch.arange(len(rows)) % 4 * 60}
+        got = run_sampler(cond, None, None, u, **settings)
+        with monkeypatch.context() as patch:
+            patch.setenv("MMSPEC_KERNELS", "torch")
+            wanted = run_sampler(cond, None, None, u, **settings)
+        kept = (got.stats.dense() > 0) ^ (wanted.stats.dense() > 0)
+        lost = torch.where(kept, run_sampler(cond).stats.dense(torch.float64), 0.0).sum(-1)
+        assert float(lost.max()) < 1e-6, f"share {share}: {lost.flatten().tolist()}"
+        assert torch.equal(got.stats.ints[..., 3:], wanted.stats.ints[..., 3:]) and torch.equal(
+            got.tokens, wanted.tokens
+        )
 
 
 def test_the_largest_number_gives_a_token_of_the_nucleus(device: torch.device) -> None:
@@ -465,11 +507,86 @@ def test_the_walk_down_a_tree_is_the_core_s(
     for mode in ("triton", "torch"):
         monkeypatch.setenv("MMSPEC_KERNELS", mode)
         monkeypatch.setattr(tree, "CHUNK", 128)  # two chunks of the largest vocabulary
-        got, accepted, tested, path = tree.walk_tree(p, branches, accept_u, resample_u)
-        assert accepted.tolist() == wanted.accepted.tolist() and tested.tolist() == wanted.tested.tolist()
-        assert path.tolist() == wanted.path.tolist()
-        for row, count in enumerate(wanted.accepted):
-            assert got[row, : count + 1].tolist() == wanted.tokens[row, : count + 1].tolist()
+        same_walk(tree.walk_tree(p, branches, accept_u, resample_u), wanted)
+
+
+def same_walk(got: tree.Walked, wanted: TreeVerdict) -> None:
+    """Whether a kernel's walk is that of the core, in all that the host and the device read of it."""
+    host, height = got.found.cpu(), got.tokens.shape[1] - 1
+    assert host[:, 0].tolist() == wanted.accepted.tolist() and host[:, 1].tolist() == wanted.tested.tolist()
+    assert not host[:, 2].any() and torch.equal(host[:, 3 : 3 + height], got.entries[:, 1:].cpu().int())
+    assert not got.entries[:, 0].any()
+    for row, count in enumerate(wanted.accepted):
+        assert got.tokens[row, : count + 1].tolist() == wanted.tokens[row, : count + 1].tolist()
+        assert not got.tokens[row, count + 1 :].any()
+        entries = got.entries[row, 1:].tolist()
+        assert entries[:count] == wanted.path[row, :count].tolist()
+        assert set(entries[count:]) <= {entries[count - 1] if count else 0}
+    excess = torch.zeros(len(host), height) if wanted.excess is None else wanted.excess.cpu()
+    assert torch.allclose(got.excess().cpu(), excess, atol=1e-5)
+
+
+def rule_of(name: str, knobs: dict[str, Any], vocab: int, device: torch.device) -> tuple[Accept, KernelRule]:
+    """A rule of the core and the form of it that the kernels read."""
+    core: Any = RULES[name].build(knobs, Codebook(torch.rand(vocab, 3).to(device)))
+    return core, KernelRule() if core is ratio else core.kernel_rule(device)
+
+
+EVERYDAY = ["exact0-k-seq", "lantern4-2", "gsd7-0", "typical8-0", "pcg10-k-seq"]  # the others are slow
+
+
+@pytest.mark.parametrize(
+    ("rule", "knobs", "siblings"),
+    [
+        pytest.param(rule, knobs, kind, id=name, marks=() if name in EVERYDAY else pytest.mark.slow)
+        for i, (rule, knobs, _) in enumerate(RELAXED)
+        for kind in (("k-seq",) if rule == "exact" else (i % 2 * 2, "k-seq"))
+        for name in (f"{rule}{i}-{kind}",)
+    ],
+)
+def test_relaxed_walks_are_the_core_s(
+    device: torch.device, rule: str, knobs: dict[str, Any], siblings: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rule on trees and on the drafts of SpecTr, against `verify_tree` and `verify_drafts` of the core."""
+    batch, vocab = 3, 150
+    branching = (3, 2) if siblings != "k-seq" else (3, 1)
+    shape = Tree.branching(branching, device)
+    m = shape.parents.shape[1]
+    logits = torch.randn(batch, 1 + m, vocab).to(device)
+    p = run_sampler(logits, temperature=0.4, top_k=60).stats
+    probs = (2.5 * logits + 0.7 * torch.randn_like(logits)).softmax(-1)
+    probs[0] = 1 / vocab  # drafts that are mostly rejected
+    tokens = torch.zeros(batch, m, dtype=torch.int64, device=device)
+    for row, entry in np.ndindex(batch, 1 + m):
+        children = [child for child in shape.children[0, entry].tolist() if child]
+        if children:
+            drafts = torch.multinomial(probs[row, entry], len(children), replacement=siblings == "k-seq")
+            tokens[row, torch.tensor(children, device=device) - 1] = drafts
+    if siblings == "k-seq":
+        tokens[0, 1] = tokens[0, 0]  # two drafts that begin alike
+    core, kernel_rule = rule_of(rule, knobs, vocab, device)
+    accept_u, resample_u = torch.rand(batch, m, device=device) ** 0.5, numbers(batch, shape.height + 1).to(device)
+    kinds: dict[int | str, Siblings] = {
+        tree.WITHOUT_REPLACEMENT: WithoutReplacement(probs), tree.CHOSEN: Chosen(vocab), "k-seq": Independent(probs)
+    }  # fmt: skip
+    draft = TreeDraft(shape, tokens, kinds[siblings])
+    monkeypatch.setattr(tree, "CHUNK", 256)  # two chunks
+    monkeypatch.setattr(k_seq, "CHUNK", 128)
+    if siblings == "k-seq":
+        wanted = verify_drafts(p.dense(), draft, core, accept_u, resample_u)
+        same_walk(k_seq.verify_drafts(p, tokens, probs, 3, accept_u, resample_u, kernel_rule), wanted)
+    else:
+        assert isinstance(siblings, int)
+        wanted = verify_tree(p.dense(), draft, core, accept_u, resample_u)
+        branches = tree.Branches(
+            tokens, shape.children, shape.height, siblings, probs if siblings != tree.CHOSEN else None
+        )
+        same_walk(tree.walk_tree(p, branches, accept_u, resample_u, kernel_rule), wanted)
+        with monkeypatch.context() as patch:
+            patch.setenv("MMSPEC_KERNELS", "torch")
+            same_walk(tree.walk_tree(p, branches, accept_u, resample_u, kernel_rule), wanted)
+    assert len(set(wanted.accepted.tolist())) > 1, "a weak test: all rows are equal"
+    assert wanted.excess is None or bool(wanted.excess.any()), "a weak test: nothing is relaxed"
 
 
 @pytest.mark.parametrize(("m", "cells", "vocab", "with_forced"), [(3, 2, 5, False), (2, 3, 60, True), (1, 1, 1, False)])
@@ -556,7 +673,11 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
         ),
         (commit.begin_window, (drafts.clone(), drafts[:, 0], drafts, drafts[:, 0], drafts, drafts, drafts[:, 0], 4)),
         (residual_kernel.resample_op, (*source, *source, active, u)),
-        (tree.walk_tree_op, (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN)),
+        (
+            tree.walk_tree_op,
+            (*source, drafts[:, :2], shape.children, None, u[:, :2], u[:, :2], 1, tree.CHOSEN, 0, 0.0, 0.0, 0)
+            + (None,) * 3,
+        ),
         (
             columns.verify_columns_op,
             (*source, *found[:, :2].source(), x, active[..., None], drafts[:, 0], drafts, drafts, 9),

@@ -16,6 +16,7 @@ from mmspec.kernels import (
     commit,
     coupling,
     fused_sampler,
+    k_seq,
     philox,
     residual,
     softmax_stats,
@@ -30,7 +31,7 @@ from mmspec.testing.toys import ToyTarget
 KERNELS = [
     accept._verify_window, columns._verify_columns, coupling._couple_by_noise, coupling._couple_maximally,
     fused_sampler._fused_sample, philox._uniforms, residual._resample, softmax_stats._at, token_init._draft_window,
-    tree._walk_tree, commit._begin_window,
+    tree._walk_tree, commit._begin_window, k_seq._verify_drafts,
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

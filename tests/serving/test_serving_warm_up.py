@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 
 pytest.importorskip("fastapi")
 
-from mmspec.errors import ArgumentError
+from mmspec.errors import ArgumentError, PromptError
 from mmspec.serving.models import ServedModel
-from mmspec.serving.warm_up import warm_up
+from mmspec.serving.warm_up import TEXTS, warm_up
+from mmspec.vision.scenes.grammar import parse as parse_scenes
+from mmspec.vision.shapes.grammar import parse as parse_shapes
 
 
 class Image:
@@ -31,6 +34,30 @@ class Speech(Image):
         self.calls.append(options)
         yield from (1, 2)
         raise ArgumentError("text is not allowed")
+
+
+class Classes(Image):
+    """A pipeline of classes, which reads their numbers."""
+
+    def __call__(self, prompt: str, **options: Any) -> None:
+        if not prompt.isdecimal():
+            raise PromptError(f"prompt={prompt} is not allowed")
+        super().__call__(prompt, **options)
+
+
+def test_a_model_with_a_vocabulary_of_its_own_gets_a_prompt_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MMSPEC_KERNELS", raising=False)
+    engine: Any = None
+    classes = Classes("cuda")
+    assert "warmed up in" in str(warm_up(ServedModel("one", classes, "scd", engine))) and len(classes.calls) == 1
+    read = {parser: 0 for parser in (parse_shapes, parse_scenes)}
+    for parser, text in product(read, TEXTS):
+        try:
+            parser(text)
+            read[parser] += 1
+        except PromptError:
+            pass
+    assert list(read.values()) == [1, 1]
 
 
 def test_models_on_a_device_generate_once(monkeypatch: pytest.MonkeyPatch) -> None:
