@@ -113,7 +113,7 @@ def test_recipes_keep_the_distribution_of_blocks(recipe: str, settings: str) -> 
 class ReadsOneTokenOfADraft(LlamaGenTarget):
     """Wrong: of the drafts in a window it reads the first token of each block alone."""
 
-    def forward(self, tokens: Tensor, at: np.ndarray, early_exit: object = None) -> Logits:  # type: ignore[override]
+    def forward(self, tokens: Tensor, at: np.ndarray, early_exit: object = None) -> Logits:
         cut = tokens[..., :1].expand_as(tokens)
         return super().forward(torch.cat([tokens[:, :1], cut[:, 1:]], dim=1), at)
 
