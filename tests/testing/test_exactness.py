@@ -68,7 +68,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize("recipe", ["table:window=3", "sjd:window=3", "scd:window=3", "scd:coupling=gumbel"])
+@pytest.mark.parametrize("recipe", ["table:window=3", "scd:window=3", "scd:coupling=gumbel"])
 def test_recipes_are_exact_with_batch_size_1(recipe: str) -> None:
     """With 2,000 samples of 8 sequences a bias of 0.06 towards the draft model is found in 87 of 100 runs, one of 0.08
     always; one of 0.08 in any direction in 89.
