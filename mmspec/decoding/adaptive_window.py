@@ -31,6 +31,7 @@ _MAX_AGE = 48  # calls after which the neighbors of the best width are measured 
 _LOSS_SHARE = 0.01  # of plain decoding's time, what drafts may lose; of the best width's, what exploration may lose
 # What drafts may lose beyond that while little is known: of a run, and in all runs together, in single steps.
 _PROBE_SHARE, _PROBE_STEPS = 0.015, 12.0
+_RESERVE = 0.05  # of plain decoding's time, what the best width may lose of that which drafts saved in earlier runs
 _CHANCES = 200  # steps of a table of chances to accept a draft
 _STEPS = 16  # consecutive single steps while drafting does not pay
 # Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
@@ -50,7 +51,8 @@ class AdaptiveWindow:
     decoding for the same tokens. A width is tried only if the balance stays below 1 % of what plain decoding takes even
     if the call gains a single token. On a new model it is 2.5 %, until the time of 12 single steps is lost. So a run in
     which drafts never pay is not slower by more, the first one on a model included. Measurements are kept for later
-    runs.
+    runs. Where drafts have paid, the best width may lose another 5 %, of what earlier runs saved: images often begin
+    with a streak of rejected drafts.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions.
@@ -72,7 +74,8 @@ class AdaptiveWindow:
         self._setups = setups()
         self._slow: set[int] = set()  # widths whose first call was too slow to be believed
         self._credit = _PROBE_STEPS  # single steps that may be lost until widths are known
-        self._balance = 0.0
+        self._saved = 0.0  # single steps that drafts saved in all runs before this one
+        self._drafted, self._drafted_tokens = 0.0, 0.0
         self.begin(1)
 
     def begin(self, length: int, rows: int = 1, fixed: bool = True) -> None:
@@ -87,7 +90,8 @@ class AdaptiveWindow:
         """
         self._rows = rows
         self._slowest_rates: dict[int, float] = {}
-        self._credit -= min(self._credit, max(0.0, self._balance) * self.rate(1))
+        saved = self._saved - self._balance * self.rate(1)
+        self._credit, self._saved = max(0.0, self._credit + min(0.0, saved)), max(0.0, saved)
         for width in self.widths:
             if self._seconds[width] and not self._measured(width) and self._hoped_rate(width) <= self.rate(1) / 2:
                 self._seconds[width].clear()
@@ -95,7 +99,7 @@ class AdaptiveWindow:
         self._limit, self._length = length, length if fixed else 0
         self._decoded = 0.0  # tokens of the slowest rows in this run
         self._lost = 0.0  # seconds lost to exploration in this run
-        self._balance = 0.0  # seconds that this run's drafts took beyond those of plain decoding
+        self._drafted = self._drafted_tokens = 0.0  # seconds, and tokens, of this run's calls with drafts
         self._first = True  # whether no call of this run has been recorded
         self._before = 0  # the width of the latest call
         self._repeats = 0  # calls of that width in a row
@@ -112,6 +116,11 @@ class AdaptiveWindow:
         return fastest if self._slowest_rate(fastest) >= self._least_gain * self.rate(1) else 1
 
     @property
+    def _balance(self) -> float:
+        """Seconds that this run's drafts took beyond those of plain decoding, by the latest cost of a single step."""
+        return self._drafted - self._drafted_tokens / self.rate(1) if self._drafted else 0.0
+
+    @property
     def _least_gain(self) -> float:
         """What drafts must gain over single steps, as a factor."""
         return _GAIN if self._rows == 1 else _BATCH_GAIN
@@ -126,7 +135,8 @@ class AdaptiveWindow:
         for width in () if self._first or len(self.widths) == 1 else self._candidates(best):
             if self._is_affordable(width, best):
                 return width
-        return best if best == 1 or self._balance <= self._allowed(1) else 1
+        reserve = min(_RESERVE * max(self._length, self._decoded), self._saved) / self.rate(1)
+        return best if best == 1 or self._balance <= self._allowed(1) + reserve else 1
 
     def settled(self) -> int:
         """The next width without exploration."""
@@ -161,10 +171,11 @@ class AdaptiveWindow:
         if setups() != self._setups:
             self._first = False
             return
-        if width > 1 and (plain := self.rate(1)):
+        if width > 1 and self.rate(1):
             # A known width is charged for what it takes, but not for what other processes take.
             usual = (1.5 if self._measured(width) else _SLOW) * self._cost(width)
-            self._balance += (min(seconds, usual) - advanced / plain) * calls
+            self._drafted += min(seconds, usual) * calls
+            self._drafted_tokens += advanced * calls
             if seconds > usual and not self._seconds[width] and width not in self._slow and not self._first:
                 self._slow.add(width)  # believed the second time
                 return
@@ -183,7 +194,7 @@ class AdaptiveWindow:
         self._before = width
         if not is_new:
             self._gained[width].append(gained)
-        if fastest and width != best:
+        if fastest and width not in (1, best):
             self._lost += (seconds - advanced / fastest) * calls
 
     def _slowest_rate(self, width: int) -> float:
@@ -234,7 +245,7 @@ class AdaptiveWindow:
         if best == 1:
             likely = max(drafting, key=lambda w: hoped[w])
             once = [w for w in drafting if len(self._seconds[w]) == 1]  # it may have been an unlucky call
-            return better or once or ([likely] if self._is_old(likely) else [])
+            return better or once or ([likely] if self._is_due(likely) else [])
         index = self.widths.index(best)
         around = (*self.widths[index + 1 : index + 2], self.widths[index - 1])
         return better or [w for w in around if w > 1 and self._is_old(w)]
@@ -242,6 +253,11 @@ class AdaptiveWindow:
     def _is_old(self, width: int) -> bool:
         """Whether the latest call at a width, if any, was long ago."""
         return self._calls - self._last_call.get(width, -_MAX_AGE) >= _MAX_AGE
+
+    def _is_due(self, width: int) -> bool:
+        """Whether a visit to a width that lost, of two calls, would cost little of the time since the latest one."""
+        risk = 2 * max(0.0, self._cost(width) * self.rate(1) - 1)  # single steps
+        return self._is_old(width) and self._calls - self._last_call.get(width, 0) >= risk / _LOSS_SHARE
 
     def _is_affordable(self, width: int, best: int) -> bool:
         """Whether the balance allows calls at a width that gain one token each, and the exploration budget one call."""
