@@ -110,6 +110,11 @@ class AdaptiveWindow:
         return fmean(gained) / _typical(seconds) if seconds and gained else 0.0
 
     @property
+    def tried(self) -> frozenset[int]:
+        """The widths of calls so far, also of those that tell nothing yet."""
+        return frozenset(self._last_call.keys() | self._slow)
+
+    @property
     def best(self) -> int:
         """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
         fastest = max((w for w in self.widths if self._measured(w)), key=self._slowest_rate, default=1)
