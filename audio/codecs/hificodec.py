@@ -155,6 +155,11 @@ def config_of(folder: Path) -> Path | None:
     return next((file for file in files if "n_code_groups" in read_json(file)), None)
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, or one with another value."""
+    return value if isinstance(value, list) else [value]
+
+
 def read_hificodec(folder: Path, device: str = "cpu") -> HiFiCodec:
     """The codec in a folder with the published configuration and its checkpoint, such as `HiFi-Codec-24k-320d`.
 
@@ -167,6 +172,14 @@ def read_hificodec(folder: Path, device: str = "cpu") -> HiFiCodec:
     config = read_json(file)
     if missing := [name for name in REQUIRED if name not in config]:
         raise ModelError(f"codec {str(folder)!r} is not a HiFi-Codec: {file.name} has no {missing[0]!r}")
+    sizes = config["sampling_rate"], *as_list(config["upsample_rates"]), *as_list(config["upsample_kernel_sizes"])
+    odd = any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes)
+    pairs = zip(as_list(config["upsample_kernel_sizes"]), as_list(config["upsample_rates"]), strict=False)
+    if odd or any(kernel < rate or (kernel - rate) % 2 for kernel, rate in pairs):
+        raise ModelError(
+            f"codec {str(folder)!r} is not a HiFi-Codec: sampling_rate, upsample_rates and upsample_kernel_sizes of "
+            f"{file.name} must be integers above 0, and kernels longer than their rates by an even number"
+        )
     found = sorted(folder.glob("HiFi-Codec*"))
     if len(found) != 1:
         raise ModelError(f"codec {str(folder)!r} must have one checkpoint HiFi-Codec*, and has {len(found)}")
@@ -174,8 +187,8 @@ def read_hificodec(folder: Path, device: str = "cpu") -> HiFiCodec:
     parts = {name: content.get(name) if isinstance(content, dict) else None for name in PARTS}
     state = dict[str, Tensor]()
     for part, tensors in parts.items():
-        if not isinstance(tensors, dict):
-            raise ModelError(f"{what} is not a HiFi-Codec: it has no {part!r}")
+        if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+            raise ModelError(f"{what} is not a HiFi-Codec: it has no {part!r} of tensors")
         for name, value in tensors.items():
             stem, dot, leaf = str(name).rpartition(".")
             state[f"{part}.{stem}{WEIGHT_PARTS.get(dot + leaf, dot + leaf)}"] = value

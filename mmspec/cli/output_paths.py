@@ -64,6 +64,25 @@ def read_output(text: str | Path) -> Path:
     return path
 
 
+def check_folder(folder: Path, option: str, file: str = "config.json") -> None:
+    """Checks, before any work, that the folder of a drafter can be written.
+
+    Args:
+        folder: The folder, which need not exist yet.
+        option: The option that names it, for the message.
+        file: One that is written there.
+
+    Raises:
+        ArgumentError: When it can neither be created nor written to.
+    """
+    if folder.is_dir():
+        check_writable(folder / file, option)
+    elif folder.exists():
+        raise ArgumentError(f"{option}: cannot write '{folder}': it is a file, not a folder")
+    else:
+        check_writable(folder, option)
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()

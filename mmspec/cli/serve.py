@@ -13,7 +13,7 @@ import typer
 
 from mmspec.cli.model_options import Codec, Config, DraftModel, DType, Style, Tokenizer, Weights, read_config
 from mmspec.cli.options import Device, Drafter, read_recipe
-from mmspec.cli.output_paths import read_output
+from mmspec.cli.output_paths import check_folder, read_output
 from mmspec.cli.pipelines import load_generator
 from mmspec.errors import ArgumentError
 
@@ -110,6 +110,8 @@ def serve(
         raise ArgumentError(
             "--learn, --drafter, --tokenizer, --codec, --style, --config, --draft-model are for a single MODEL"
         )
+    if learn is not None:
+        check_folder(learn, "--learn")
     chosen = None if recipe is None else read_recipe(recipe, None)
     _require_extra()
     from mmspec.serving.settings import ServerSettings, read_api_keys

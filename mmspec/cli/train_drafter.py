@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.options import Device, Drafter, Json, Model
-from mmspec.cli.output_paths import OPTION, read_output
+from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_pipeline
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.files import check_writable
 
 if TYPE_CHECKING:
     from mmspec.training.trainer import CurvePoint
@@ -170,7 +169,7 @@ def train_drafter(
         raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
     if select is not None and reference is None:
         raise ArgumentError(f"--select: {select} requires --reference; without one all positions count")
-    check_folder(output)
+    check_folder(output, OPTION, "training.json")
 
     import torch
 
@@ -249,20 +248,6 @@ def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]
     work.mkdir(parents=True, exist_ok=True)
     with locked(work, OPTION), bars(quiet=quiet, sequences=settings.sequences, steps=0, step=0) as show:
         return write(pipe, settings, output, show.chunk, show.point)
-
-
-def check_folder(output: Path) -> None:
-    """Checks, before any work, that the drafter's folder can be written.
-
-    Raises:
-        ArgumentError: When it can neither be created nor written to.
-    """
-    if output.is_dir():
-        check_writable(output / "training.json", OPTION)
-    elif output.exists():
-        raise ArgumentError(f"{OPTION}: cannot write '{output}': it is a file, not a folder")
-    else:
-        check_writable(output, OPTION)
 
 
 def check_trainable(pipe: Any) -> None:

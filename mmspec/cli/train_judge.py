@@ -11,9 +11,9 @@ import typer
 
 from mmspec.cli.metric_weights import ClipWeights, Dinov2Weights, InceptionWeights, ShapesWeights
 from mmspec.cli.options import Device, Json, Model
-from mmspec.cli.output_paths import OPTION, read_output
+from mmspec.cli.output_paths import OPTION, check_folder, read_output
 from mmspec.cli.pipelines import load_pipeline
-from mmspec.cli.train_drafter import check_folder, check_trainable
+from mmspec.cli.train_drafter import check_trainable
 from mmspec.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def train_judge(
     """
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS)
-    check_folder(output)
+    check_folder(output, OPTION, "training.json")
 
     from tqdm import tqdm
 

@@ -21,7 +21,7 @@ from mmspec.files import replacing_folder
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.training.kinds import KINDS, Batch, layer_ids
 from mmspec.training.objectives import run_teacher
-from mmspec.training.prepared import TrainablePipeline
+from mmspec.training.prepared import GivesOutCodes, TrainablePipeline
 from mmspec.training.settings import TrainingSettings
 
 
@@ -82,14 +82,16 @@ class OnlineDistillation:
 
         Args:
             prompts: Their prompts.
-            tokens: int64 [B, N], padded after the ends of rows.
+            tokens: int64 [B, N], padded after the ends of rows; of images the codes, as in the output of a call.
 
         Raises:
-            ArgumentError: If there are not as many prompts as rows.
+            ArgumentError: If there are not as many prompts as rows, or rows are not whole images.
             ModelError: If the loss is no number any more; the pipeline keeps the drafter of the update before.
         """
         if tokens.ndim != 2 or len(prompts) != len(tokens):
             raise ArgumentError(f"tokens has shape {list(tokens.shape)}; it must have a row for each of the prompts")
+        if isinstance(self._pipe, GivesOutCodes):
+            tokens = self._pipe.sequences(prompts, tokens)
         for prompt, row in zip(prompts, tokens.cpu(), strict=True):
             self._latest.append((prompt, row.clone()))
             self._seen += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -72,4 +72,21 @@ class TrainablePipeline(Protocol):
 
     def add_drafter(self, folder: str | Path) -> None:
         """Loads a trained drafter, which replaces the one of its kind."""
+        ...
+
+
+@runtime_checkable
+class GivesOutCodes(Protocol):
+    """A trainable pipeline whose images are codes, where its sequences have other ids, or ends of lines between."""
+
+    def sequences(self, prompts: Sequence[str], codes: Tensor) -> Tensor:
+        """The sequences int64 [B, N] of whole images, in the tokens of `TrainablePipeline.prepare`.
+
+        Args:
+            prompts: Their prompts.
+            codes: int64 [B, n], as in the output of the pipeline.
+
+        Raises:
+            ArgumentError: If the codes are not those of images of the pipeline's defaults.
+        """
         ...

@@ -94,6 +94,18 @@ def test_what_is_refused(tmp_path: Path) -> None:
     torch.save({"generator": parts["generator"]}, folder / "HiFi-Codec-1k-12d")
     with pytest.raises(ModelError, match="it has no 'quantizer'"):
         read_codec(folder, "cpu")
+    torch.save({**parts, "quantizer": {"a": 3}}, folder / "HiFi-Codec-1k-12d")
+    with pytest.raises(ModelError, match="it has no 'quantizer' of tensors"):
+        read_codec(folder, "cpu")
+    good, file = CONFIG | KINDS["1"], folder / "config_1k_12d.json"
+    for wrong in (
+        {"sampling_rate": "x"}, {"sampling_rate": 0}, {"upsample_rates": [4.0, 3.0]}, {"upsample_rates": [0, 3]},
+        {"upsample_kernel_sizes": [8, 6]},
+    ):  # fmt: skip
+        file.write_text(json.dumps(good | wrong))
+        with pytest.raises(ModelError, match="must be integers above 0, and kernels longer than their rates by an"):
+            read_codec(folder, "cpu")
+    file.write_text(json.dumps(good))
     (folder / "HiFi-Codec-1k-12d").unlink()
     with pytest.raises(ModelError, match="must have one checkpoint"):
         read_codec(folder, "cpu")

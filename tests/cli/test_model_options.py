@@ -66,3 +66,11 @@ def test_a_served_model_has_the_options_of_speak(
     assert "are for a single MODEL" in capsys.readouterr().err
     assert main(["serve", "m", "--codec", "c", "--tokenizer", "t"]) == 2
     assert "--tokenizer and --codec name the same file" in capsys.readouterr().err
+
+
+def test_a_folder_to_learn_into_is_checked_before_models_are_loaded(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").touch()
+    for folder, reason in (("no/where", "does not exist"), ("file", "it is a file, not a folder")):
+        assert main(["serve", "no-such-model", "--port", "0", "--learn", str(tmp_path / folder)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("mmspec: error: --learn: cannot write") and reason in error

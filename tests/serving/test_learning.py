@@ -55,14 +55,15 @@ def test_the_drafter_learns_in_pauses(tmp_path: Path) -> None:
     assert (tmp_path / "learned" / "config.json").is_file()
 
 
+@pytest.mark.parametrize("error", [ModelError("the loss of update 1 is nan"), torch.OutOfMemoryError("no memory")])
 def test_an_update_that_fails_ends_the_learning_and_no_request(
-    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = pipe_with_heads(tmp_path / "first")
     online = OnlineDistillation(pipe, "medusa", tmp_path / "learned", every=1)
 
     def fail(*_: Any) -> None:
-        raise ModelError("the loss of update 1 is nan")
+        raise error
 
     monkeypatch.setattr(online, "observe", fail)
 
@@ -73,7 +74,33 @@ def test_an_update_that_fails_ends_the_learning_and_no_request(
         await engine.aclose()
 
     asyncio.run(serve())
-    assert caplog.text.count("the drafter learns no more: the loss of update 1 is nan") == 1
+    assert caplog.text.count(f"the drafter learns no more: {error}") == 1
+
+
+def test_no_drafter_changes_before_a_cancelled_request_has_left_its_batch(tmp_path: Path) -> None:
+    pipe, observed = pipe_with_heads(tmp_path / "first"), list[str]()
+    engine = new_engine(pipe, RECIPE, 4, 64)
+    left = engine.stats()
+    online = OnlineDistillation(pipe, "medusa", tmp_path / "learned", every=1)
+    learner = LearningEngine(engine, online)
+    learner._observe = lambda images: observed.extend(prompt for prompt, _ in images)  # type: ignore[method-assign]
+
+    async def serve() -> None:
+        await codes(learner, PROMPTS[0], 0)
+        await asyncio.gather(*learner._tasks)
+        assert observed == [*PROMPTS[:1]]
+        await codes(engine, PROMPTS[0], 1)
+        engine.stats = lambda: {**left, "running": 1.0}  # type: ignore[method-assign]
+        await codes(learner, PROMPTS[1], 1)
+        await asyncio.gather(*learner._tasks)
+        assert observed == [*PROMPTS[:1]]
+        engine.stats = lambda: left  # type: ignore[method-assign]
+        await codes(learner, PROMPTS[2], 2)
+        await asyncio.gather(*learner._tasks)
+        assert observed == [*PROMPTS[:3]]
+        await learner.aclose()
+
+    asyncio.run(serve())
 
 
 def test_what_can_learn() -> None:

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
+import tiny_processors
 import torch
 from trainable import PROMPTS, settings, tiny_pipe
 
+import mmspec
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.training.kinds import evaluate_drafter, new_drafter
 from mmspec.training.online import OnlineDistillation
+from mmspec.training.sequences import generate as write_again
 
 
 def pipe_with(kind: str, folder: Path) -> Any:
@@ -46,6 +50,25 @@ def test_the_drafter_of_the_pipeline_learns(kind: str, recipe: str, tmp_path: Pa
             used = list(pipe.heads[kind].parameters())
             assert all(torch.equal(a, b) for a, b in zip(used, weights[-1], strict=True)), "the pipeline drafts with it"
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True)), "the same calls give the same weights"
+
+
+@pytest.mark.parametrize("name", ["janus", "chameleon"])
+def test_codes_of_images_are_learned_as_the_sequences_they_were(name: str, tmp_path: Path) -> None:
+    """The codes of a Chameleon are not its ids, and its sequences have one token more."""
+    pipe = mmspec.load(getattr(tiny_models, name)(), processor=getattr(tiny_processors, name)())
+    pipe.set_progress_bar_config(disable=True)
+    new_drafter(pipe, settings("medusa")).save_pretrained(tmp_path / "first")
+    pipe.add_drafter(tmp_path / "first")
+    prompts, online = ["a red dog", "cat"], OnlineDistillation(pipe, "medusa", tmp_path / "online", every=3)
+    codes = pipe(prompts, recipe="scd", seed=[3, 4], output_type="latent").tokens
+    online.observe(prompts, codes)
+    sequences = write_again(pipe.prepare, prompts, [3, 4])
+    assert torch.equal(torch.stack([row for _, row in online._latest]), sequences.cpu())
+    assert (codes.shape == sequences.shape) == (name == "janus")
+    online.observe(prompts[:1], codes[:1])
+    assert len(online.losses) == 1 and (tmp_path / "online" / "config.json").is_file()
+    with pytest.raises(ArgumentError, match=r"tokens has shape \[1, 9\]; images have 16 codes"):
+        online.observe(prompts[:1], codes[:1, :9])
 
 
 def test_refusals(tmp_path: Path) -> None:

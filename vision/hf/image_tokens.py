@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mmspec.decoding.batch import Step
-from mmspec.errors import ModelError, PromptError
+from mmspec.decoding.layout import Layout
+from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.vision.hf.image_adapter import DecodingJob, ImageAdapter
 from mmspec.vision.previews import complete
 
@@ -29,6 +31,35 @@ def codes_so_far(adapter: ImageAdapter, job: DecodingJob, step: Step) -> Tensor:
     """The codes of a step, int64 [B, h * w], with -1 where they are missing."""
     rows = [adapter.codes(tokens[job.image[job.image < len(tokens)].to(tokens.device)]) for tokens in step.tokens]
     return complete(rows, len(job.image), adapter.codebook_size)
+
+
+def sequences_of(codes: Tensor, adapter: ImageAdapter, job: DecodingJob, layout: Layout, first_id: int) -> Tensor:
+    """The loop's tokens of whole images, int64 [B, N], the reverse of `ImageAdapter.codes`.
+
+    Args:
+        codes: int64 [B, h * w].
+        adapter: The adapter of the model.
+        job: The request that the images are of.
+        layout: Its layout.
+        first_id: The model's id of the loop's token 0.
+
+    Raises:
+        ArgumentError: If the codes are not those of such images, or do not tell all tokens.
+    """
+    if codes.ndim != 2 or codes.shape[1] != len(job.image):
+        raise ArgumentError(f"tokens has shape {list(codes.shape)}; images have {len(job.image)} codes")
+    codes, image = codes.cpu(), job.image.cpu()
+    free, tokens = torch.arange(adapter.codebook_size), torch.full((len(codes), job.length), -1)
+    if layout.constraint is not None:
+        kinds, allowed = layout.constraint.kind.cpu(), layout.constraint.allowed.cpu()
+        free = allowed[kinds[..., image].unique()].any(0).nonzero().flatten()
+        tokens[:] = torch.from_numpy(layout.constraint.forced.tokens[..., : job.length])
+    token_of = torch.full((adapter.codebook_size,), -1)
+    token_of[adapter.codes((free + first_id)[None])[0]] = free
+    tokens[:, image] = token_of[codes]
+    if (tokens < 0).any():
+        raise ArgumentError("the codes of these images do not tell the tokens between them, which a drafter learns")
+    return tokens
 
 
 def check_length(job: DecodingJob, max_length: int) -> None:

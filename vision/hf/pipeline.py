@@ -32,7 +32,7 @@ from mmspec.vision.component_dtypes import component_dtypes
 from mmspec.vision.hf.decoders import keep_decoder_in_float32
 from mmspec.vision.hf.image_adapter import Components, ImageAdapter
 from mmspec.vision.hf.image_request import ImageRequest, read_negative_prompts, read_prompts
-from mmspec.vision.hf.image_tokens import check_length, codes_so_far, new_tokens
+from mmspec.vision.hf.image_tokens import check_length, codes_so_far, new_tokens, sequences_of
 from mmspec.vision.hf.registry import image_adapter_of
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, memory_for
 from mmspec.vision.previews import complete, visible
@@ -284,6 +284,13 @@ class TransformersPipeline(DiffusionPipeline):
         return PreparedPrompts(
             partial(job.target, job.plan, slack), job.layout, [job.sampling] * len(prompts), resources
         )
+
+    def sequences(self, prompts: Sequence[str], codes: Tensor) -> Tensor:
+        """The sequences of images in the tokens of `prepare`; see `mmspec.training.prepared.GivesOutCodes`."""
+        sampling = self._sampling()
+        request = ImageRequest(read_prompts(list(prompts)), sampling.guidance_scale != 1, None, None, None)
+        job, adapter = self._generate_job(request, sampling), self._adapter()
+        return sequences_of(codes, adapter, adapter.job(request), job.layout, job.plan.first_id)
 
     def read_request(self, prompt: Any, options: Mapping[str, Any], recipe: Recipe) -> PreparedRequest:
         """Reads a request of an engine; see `mmspec.batching.request.EnginePipeline`.
