@@ -37,7 +37,8 @@ class Gear:
     rank: int = 1
 
     def __post_init__(self) -> None:
-        if self.outliers not in range(0, MOST + 1, 2) or self.rank not in range(MOST + 1):
+        whole = all(isinstance(number, int) for number in (self.outliers, self.rank))
+        if not whole or self.outliers not in range(0, MOST + 1, 2) or self.rank not in range(MOST + 1):
             raise ArgumentError(
                 f"outliers={self.outliers}, rank={self.rank} is not allowed; outliers must be even, and both 0 to "
                 f"{MOST}"
@@ -69,7 +70,7 @@ class Gear:
             return states, states[..., :0], torch.zeros_like(states[..., :0], dtype=torch.int64)
         places = torch.cat([states.topk(half).indices, states.topk(half, largest=False).indices], dim=-1)
         mean = states.mean(-1, keepdim=True).expand(*states.shape[:-1], self.outliers)
-        return states.scatter(-1, places, mean), states.gather(-1, places), places
+        return states.scatter(-1, places, mean), _as_half(states.gather(-1, places)), places
 
     def factors(self, error: Tensor) -> tuple[Tensor, Tensor]:
         """The factors of the best matrix of `rank` for each token's error, [R, heads, W, head_dim].
@@ -92,3 +93,9 @@ class Gear:
             matrix = right.float().unflatten(-1, (self.rank, -1))
             states = states + (left.float()[..., None] * matrix).sum(-2)
         return states.scatter(-1, places.long(), values.float()) if self.outliers else states
+
+
+def _as_half(states: Tensor) -> Tensor:
+    """Numbers within the range of float16, beyond which they would become infinite."""
+    most = torch.finfo(torch.float16).max
+    return states.clamp(-most, most)

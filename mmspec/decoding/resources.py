@@ -45,7 +45,8 @@ class DraftResources:
             `layer-skip`, `few-steps`). The argument is the number of layers or steps, 0 for the unchanged model.
         masked_model: Creates a masked model of the same tokens with the same prompts.
         whole_images: A one-step generator with the same prompts: from the seeds of rows, host int64 [B], all tokens of
-            their images, int64 [B, N]; it replaces the head of the recipe `one-step`.
+            their images, int64 [B, N]; it replaces the head of the recipe `one-step`. See
+            `mmspec.drafters.one_step.WholeImageRunner`.
     """
 
     table: Table | None = None

@@ -95,7 +95,8 @@ class WholeImageRunner:
     """A `OneStepGenerator` of tokens that a function gives for whole images.
 
     Args:
-        generate: The function; it is called once for each row.
+        generate: The function; it is called once for each row. It draws its noise from the seeds by a generator of its
+            own: with the numbers of `mmspec.sampling.rng.CounterRNG`, which tests its drafts, they would be biased.
         vocab_size: V.
     """
 
@@ -105,9 +106,21 @@ class WholeImageRunner:
         self._images: Tensor | None = None  # int64 [B, N]
 
     def images(self, state: BatchState) -> Tensor:
-        """The tokens of each row's image, int64 [B, N]."""
+        """The tokens of each row's image, int64 [B, N].
+
+        Raises:
+            ModelError: If the function gives other rows, or no tokens of the vocabulary.
+        """
         if self._images is None:
-            self._images = self._generate(state.rng.seeds).to(state.device)
+            found, rows = self._generate(state.rng.seeds), len(state.ids)
+            if found.ndim != 2 or len(found) != rows or not found.shape[1] or found.dtype != torch.int64:
+                raise ModelError(
+                    f"the generator of whole images gave {list(found.shape)} of {found.dtype}; it must give int64 "
+                    f"[{rows}, N]"
+                )
+            if bool(((found < 0) | (found >= self._vocab_size)).any()):
+                raise ModelError(f"the generator of whole images gave tokens outside of 0 to {self._vocab_size - 1}")
+            self._images = found.to(state.device)
             self.calls += 1
         return self._images
 

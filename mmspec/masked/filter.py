@@ -57,7 +57,8 @@ class LearnedFilter(nn.Module):
 
     @torch.no_grad()
     def keep(self, sampled: Sampled) -> Tensor:
-        return sampled.missing & (self(features_of(sampled)).sigmoid() > self.sure)
+        features = features_of(sampled).to(next(self.parameters()))
+        return sampled.missing & (self(features).sigmoid() > self.sure).to(sampled.missing.device)
 
     def save(self, path: str | Path) -> None:
         """Writes the weights to a file of safetensors."""
@@ -79,17 +80,18 @@ def load_filter(path: str | Path, sure: float = 0.9) -> LearnedFilter:
 
 
 class Watch:
-    """A keeper that keeps nothing, and remembers the features and tokens of all steps to train a filter on."""
+    """A keeper that keeps nothing, and remembers the features and tokens of a call's steps to train a filter on."""
 
     remembers = True
 
     def __init__(self) -> None:
+        self.start(0)
+
+    def start(self, rows: int) -> Watch:
         self.features: list[Tensor] = []
         self.tokens: list[Tensor] = []
         self.missing: list[Tensor] = []
         self.rows: list[Tensor] = []
-
-    def start(self, rows: int) -> Watch:
         return self
 
     def keep(self, sampled: Sampled) -> Tensor:
@@ -100,7 +102,7 @@ class Watch:
         return torch.zeros_like(sampled.missing)
 
     def pairs(self, final: Tensor) -> tuple[Tensor, Tensor]:
-        """Features float32 [n, FEATURES] of all sampled tokens, and whether each is the final one, float32 [n].
+        """Features float32 [n, FEATURES] of the last call's sampled tokens, and whether each is final, float32 [n].
 
         Args:
             final: The tokens that the call ended with, int64 [B, N].

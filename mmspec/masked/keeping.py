@@ -128,7 +128,7 @@ class Credit:
             credit = torch.zeros_like(p) if before is None else before * self.decay
             credit = credit.scatter_add(-1, likeliest, p.gather(-1, likeliest))
             self._credits[row] = credit
-            fused = p * (1 + credit) ** self.weight
-            confidence = fused.gather(-1, sampled.tokens[i, :, None])[:, 0] / fused.sum(-1)
+            fused = (p.log() + self.weight * credit.log1p()).softmax(-1)  # as logarithms, which do not overflow
+            confidence = fused.gather(-1, sampled.tokens[i, :, None])[:, 0]
             kept.append(sampled.missing[i] & (confidence > self.sure))
         return torch.stack(kept)

@@ -150,5 +150,5 @@ class ImageJob:
 
 
 def codes_of(generation: Generation) -> Tensor:
-    """The codes so far, int64 [n]."""
+    """The codes so far, int64 [n], or blocks of them, int64 [n, K]."""
     return torch.cat([output.tokens for output in generation.outputs] or [torch.zeros(0, dtype=torch.int64)])

@@ -1,4 +1,4 @@
-"""Images of codes that arrive in raster order."""
+"""Images of codes that arrive in raster order, one by one or in blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 @dataclass(frozen=True)
 class Raster:
-    """The grid of an image's codes.
+    """The grid of what arrives: codes, or blocks of codes.
 
     Attributes:
-        rows: Rows of codes.
-        columns: Codes per row.
+        rows: Rows of codes or blocks.
+        columns: Codes or blocks per row.
         width: Of the image in pixels.
         height: Of the image in pixels.
     """
@@ -91,12 +91,14 @@ def encoded_image(pipe: Any, codes: Tensor, size: tuple[int, int] | None, format
 
     Args:
         pipe: The pipeline.
-        codes: int64 [n], in raster order; the pixels of missing ones are grey.
+        codes: int64 [n], in raster order, or blocks int64 [n, K]; the pixels of missing ones are grey.
         size: Height and width in pixels, if the request sets them.
         format: A key of `MEDIA_TYPES`.
     """
     options = {} if size is None else {"height": size[0], "width": size[1]}
-    (image,) = pipe.decode([codes], **options)
+    transformer = getattr(pipe, "transformer", None)
+    rows = [codes] if transformer is None else transformer.in_raster_order([codes])
+    (image,) = pipe.decode(rows, **options)
     return base64.b64encode(encode(image, format)).decode()
 
 

@@ -66,8 +66,15 @@ class TrainingSettings:
     select: float | None = None
 
     def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
-        """Prompts that are ready to be decoded at these settings."""
-        return pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
+        """Prompts that are ready to be decoded at these settings.
+
+        Raises:
+            ArgumentError: If the model generates columns or blocks, which no drafter is trained for.
+        """
+        prepared = pipe.prepare(prompts, slack, self.temperature, self.guidance_scale)
+        if prepared.layout.cell:
+            raise ArgumentError("--model: drafters are trained for single tokens; this model generates several at once")
+        return prepared
 
     def __post_init__(self) -> None:
         if not 0 < self.lr <= 1:  # also refuses "nan", which older releases of typer let through

@@ -147,6 +147,10 @@ def test_outliers_and_low_rank() -> None:
 
     plain, outliers, rank = error(None), error(Gear(2, 0)), error(Gear(0, 1))
     assert outliers < plain / 4 and rank < plain * 0.6 and error(Gear(2, 1)) < outliers * 0.6
+    with quantized_cache(4, Gear(2, 0)):
+        store = QuantizedStore.zeros((1, 1, 1, 8), 4, torch.float32)
+    wide = torch.tensor([0.0, 1, 2, 3, 4, 5, -1e6, 1e6]).view(1, 1, 1, 8)
+    assert store.decode(store.encode(wide)).isfinite().all(), "outliers are kept in float16"
     assert error(Gear(0, 3)) < 1e-5 and error(Gear(0, 9)) < 1e-5  # as many as there are heads: 16 bits of the error
 
 
@@ -178,6 +182,8 @@ def test_arguments() -> None:
         quantized_cache(2).__enter__()
     with pytest.raises(ArgumentError, match="outliers=3, rank=1 is not allowed; outliers must be even, and both 0"):
         Gear(3, 1)
+    with pytest.raises(ArgumentError, match=r"outliers=2.0, rank=1 is not allowed"):
+        Gear(2.0, 1)  # type: ignore[arg-type]
     with quantized_cache(4, Gear(8, 0)), pytest.raises(ArgumentError, match="this model's heads have 8 numbers"):
         QuantizedStore.zeros((1, 2, 4, 8), 4, torch.float32)
     with quantized_cache(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ GRID = Layout(length=5, width=2)
 def images(seeds: Any) -> Tensor:
     """Some image for each seed."""
     return torch.from_numpy((seeds[:, None] * 7 + np.arange(5) ** 2) % 3)
+
+
+def images_that_are(tokens: Tensor, seeds: Any) -> Tensor:
+    """The same tokens for all seeds."""
+    return tokens
 
 
 def test_noise_made_backwards_picks_the_tokens_and_is_gumbel_noise() -> None:
@@ -118,3 +124,11 @@ def test_refusals() -> None:
         run(toy, recipe, Layout(3), settings, [0], other)
     with pytest.raises(ArgumentError, match="one_step_layers=0 is not allowed"):
         OneStepHead(4, FEATURES, 16, 2, one_step_layers=0)
+    for wrong, reason in (
+        (torch.zeros(2, 3, dtype=torch.int64), r"gave \[2, 3\] of torch.int64; it must give int64 \[1, N\]"),
+        (torch.zeros(1, 3), r"gave \[1, 3\] of torch.float32"),
+        (torch.full((1, 3), 3), "gave tokens outside of 0 to 2"),
+    ):
+        given = DraftResources(whole_images=partial(images_that_are, wrong))
+        with pytest.raises(ModelError, match=reason):
+            run(ToyTarget(1, 3, 3, 0), recipe, Layout(3), settings, [0], given)

@@ -53,6 +53,8 @@ def test_credit_grows_where_the_model_prefers_the_same_token() -> None:
     assert not first.any()
     assert keep.keep(sampled([0.7] * 9, 1)).all()
     assert not Credit(0.8, weight=0.0).start(1).keep(sampled([0.7] * 9)).any()
+    heavy = Credit(0.8, weight=100.0, decay=1.0).start(1)
+    assert all(heavy.keep(sampled([0.7] * 9, step)).all() for step in range(4)), "the largest weight keeps at once"
 
 
 @pytest.mark.parametrize(("keep", "calls", "measured"), [(NearSure(0.8, 0.5), 2.82, 0.112), (Credit(0.8), 2.63, 0.149)])
@@ -70,8 +72,10 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 def test_a_filter_learns_which_tokens_are_final(tmp_path: Path) -> None:
     watch = Watch()
+    decode(KeepingProcess(watch, 20))  # pairs are those of the last call
     final, _ = decode(KeepingProcess(watch, 500))
     features, right = watch.pairs(final)
+    assert len(right) == 500 * (4 + 3 + 2 + 1)
     assert features.shape == (len(right), FEATURES)
     found = train_filter(features, right, steps=100)
     with torch.no_grad():

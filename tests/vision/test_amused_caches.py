@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -61,6 +62,26 @@ def test_caches_in_the_pipeline(pipe: AmusedPipeline) -> None:
     assert torch.equal(alone.tokens[0], out.tokens[1])
 
 
+def test_two_threads_have_their_own_caches(pipe: AmusedPipeline) -> None:
+    settings: dict[str, Any] = {"seed": 0, "steps": 6, "guidance_scale": 3.0, "output_type": "latent"}
+    own = pipe(PROMPTS, **settings).tokens
+    wanted = pipe(PROMPTS, refresh=3, **settings).tokens
+
+    steps = iter([None, None, "the first step with reuse"])
+
+    def call_within(*_: object) -> None:
+        if next(steps, None) is None:
+            return
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.equal(pool.submit(pipe, PROMPTS, **settings).result().tokens, own)
+
+    handle = pipe.transformer.transformer_layers[0].attn2.register_forward_hook(call_within)
+    try:
+        assert torch.equal(pipe(PROMPTS, refresh=3, **settings).tokens, wanted)
+    finally:
+        handle.remove()
+
+
 def test_keepers_in_the_pipeline(pipe: AmusedPipeline) -> None:
     settings: dict[str, Any] = {"seed": 0, "steps": 12, "guidance_scale": 30.0, "output_type": "latent"}
     threshold = pipe(PROMPTS, confidence=0.05, **settings)
@@ -75,6 +96,7 @@ def test_keepers_in_the_pipeline(pipe: AmusedPipeline) -> None:
     ("arguments", "message"),
     [
         ({"keep": 0.5}, "keep=0.5 is not allowed; it must be a mmspec.masked.keeping.Keeper"),
+        ({"keep": Credit}, "is not allowed; it must be a mmspec.masked.keeping.Keeper"),
         ({"refresh": 0}, "refresh=0 is not allowed"),
         ({"refresh": 2, "ahead": 2}, "ahead=2 is not possible with refresh"),
         ({"keep": Credit(), "ahead": 2}, "ahead=2 is not possible with this keep"),

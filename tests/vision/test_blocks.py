@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
+from trainable import settings
 
 import mmspec
 from mmspec.decoding.layout import Layout
@@ -19,11 +24,13 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.recipes import parse
 from mmspec.sampling.logits import Logits, split_cfg
 from mmspec.sampling.params import SamplingParams
+from mmspec.serving.raster import encoded_image, raster_of
 from mmspec.testing.adapters import check_windows
 from mmspec.testing.exactness import ExactnessResult, compare_with_joint
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT
 from mmspec.vision.llamagen.pipeline import LlamaGenPipeline
 from mmspec.vision.llamagen.target import LlamaGenTarget
+from mmspec.vision.shapes.tokenizer import ShapesTokenizer
 
 V, CELL = 2, 2  # 4 blocks of 1 x 2 tokens have 256 sequences
 LAYOUT = Layout(length=4, width=2, cell=(CELL,))
@@ -155,3 +162,31 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"_class_name": "LlamaGenGPT"}')
     with pytest.raises(ModelError, match="a model of blocks takes no other"):
         LlamaGenPipeline(tiny()).add_drafter(tmp_path)
+
+
+def test_drafters_of_blocks_are_not_trained_and_others_not_added(tmp_path: Path) -> None:
+    pipe = LlamaGenPipeline(tiny())
+    with pytest.raises(ArgumentError, match="drafters are trained for single tokens"):
+        settings("medusa").prepare(pipe, ["1"], 1)
+    with pytest.raises(ArgumentError, match="no small model can be trained here"):
+        pipe.new_small()
+    other: Any = tiny(block=(CELL, 1))
+    other.save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match=r"draft_transformer draws \(4, 2\) tokens, the transformer \(2, 4\)"):
+        pipe.add_drafter(tmp_path)
+
+
+def test_a_server_shows_the_blocks_so_far() -> None:
+    gpt = tiny(vocab_size=8, block=(2, 2))
+    pipe = LlamaGenPipeline(gpt, ShapesTokenizer((2, 2, 2), channels=4, image_size=16))
+    raster = raster_of(pipe)
+    assert (raster.rows, raster.columns, raster.size) == (2, 2, "16x16")
+    codes = torch.arange(12).view(3, 4) % 8
+
+    def pixels(blocks: int) -> np.ndarray:
+        with Image.open(io.BytesIO(base64.b64decode(encoded_image(pipe, codes[:blocks], None, "png")))) as image:
+            return np.asarray(image)
+
+    assert (pixels(1)[8:] == 128).all() and (pixels(1)[:8, 8:] == 128).all() and (pixels(1)[:8, :8] != 128).any()
+    (whole,) = pipe.decode(torch.as_tensor(gpt.in_raster_order(codes[None])), output_type="np")
+    assert (pixels(3) == (whole * 255).round()).all()

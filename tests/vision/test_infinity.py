@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from golden import GOLDEN, expected
-from infinity_weights import BITS, SIZES, texts
+from infinity_weights import BITS, LONGEST, SIZES, TEXT, texts
 from safetensors.torch import save_file
 from tiny_infinity import published_names, tiny_infinity
 
@@ -16,6 +16,7 @@ from mmspec.errors import ArgumentError, ModelError
 from mmspec.sampling.params import SamplingParams
 from mmspec.vision.infinity.checkpoint import load_infinity, read_text_features
 from mmspec.vision.infinity.decoding import _Model, codes, decode_bits, next_input
+from mmspec.vision.infinity.transformer import InfinityTransformer
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -87,3 +88,8 @@ def test_original_names_and_features_from_files(tmp_path: Path) -> None:
         decode_bits(model, texts(), SIZES, range(2), Meter(model.device, 2), large_maps=2)
     with pytest.raises(ArgumentError, match=r"texts has \[9, 256\]; it must be \[1 to 8, 256\]"):
         decode_bits(model, [torch.zeros(9, 256)], SIZES, [0], Meter(model.device, 1))
+    other = InfinityTransformer(16, 1, 2, 32, BITS + 1, TEXT, LONGEST)
+    with pytest.raises(ArgumentError, match="small has codes of 5 bits and patch=1, the large model of 4 and 1"):
+        decode_bits(model, texts(), SIZES, range(2), Meter(model.device, 2), small=other, large_maps=2)
+    with pytest.raises(ArgumentError, match="seeds has 1 numbers for 2 texts"):
+        decode_bits(model, texts(), SIZES, [0], Meter(model.device, 2))

@@ -42,7 +42,7 @@ class StepCache:
             )
         self._model, self._rows, self._refresh = model, rows, refresh
         self._features: Tensor | None = None  # [R, N, D], the output of the last layer
-        self._keys: dict[int, tuple[Tensor, Tensor]] = {}
+        self._keys: dict[int, tuple[Tensor, ...]] = {}  # [R, N, D] of each layer's keys and values
         self._before: Tensor | None = None  # bool [R, N], places without a token at the last call
         self.computed = self.places = 0
 
@@ -97,38 +97,24 @@ class StepCache:
         self.places += count * places
         rows = index[:, None]
         h = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
-        for number, layer in enumerate(self._model.transformer_layers):
-            original = layer.attn1.processor
-            layer.attn1.processor = _Reusing(self, number, rows, chosen, places)
-            try:
-                h = layer(h, encoder_hidden_states=text, added_cond_kwargs={"pooled_text_emb": condition})
-            finally:
-                layer.attn1.processor = original
+        # The sums of diffusers' block are written out here: a processor set on the layer would be one for all threads.
+        layers: Any = self._model.transformer_layers
+        for number, layer in enumerate(layers):
+            h = h + self._attend(number, layer.attn1, layer.norm1(h, condition), rows, chosen, places)
+            h = h + layer.attn2(layer.norm2(h, condition), encoder_hidden_states=text)
+            h = h + layer.ff(layer.norm3(h, condition))
         self._features[rows, chosen] = h
         return self._features[index]
 
-    def update(self, layer: int, rows: Tensor, chosen: Tensor, places: int, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Stores keys and values [r, n, D] of some places; returns those of all places, [r, N, D]."""
-        if layer not in self._keys:
-            self._keys[layer] = k.new_zeros(self._rows, places, k.shape[2]), v.new_zeros(self._rows, places, v.shape[2])
-        for kept, fresh in zip(self._keys[layer], (k, v), strict=True):
+    def _attend(self, number: int, attn: Any, x: Tensor, rows: Tensor, chosen: Tensor, places: int) -> Tensor:
+        """Self-attention [r, n, D] of layer `number`: queries of the chosen places, keys and values of all `places`."""
+        k, v = attn.to_k(x), attn.to_v(x)
+        if number not in self._keys:
+            self._keys[number] = tuple(part.new_zeros(self._rows, places, part.shape[2]) for part in (k, v))
+        for kept, fresh in zip(self._keys[number], (k, v), strict=True):
             kept[rows, chosen] = fresh
-        return tuple(kept[rows[:, 0]] for kept in self._keys[layer])
-
-
-class _Reusing:
-    """A processor of diffusers' attention: queries of some places, keys and values of all."""
-
-    def __init__(self, cache: StepCache, layer: int, rows: Tensor, chosen: Tensor, places: int) -> None:
-        self._cache, self._layer, self._rows, self._chosen, self._places = cache, layer, rows, chosen, places
-
-    def __call__(
-        self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Any = None, attention_mask: Any = None
-    ) -> Tensor:
-        k, v = self._cache.update(
-            self._layer, self._rows, self._chosen, self._places, attn.to_k(hidden_states), attn.to_v(hidden_states)
-        )
-        q, k, v = (part.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for part in (attn.to_q(hidden_states), k, v))
+        known = (kept[rows[:, 0]] for kept in self._keys[number])
+        q, k, v = (part.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for part in (attn.to_q(x), *known))
         out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         result: Tensor = attn.to_out[1](attn.to_out[0](out.to(q.dtype)))
         return result

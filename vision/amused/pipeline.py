@@ -109,7 +109,7 @@ class AmusedPipeline(DiffusionPipeline):
                 gives the tokens of one step per call (Free Draft-and-Verification, arXiv 2510.00294).
             confidence: Tokens with a larger probability are kept beyond the schedule, so that an image may need fewer
                 steps; lossy. 1 keeps the schedule.
-            keep: Decides in place of `confidence` which tokens are kept beyond the schedule: a
+            keep: Decides which tokens are kept beyond the schedule, besides those of `confidence`: a
                 `mmspec.masked.keeping.NearSure` or `Credit`, or a `mmspec.masked.filter.LearnedFilter`; lossy.
             refresh: Above 1, layers reuse what they computed for known tokens, for at most this many steps; lossy. See
                 `mmspec.vision.amused.cached`.
@@ -147,7 +147,9 @@ class AmusedPipeline(DiffusionPipeline):
         check_integer("ahead", ahead, 1, steps)
         check_number("confidence", confidence, 0, 1)
         check_integer("refresh", refresh, 1, steps)
-        if keep is not None and not (hasattr(keep, "start") and hasattr(keep, "keep")):
+        if keep is not None and (
+            isinstance(keep, type) or not all(hasattr(keep, name) for name in ("start", "keep", "remembers"))
+        ):
             raise ArgumentError(f"keep={shown(keep)} is not allowed; it must be a mmspec.masked.keeping.Keeper")
         if ahead > 1 and (refresh > 1 or (keep is not None and keep.remembers)):
             raise ArgumentError(

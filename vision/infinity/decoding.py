@@ -96,7 +96,8 @@ def decode_bits(
         decoder turns into pixels.
 
     Raises:
-        ArgumentError: If a text has another width than the model's, is too long, or `large_maps` is not in 1..maps.
+        ArgumentError: If a text has another width than the model's or is too long, `large_maps` is not in 1..maps,
+            `small` has other codes, or there is another number of seeds than of texts.
     """
     maps, patch = len(sizes), large.config.patch
     large_maps = maps if large_maps is None else large_maps
@@ -104,6 +105,13 @@ def decode_bits(
         raise ArgumentError(
             f"large_maps={large_maps} is not allowed; it must be from 1 to {maps}, less with a small model"
         )
+    if small is not None and (small.config.bits, small.config.patch) != (large.config.bits, patch):
+        raise ArgumentError(
+            f"small has codes of {small.config.bits} bits and patch={small.config.patch}, the large model of "
+            f"{large.config.bits} and {patch}; they must have the same tokenizer"
+        )
+    if len(seeds) != len(texts):
+        raise ArgumentError(f"seeds has {len(seeds)} numbers for {len(texts)} texts; it must have one for each")
     for text in texts:
         if text.ndim != 2 or text.shape[1] != large.config.text_dim or not 1 <= len(text) <= large.config.text_length:
             raise ArgumentError(

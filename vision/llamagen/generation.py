@@ -315,7 +315,13 @@ class LlamaGenGenerator:
         return self._ready(condition, [sampling] * len(prompts), slack)
 
     def new_small(self) -> LlamaGenTransformer:
-        """A copy of the draft transformer, or a new one with one layer and half the width of the transformer."""
+        """A copy of the draft transformer, or a new one with one layer and half the width of the transformer.
+
+        Raises:
+            ArgumentError: If the transformer yields blocks, whose draft models are not trained by mmspec's commands.
+        """
+        if self.transformer.cell:
+            raise ArgumentError("no small model can be trained here: this model generates several tokens at once")
         if self.draft_transformer is not None:
             return copy.deepcopy(self.draft_transformer)
         c = {name: value for name, value in self.transformer.config.items() if not name.startswith("_")}
@@ -345,6 +351,7 @@ class LlamaGenGenerator:
             check_component(type(self.transformer), folder, self.transformer.saved_as)
             small = type(self.transformer).from_folder(folder)
             check_fits_model(folder, "vocab_size", small.config.vocab_size, self.transformer.config.vocab_size)
+            check_codes(self.transformer, None, small, None)
             self._set_draft_transformer(small.to(self.transformer.device, self.transformer.dtype))
             return
         if self.transformer.cell:
