@@ -74,3 +74,17 @@ def test_a_folder_to_learn_into_is_checked_before_models_are_loaded(tmp_path: Pa
         assert main(["serve", "no-such-model", "--port", "0", "--learn", str(tmp_path / folder)]) == 2
         error = capsys.readouterr().err
         assert error.startswith("mmspec: error: --learn: cannot write") and reason in error
+
+
+def test_the_shipped_model_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its draft model can be written, which that of the generator without diffusers cannot."""
+    seen = list[Any]()
+
+    def serve(application: Any, listener: Any) -> None:
+        seen.append(application.models.all["shapes"].engine._online._model)
+
+    monkeypatch.setattr("mmspec.serving.server.serve", serve)
+    folder = tmp_path / "learned"
+    assert main(["serve", "shapes", "--port", "0", "--recipe", "draft:window=8", "--learn", str(folder)]) == 0
+    seen[0].save_pretrained(folder)
+    assert (folder / "config.json").is_file()
