@@ -140,7 +140,7 @@ def slot_probs(slot, columns, FLAGS: tl.constexpr):
 
 @triton.jit
 def slot_order(slot, columns, FLAGS: tl.constexpr):
-    """Integers that order a slot's tokens by probability; tokens that are cut off count as equally likely."""
+    """The logits of a slot, which order its tokens by probability; tokens that are cut off count as equally likely."""
     source, index = slot
     _, _, _, floats, ints, _, _, _, _, _ = source
     scale, temperature = tl.load(floats + index * 5), tl.load(floats + index * 5 + 1)
@@ -149,16 +149,7 @@ def slot_order(slot, columns, FLAGS: tl.constexpr):
     last, point = tl.load(ints + index * 5 + 2), tl.load(ints + index * 5 + 3)
     z = logits(source, line, kind, scale, temperature, columns, FLAGS[0], FLAGS[1], FLAGS[2])
     kept = (z > floor) | ((z == floor) & (columns <= last))
-    z = tl.where(point < 0, tl.where(kept, z, float("-inf")), tl.where(columns == point, 0.0, float("-inf")))
-    return total_order(z, columns)
-
-
-@triton.jit
-def total_order(z, columns):
-    """Integers that order tokens by z, and tokens of equal z by id, the smaller id above."""
-    bits = tl.where(z == 0, 0.0, z).to(tl.int32, bitcast=True)
-    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    return (key << 32) + (0xFFFFFFFF - columns.to(tl.int64))
+    return tl.where(point < 0, tl.where(kept, z, float("-inf")), tl.where(columns == point, 0.0, float("-inf")))
 
 
 @triton.jit
@@ -169,8 +160,8 @@ def acceptance(
 ):  # fmt: skip
     """The acceptance probability of the token `draft` in slot i, of which p is `p_x`, q `q_x` and their ratio `exact`.
 
-    ORDER(p, columns, P_FLAGS) orders tokens as `total_order` does, and `rule` is (near, vectors, known, a, b, group,
-    neighbors, dimensions), the tensors and numbers of a `KernelRule`.
+    ORDER(p, columns, P_FLAGS) orders tokens by float32; of equal ones the smaller id is above. `rule` is (near,
+    vectors, known, a, b, group, neighbors, dimensions), the tensors and numbers of a `KernelRule`.
     """
     near, vectors, known, a, b, group, neighbors, dimensions = rule
     one = tl.zeros((1,), tl.int64)
@@ -216,34 +207,40 @@ def _grouped(
     near, vectors, known, a, b, group, neighbors, dimensions = rule
     one, lanes, dims = tl.zeros((1,), tl.int64), tl.arange(0, BLOCK), tl.arange(0, DIM)
     p_sum, q_sum = p_x, q_x
-    for direction in range(0, 2):  # up in rank, then down
-        at = tl.max(ORDER(p, draft + one, P_FLAGS), 0)
-        steps = tl.where(direction == 0, group // 2, group - group // 2)
-        step = 0
-        while step < steps:
-            # The next token in rank.
-            best = tl.where(direction == 0, tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64), -0x7FFFFFFFFFFFFFFF)
-            for start in range(0, vocab, BLOCK):
-                columns = start + lanes
-                order = ORDER(p, columns, P_FLAGS)
-                inside = columns < vocab
-                up = tl.min(tl.where(inside & (order > at), order, 0x7FFFFFFFFFFFFFFF), 0)
-                down = tl.max(tl.where(inside & (order < at), order, -0x7FFFFFFFFFFFFFFF), 0)
-                best = tl.where(direction == 0, tl.minimum(best, up), tl.maximum(best, down))
-            exists = (best != 0x7FFFFFFFFFFFFFFF) & (best != -0x7FFFFFFFFFFFFFFF)
-            other = tl.where(exists, 0xFFFFFFFF - (best & 0xFFFFFFFF), 0) + one
-            p_o, q_o = tl.sum(P(p, other, P_FLAGS), 0), tl.sum(Q(q, other, Q_FLAGS), 0)
-            alike = exists & (tl.abs(p_o - p_x) < a)
-            if NEAR:
-                y = tl.max(other, 0)
-                gap = tl.load(vectors + y * dimensions + dims, mask=dims < dimensions, other=0.0)
-                gap -= tl.load(vectors + draft * dimensions + dims, mask=dims < dimensions, other=0.0)
-                both = (tl.load(known + y) != 0) & (tl.load(known + draft) != 0)
-                alike = alike & (tl.sum(gap * gap, 0) < b) & both
-            p_sum += tl.where(alike, p_o, 0.0)
-            q_sum += tl.where(alike, q_o, 0.0)
-            at = tl.where(exists, best, at)
-            step = tl.where(exists, step + 1, steps)
+    nowhere: tl.constexpr = 0x7FFFFFFF
+    first = tl.max(ORDER(p, draft + one, P_FLAGS), 0)
+    half = group // 2
+    at, at_id = first, tl.zeros((), tl.int32)
+    step = 0
+    while step < group:  # up in rank, which is down with all signs turned, then down
+        sign = tl.where(step < half, -1, 1)
+        starts = (step == 0) | (step == half)
+        at, at_id = tl.where(starts, sign * first, at), tl.where(starts, sign * draft.to(tl.int32), at_id)
+        # The next token in rank.
+        best, best_id = at, tl.full((), nowhere, tl.int32)
+        for start in range(0, vocab, BLOCK):
+            columns = start + lanes
+            order, ids = sign * ORDER(p, columns, P_FLAGS), sign * columns
+            later = (columns < vocab) & ((order < at) | ((order == at) & (ids > at_id)))
+            top = tl.max(tl.where(later, order, float("-inf")), 0)
+            top_id = tl.min(tl.where(later & (order == top), ids, nowhere), 0)
+            better = (top > best) | (best_id == nowhere) | ((top == best) & (top_id < best_id))
+            better = better & (top_id != nowhere)
+            best, best_id = tl.where(better, top, best), tl.where(better, top_id, best_id)
+        exists = best_id != nowhere
+        other = tl.where(exists, sign * best_id, 0) + one
+        p_o, q_o = tl.sum(P(p, other, P_FLAGS), 0), tl.sum(Q(q, other, Q_FLAGS), 0)
+        alike = exists & (tl.abs(p_o - p_x) < a)
+        if NEAR:
+            y = tl.max(other, 0)
+            gap = tl.load(vectors + y * dimensions + dims, mask=dims < dimensions, other=0.0)
+            gap -= tl.load(vectors + draft * dimensions + dims, mask=dims < dimensions, other=0.0)
+            both = (tl.load(known + y) != 0) & (tl.load(known + draft) != 0)
+            alike = alike & (tl.sum(gap * gap, 0) < b) & both
+        p_sum += tl.where(alike, p_o, 0.0)
+        q_sum += tl.where(alike, q_o, 0.0)
+        at, at_id = best, best_id
+        step = tl.where(exists, step + 1, tl.where(step < half, half, group))
     return p_sum / q_sum
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmspec.kernels.acceptance import CODES, acceptance, acceptance_reference, total_order
+from mmspec.kernels.acceptance import CODES, acceptance, acceptance_reference
 from mmspec.kernels.backend import chosen, launchable, operator, warps
 from mmspec.kernels.inverse_cdf import GROUP, cdf_goal, mass, sample_reference, seek
 from mmspec.kernels.rule import EXACT_RULE, KernelRule
@@ -96,7 +96,7 @@ def walk_tree_reference(
     all_probs, tree = p.dense(torch.float64).cpu(), branches
     accept_u, resample_u, rule = accept_u.cpu(), resample_u.cpu(), rule.to(torch.device("cpu"))
     batch, vocab, height = len(tree.tokens), all_probs.shape[-1], tree.height
-    tokens, entries = torch.zeros(2, batch, height + 1, dtype=torch.int64)
+    tokens, entries = (torch.zeros(batch, height + 1, dtype=torch.int64) for _ in range(2))
     numbers, excess = torch.zeros(batch, 3, dtype=torch.int32), torch.zeros(batch, height)
     for row in range(batch):
         entry, depth, tested, going = 0, 0, 0, True
@@ -193,12 +193,6 @@ def _left(left, columns, FLAGS: tl.constexpr):
     return probs
 
 
-@triton.jit
-def _left_order(left, columns, FLAGS: tl.constexpr):
-    """Integers that order tokens by `_left`, as `total_order`."""
-    return total_order(_left(left, columns, FLAGS), columns)
-
-
 @kernel
 def _walk_tree(
     cond, uncond, allowed, floats, ints, tokens, children, draft_probs, accept_us, resample_us, near, vectors, known,
@@ -251,7 +245,7 @@ def _walk_tree(
                 exact = tl.div_rn(p_x, q_x)
                 chance = acceptance(
                     left, (drafts, entry, rank, norm), x, exact, p_x, q_x, depth, rule, vocab,
-                    _left, _sibling_probs, _left_order, FLAGS, Q_FLAGS, RULE, NEAR, NEIGHBORS, DIM, BLOCK,
+                    _left, _sibling_probs, _left, FLAGS, Q_FLAGS, RULE, NEAR, NEIGHBORS, DIM, BLOCK,
                 )  # fmt: skip
                 if RULE != 0:
                     excess += tl.abs(tl.minimum(chance, 1.0) - tl.minimum(exact, 1.0))

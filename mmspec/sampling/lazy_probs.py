@@ -364,7 +364,9 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
 def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
     """`mmspec.sampling.tree_rejection.verify_tree`, in two launches and one wait for the device."""
     branches, kernel_rule = _branches(draft), _kernel_rule(rule, p.device)
-    if kernel_rule is None or branches is None:
+    # On devices before an H100, GSD on chosen siblings needs more registers than there are.
+    spills = isinstance(draft.siblings, Chosen) and kernel_rule is not None and kernel_rule.name == "gsd"
+    if kernel_rule is None or branches is None or spills:
         return verify_tree(p.dense(), draft, rule, accept_u, resample_u)
     return _walked(p, walk_tree(p.stats, branches, accept_u, resample_u, kernel_rule), rule)
 

@@ -60,6 +60,9 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+TREE_RULES = ((0, 9, 6), (0, 6), (0, 7))  # by kind of siblings; `_verify_tree` leaves GSD on chosen ones to torch
+
+
 def variants() -> list[tuple[Any, dict[str, Any], int]]:
     """The kernels, with their compile-time constants (and the type of `out`) and numbers of warps."""
     kernels: list[tuple[Any, dict[str, Any], int]] = [(philox._uniforms, {"BLOCK": 256, "out": "fp32"}, 4)]
@@ -84,9 +87,9 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         kernels.append((token_init._draft_window, more, 1))
     kernels.append((commit._begin_window, {"BLOCK": 32, "out": "i64"}, 1))
     kernels += [(accept._verify_window, more | {"CHUNKS": 2, "BLOCK": 8192}, 16) for more in RULES[1:]]
-    for mode in range(3):
+    for mode in (2, 1, 0):  # the last variant is compiled for all devices
         shape: dict[str, Any] = {"MODE": mode, "RANKS": 4, "BLOCK": 8192 if mode == 1 else 4096, "out": "i64"}
-        kernels += [(tree._walk_tree, shape | RULES[rule], 16) for rule in ((0, 4, 7, 9) if mode == 0 else (0,))]
+        kernels += [(tree._walk_tree, shape | RULES[rule], 16) for rule in TREE_RULES[mode]]
     shape = {"RANKS": 4, "BLOCK": 4096, "out": "i64"}
     kernels += [(k_seq._verify_drafts, shape | RULES[rule], 16) for rule in (0, 6)]
     kernels.append((layers._rotate_and_store, {"BLOCK": 1024, "out": "bf16"}, 4))
@@ -113,7 +116,7 @@ def attention_variants(capability: int) -> list[tuple[Any, dict[str, Any], int]]
     return [*kernels, (attention._join_parts, joined, 2)]
 
 
-SHARED = 99 * 1024  # bytes of shared memory of a program on the smallest devices
+SHARED = {80: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # bytes of a program; those of 8.6 and 8.9 for 80
 STACK = 64  # bytes of registers per thread that a kernel may keep in memory instead
 CAPABILITIES = (80, 120)  # of the devices, besides 90, for which one variant of each kernel is compiled too
 
@@ -169,12 +172,12 @@ def main() -> None:
 
 
 def check_attention(capability: int) -> None:
-    """Checks that the attention kernels run on the smallest devices, and do not spill."""
+    """Checks that the attention kernels have the shared memory that they need, and do not spill."""
     for kernel, more, warps in attention_variants(capability):
         found = compiled(kernel, more, warps, capability)
         shared, stack = found.metadata.shared, stack_of(found.asm["cubin"])
         print(kernel.__name__, more, "for compute capability", capability, shared, "bytes shared,", stack, "of stack")
-        if shared > SHARED:
+        if shared > SHARED[capability]:
             raise SystemExit(f"{kernel.__name__} {more} needs {shared} bytes of shared memory on {capability}")
         if stack > STACK:
             raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")

@@ -28,6 +28,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from mmspec.kernels import backend
 from mmspec.sampling import mirrored
+from mmspec.sampling.tree import Tree
 
 NAME = "fakegpu"
 _setup_privateuseone_for_python_backend(NAME)
@@ -271,6 +272,21 @@ class CountedTarget:
         logits[slots.host >= self.broken_from] = torch.nan
         self._counted.model_is_called()
         return DeviceTensor(logits), DeviceTensor(logits)
+
+    def forward_tree(
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: None = None
+    ) -> Any:
+        from mmspec.sampling.logits import split_cfg
+
+        assert isinstance(tokens, DeviceTensor)
+        slots = np.broadcast_to(at[:, None] + tree.depth, (len(at), tree.depth.shape[1]))
+        places = torch.from_numpy(slots[:, first : first + tokens.shape[1]].copy())
+        inputs = (DeviceTensor(one.repeat(self.cfg_factor, 1)) for one in (tokens.host, places))
+        logits, self._last = self.read(*inputs, 0)
+        return split_cfg(logits, self.cfg_factor == 2)
+
+    def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
+        """It has no cache."""
 
     def prefill(self) -> Any:
         from mmspec.sampling.logits import split_cfg

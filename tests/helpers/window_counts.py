@@ -189,6 +189,7 @@ def main() -> None:
         cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
     for recipe in ("plain", "scd:window=6", "table:window=6"):
         cases[f"{recipe} broken"] = broken(recipe, 14)
+    cases["tree-table:branch=2/1 tree"] = windows("tree-table:branch=2/1", 1, 36)
     print(json.dumps(cases))
 
 
