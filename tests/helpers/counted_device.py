@@ -281,8 +281,8 @@ class CountedTarget:
         assert isinstance(tokens, DeviceTensor)
         slots = np.broadcast_to(at[:, None] + tree.depth, (len(at), tree.depth.shape[1]))
         places = torch.from_numpy(slots[:, first : first + tokens.shape[1]].copy())
-        inputs = (DeviceTensor(one.repeat(self.cfg_factor, 1)) for one in (tokens.host, places))
-        logits, self._last = self.read(*inputs, 0)
+        both, slots_of_both = (DeviceTensor(one.repeat(self.cfg_factor, 1)) for one in (tokens.host, places))
+        logits, self._last = self.read(both, slots_of_both, 0)
         return split_cfg(logits, self.cfg_factor == 2)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
