@@ -96,6 +96,7 @@ class AdaptiveWindow:
             if self._seconds[width] and not self._measured(width) and self._hoped_rate(width) <= self.rate(1) / 2:
                 self._seconds[width].clear()
                 self._gained[width].clear()
+        self._fresh = 0  # sequences of single steps that were measured in this run
         self._limit, self._length = length, length if fixed else 0
         self._decoded = 0.0  # tokens of the slowest rows in this run
         self._lost = 0.0  # seconds lost to exploration in this run
@@ -133,7 +134,7 @@ class AdaptiveWindow:
     def choose(self) -> int:
         """The next width."""
         self._setups = setups()
-        if self._samples(1) < _MIN_STEPS:
+        if not self._knows_steps:
             return 1  # what drafts are compared with, and the cheapest call where they do not pay
         best = self.best
         # The first call of a run is not measured.
@@ -143,9 +144,15 @@ class AdaptiveWindow:
         reserve = min(_RESERVE * max(self._length, self._decoded), self._saved) / self.rate(1)
         return best if best == 1 or self._balance <= self._allowed(1) + reserve else 1
 
+    @property
+    def _knows_steps(self) -> bool:
+        """Whether this run's single steps have been measured, which drafts are compared with."""
+        fresh = 1 if self._rows == 1 else _MIN_STEPS  # more would cost one row more than they tell
+        return self._samples(1) >= _MIN_STEPS and self._fresh >= fresh
+
     def settled(self) -> int:
         """The next width without exploration."""
-        return self.best if self._samples(1) >= _MIN_STEPS else self.choose()
+        return self.best if self._knows_steps else self.choose()
 
     def together(self) -> bool:
         """Whether the rows of the next window should advance by the same number of tokens."""
@@ -153,7 +160,7 @@ class AdaptiveWindow:
 
     def next(self) -> int:
         """The width after the call in hand, if its measurement changes nothing; 0 where that is likely."""
-        if self._first or self.together() or self._samples(1) < _MIN_STEPS:
+        if self._first or self.together() or not self._knows_steps:
             return 0
         setups_before, self._calls = self._setups, self._calls + 1
         width = self.choose()
@@ -162,7 +169,7 @@ class AdaptiveWindow:
 
     def steps(self) -> int:
         """Consecutive single steps at width 1; few until their cost has been measured."""
-        if self._samples(1) >= _MIN_STEPS:
+        if self._knows_steps:
             return _STEPS
         return 1 if self._first else 3
 
@@ -191,6 +198,10 @@ class AdaptiveWindow:
         best = self.best
         fastest = self.rate(best)
         self._calls += calls
+        if width == 1:
+            if not self._fresh:  # a step costs more at the end of a run, where the cache is long
+                self._seconds[1].clear()
+            self._fresh += 1
         self._slowest_rates.pop(width, None)
         self._seconds[width].append(seconds)
         self._last_call[width] = self._calls
