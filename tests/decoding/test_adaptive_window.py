@@ -254,7 +254,7 @@ def test_a_bad_beginning_ends_no_run_on_a_model_whose_drafts_have_paid() -> None
     paid, new = AdaptiveWindow(32), AdaptiveWindow(32)
     for _ in range(2):
         assert lost(paid, 0)[0] < -80
-    # Four steps tell what a step costs now. 14 calls lose 9.8 single steps, more than a run may lose that knows nothing.
+    # Four steps tell their cost. 14 calls lose 9.8 single steps, more than a run may lose that knows nothing.
     assert lost(paid, 14)[1] <= 4
     assert 0.05 * 256 < lost(paid, 256)[0] < 0.085 * 256
     assert lost(new, 256)[0] < 0.03 * 256
