@@ -89,7 +89,8 @@ def test_the_generator_of_commands_equals_the_pipeline() -> None:
 
 def test_a_draft_model_is_added_without_diffusers(tmp_path: Path) -> None:
     ours = load()
-    small: Any = tiny(vocab_size=ours.transformer.config.vocab_size)
+    config = ours.transformer.config
+    small: Any = tiny(vocab_size=config.vocab_size, grid_size=config.grid_size)
     small.save_pretrained(tmp_path)
     ours.add_drafter(tmp_path)
     assert type(ours.draft_transformer) is LlamaGenTransformer
