@@ -27,6 +27,7 @@ _FIRST_COST = 1.5  # single steps that a first window is taken to cost
 _SLOW = 4  # times what a call is expected to take, beyond which it is taken to have met a slow start
 _PRIOR = 0.8  # the chance to accept a draft that is hoped for, before anything is measured
 _PRIOR_CALLS = 2  # measured calls that this hope is worth
+_SHORT = 32  # tokens of a run whose steps all cost about the same
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
 _LOSS_SHARE = 0.01  # of plain decoding's time, what drafts may lose; of the best width's, what exploration may lose
 # What drafts may lose beyond that while little is known: of a run, and in all runs together, in single steps.
@@ -96,7 +97,8 @@ class AdaptiveWindow:
             if self._seconds[width] and not self._measured(width) and self._hoped_rate(width) <= self.rate(1) / 2:
                 self._seconds[width].clear()
                 self._gained[width].clear()
-        self._fresh = 0  # sequences of single steps that were measured in this run
+        # Sequences of single steps that were measured in this run; of a short one, such as a frame, those before count.
+        self._fresh = 0 if length > _SHORT else _MIN_STEPS
         self._limit, self._length = length, length if fixed else 0
         self._decoded = 0.0  # tokens of the slowest rows in this run
         self._lost = 0.0  # seconds lost to exploration in this run
