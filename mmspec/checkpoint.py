@@ -168,6 +168,26 @@ def check_tensors(what: str, tensors: Mapping[str, Tensor], module: nn.Module) -
         raise ModelError(f"{what} does not fit a {type(module).__name__}; {problems}")
 
 
+def load_tensors(
+    what: str, tensors: Mapping[str, Tensor], module: nn.Module, device: str, dtype: torch.dtype | str
+) -> None:
+    """Puts the tensors of a checkpoint into a module, in place of its own.
+
+    Args:
+        what: The checkpoint, for the error.
+        tensors: The tensors of the checkpoint.
+        module: The module, which may be on the meta device.
+        device: Where to put them.
+        dtype: Their dtype, or "auto" for that of the files.
+
+    Raises:
+        ModelError: As of `check_tensors`.
+    """
+    check_tensors(what, tensors, module)
+    own = None if isinstance(dtype, str) else dtype
+    module.load_state_dict({name: value.to(device, own) for name, value in tensors.items()}, assign=True)
+
+
 def listed(differences: Mapping[str, Collection[str]]) -> str:
     """Groups of names as one text, the first six of each; empty groups are left out."""
     parts = []

@@ -49,8 +49,7 @@ MODULES = {
     kind.__name__: kind
     for kind in (
         AutoencoderKL, CosmosTransformer, LlamaGenBlockGPT, LlamaGenGPT, MARTransformer, NGramTokenTable,
-        ScenesTextEncoder,
-        ShapesTextEncoder, ShapesTokenizer, UVit2DModel, VARTokenizer, VARTransformer, VQModel,
+        ScenesTextEncoder, ShapesTextEncoder, ShapesTokenizer, UVit2DModel, VARTokenizer, VARTransformer, VQModel,
     )
 }  # fmt: skip
 DECODERS = ("vae", "vqvae")  # in float32, because rounding is visible in images

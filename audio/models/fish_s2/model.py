@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from mmspec.arguments import shown
 from mmspec.audio.rounded_rotary import RoundedRotary
-from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
+from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 
@@ -235,9 +235,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> FishS2:
     with building(what, "a Fish S2"):
         model = FishS2(read_config(found, what), size(found["text_config"], "vocab_size", what))
     used = renamed(state, model.config)
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({name: value.to(device, own) for name, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     for part in (model.slow, model.fast):
         part.rotary_emb = RoundedRotary(part.config).to(device)  # it has no weights in the files
     return model.requires_grad_(False).eval()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mmspec.checkpoint import building, check_tensors, read_model_tensors
+from mmspec.checkpoint import building, load_tensors, read_model_tensors
 from mmspec.errors import ModelError, unknown_name
 from mmspec.hf.folder import read_json
 
@@ -198,9 +198,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> HeartMuLa
     with building(what, "a HeartMuLa"), torch.device("meta"):
         model = HeartMuLa(config)
     used = converted(state, config)
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({name: value.to(device, own) for name, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     for decoder in (model.backbone, model.decoder):
         decoder.rotary_emb = LlamaRotaryEmbedding(decoder.config).to(device)  # it has no weights in the files
     return model.requires_grad_(False).eval()

@@ -15,7 +15,7 @@ from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 from mmspec.arguments import shown
 from mmspec.audio.codecs.higgs import HiggsCodec
 from mmspec.audio.rounded_rotary import RoundedRotary
-from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
+from mmspec.checkpoint import building, check_depths, check_tensors, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 
@@ -174,9 +174,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> tuple[Hig
     with building(what, "a Higgs TTS 3"):
         model = HiggsV3(read_config(found, what))
     used, codec = renamed(state, model.config.tied)
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({name: value.to(device, own) for name, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     model.body.rotary_emb = RoundedRotary(model.config.language).to(device)  # it has no weights in the files
     return model.requires_grad_(False).eval(), codec
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_tensors, read_tensors
+from mmspec.checkpoint import building, load_tensors, read_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import read_json
 from mmspec.hf.slot_cache import SlotCache
@@ -442,9 +442,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> KyutaiTTS
     with building(what, "a Kyutai TTS"):
         model = KyutaiTTS(read_config(found, what))
     used = split_steps({key: value for key, value in state.items() if not key.startswith("extra_heads.")})
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({key: value.to(device, own) for key, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     return model.requires_grad_(False).eval()
 
 

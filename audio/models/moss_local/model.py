@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
+from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 from mmspec.hf.slot_cache import SlotCache
@@ -285,9 +285,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossLocal
     with building(what, "a MOSS-TTS-Local"):
         model = MossLocal(read_config(found, what))
     used = {untied(name): value for name, value in state.items() if not BUFFERS.search(name)}
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({name: value.to(device, own) for name, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     model.transformer.rotary_emb = Qwen3RotaryEmbedding(model.config.language).to(device)  # not in the files
     return model.requires_grad_(False).eval()
 

@@ -24,7 +24,7 @@ from mmspec.audio.models.moss_tts.message import (
 )
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
-from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
+from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json, tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -114,9 +114,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossTTS:
     with building(what, "a MOSS-TTS with delays"):
         model = MossTTS(read_config(found, what))
     used = {name: value for name, value in state.items() if not BUFFERS.search(name)}
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({name: value.to(device, own) for name, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     model.language_model.rotary_emb = Qwen3RotaryEmbedding(model.config.language).to(device)  # not in the files
     return model.requires_grad_(False).eval()
 

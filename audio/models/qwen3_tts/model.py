@@ -17,7 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.audio.models.qwen3_tts.config import Qwen3TTSConfig, read_config
-from mmspec.checkpoint import building, check_depths, check_tensors, read_model_tensors
+from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json
 
 
@@ -165,9 +165,7 @@ def build_model(
     # A fine-tuned model with named speakers may still have the speaker encoder that it was trained with.
     unused = () if config.kind == "base" else ("speaker_encoder.",)
     used = {name: value for name, value in state.items() if not BUFFERS.search(name) and not name.startswith(unused)}
-    check_tensors(what, used, model)
-    own = None if isinstance(dtype, str) else dtype
-    model.load_state_dict({name: value.to(device, own) for name, value in used.items()}, assign=True)
+    load_tensors(what, used, model, device, dtype)
     for decoder in (model.talker.model, model.talker.code_predictor.model):
         decoder.rotary_emb = Qwen3RotaryEmbedding(decoder.config).to(device)  # it has no weights in the files
     return model.requires_grad_(False).eval()
