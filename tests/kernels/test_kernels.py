@@ -448,7 +448,8 @@ def test_a_relaxation_of_zero_is_the_exact_rule(device: torch.device, rule: str,
     u = torch.rand(3, 4, device=device)
     exact, relaxed = verified(p, q, x, u), verified(p, q, x, u, KernelRule(rule, near=near, **test))
     assert torch.equal(exact.tokens, relaxed.tokens) and torch.equal(exact.accepted, relaxed.accepted)
-    assert not bool(exact.excess().any()) and not bool(relaxed.excess().any())
+    # A device rounds once where the interpreter rounds twice.
+    assert not bool(exact.excess().any()) and float(relaxed.excess().abs().max()) < 1e-6
 
 
 def test_equal_distributions_accept_whatever_the_random_number(device: torch.device) -> None:
@@ -578,22 +579,25 @@ def test_relaxed_walks_are_the_core_s(
     branching = (3, 2) if siblings != "k-seq" else (3, 1)
     shape = Tree.branching(branching, device)
     m = shape.parents.shape[1]
-    logits = torch.randn(batch, 1 + m, vocab).to(device)
-    p = run_sampler(logits, temperature=0.4, top_k=60).stats
-    probs = (2.5 * logits + 0.7 * torch.randn_like(logits)).softmax(-1)
-    probs[0] = 1 / vocab  # drafts that are mostly rejected
-    tokens = torch.zeros(batch, m, dtype=torch.int64, device=device)
+    # Random numbers of the CPU, so that what is tested is the same on every device.
+    logits = torch.randn(batch, 1 + m, vocab)
+    q = (2.5 * logits + 0.7 * torch.randn_like(logits)).softmax(-1)
+    q[0] = 1 / vocab  # drafts that are mostly rejected
+    drafted = torch.zeros(batch, m, dtype=torch.int64)
     for row, entry in np.ndindex(batch, 1 + m):
         children = [child for child in shape.children[0, entry].tolist() if child]
         if children:
             repeated = siblings in (tree.INDEPENDENT, "k-seq")
-            drafts = torch.multinomial(probs[row, entry], len(children), replacement=repeated)
-            tokens[row, torch.tensor(children, device=device) - 1] = drafts
+            drafts = torch.multinomial(q[row, entry], len(children), replacement=repeated)
+            drafted[row, torch.tensor(children) - 1] = drafts
     if siblings == "k-seq":
-        tokens[0, 1] = tokens[0, 0]  # two drafts that begin alike
+        drafted[0, 1] = drafted[0, 0]  # two drafts that begin alike
+    probs, tokens = q.to(device), drafted.to(device)
+    p = run_sampler(logits.to(device), temperature=0.4, top_k=60).stats
     near_ratio = (p.dense()[2, 0] / probs[2, 0])[tokens[2, :3]].clamp(max=1) * 0.9
     core, kernel_rule = rule_of(rule, knobs, vocab, device)
-    accept_u, resample_u = torch.rand(batch, m, device=device) ** 0.5, numbers(batch, shape.height + 1).to(device)
+    accept_u = (torch.rand(batch, m) ** 0.5).to(device)
+    resample_u = numbers(batch, shape.height + 1).to(device)
     accept_u[1] *= 0.1  # drafts that are mostly accepted
     accept_u[2, :3] = near_ratio  # drafts that SpecTr's smaller probabilities reject
     kinds: dict[int | str, Siblings] = {
