@@ -91,6 +91,8 @@ def test_a_model_is_loaded_with_the_files_that_are_needed(
 
 REFUSED: list[tuple[str, dict[str, bytes], type[MMSpecError], str]] = [
     ("BAAI/Emu3-Chat", {}, ModelError, "use 'BAAI/Emu3-Chat-hf'"),
+    ("microsoft/VibeVoice-1.5B", {}, ModelError, "use 'vibevoice/VibeVoice-1.5B-hf'"),
+    ("nari-labs/Dia-1.6B", {}, ModelError, "use 'nari-labs/Dia-1.6B-0626'"),
     ("deepseek-ai/JanusFlow-1.3B", {}, ModelError, "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'"),
     (
         "someone/vits",

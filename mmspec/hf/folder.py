@@ -40,6 +40,11 @@ LOAD_ERRORS = (
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 # Buffers that earlier releases of transformers saved and that are computed today.
 BUFFERS = re.compile(r"(^|\.)(inv_freq|position_ids|attn\.(masked_)?bias)$")
+# Classes that published configurations name -> the class of transformers that loads them: an earlier name of that of
+# Qwen2.5-Omni, and the decoders of ACE-Step without their head, which is the embedding.
+LOADED_AS = {"Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration", "Qwen3Model": "Qwen3ForCausalLM"}
+# Classes whose questions are texts: their processors also read videos, which needs torchvision.
+ASKED_IN_TEXT = ("Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration")
 # Argument names of original LlamaGen files, whose converted form uses a class name of transformers.
 LLAMAGEN = ("block_size", "cls_token_num")
 
@@ -54,16 +59,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def architecture(folder: Path) -> str | None:
-    """The name of the class in a folder's config.json; None if the folder does not contain a transformers model.
+    """The class of a folder's config.json, by name; None if the folder does not contain a transformers model.
 
-    Early conversions, such as those of ImageGPT, name no class but only its `model_type`.
+    Early conversions, such as those of ImageGPT, name no class but only its `model_type`; others name one of
+    `LOADED_AS`.
     """
     config = read_json(folder / "config.json")
     if any(key in config for key in LLAMAGEN):
         return None
     names = config.get("architectures")
     if isinstance(names, list) and names:
-        return str(names[0])
+        return LOADED_AS.get(str(names[0]), str(names[0]))
     return class_of_type(str(config.get("model_type")))
 
 
@@ -94,7 +100,7 @@ def folder_of(name: str, where: str | Path) -> Path:
 
 
 def read_processor(where: str | Path, name: str) -> Any:
-    """The processor, or for ImageGPT the image processor, of a model class.
+    """The processor of a model class; for ImageGPT the image processor, for `ASKED_IN_TEXT` the tokenizer.
 
     Args:
         where: A folder or a Hub id.
@@ -103,6 +109,12 @@ def read_processor(where: str | Path, name: str) -> Any:
     Raises:
         ArgumentError: If it cannot be loaded, or runs only with code of the folder or repository.
     """
+    if name in ASKED_IN_TEXT:
+        tokenizer = read_tokenizer(where)
+        # Processors may have their chat template in a file that tokenizers do not read.
+        template = read_json(Path(where) / "chat_template.json").get("chat_template")
+        tokenizer.chat_template = template or tokenizer.chat_template
+        return tokenizer
     return _read("AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor", where)
 
 

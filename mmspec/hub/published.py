@@ -9,11 +9,14 @@ from pathlib import Path
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hub.files import DESCRIPTIONS, MARKED, checkpoints, read_description
 
-# Repositories in the layout of the original code -> the repository with the same weights for transformers.
+# Repositories in the layout of the original code -> the repository with the same weights for transformers; of Dia, with
+# those of a later version. VibeVoice's names the class of transformers all the same.
 CONVERTED = {
     "BAAI/Emu3-Chat": "BAAI/Emu3-Chat-hf",
     "bosonai/higgs-audio-v2-generation-3B-base": "eustlb/higgs-audio-v2-generation-3B-base",
     "HKUSTAudio/xcodec2": "HKUSTAudio/xcodec2-hf",
+    "microsoft/VibeVoice-1.5B": "vibevoice/VibeVoice-1.5B-hf",
+    "nari-labs/Dia-1.6B": "nari-labs/Dia-1.6B-0626",
 }
 # In the layout of Meta's Chameleon, which GAIR's Anole has.
 META_TOKENIZER = "tokenizer/text_tokenizer.json"

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import published
 import pytest
 import tiny_ace_step
 import tiny_codecs
 import torch
+from safetensors.torch import save_file
 
 import mmspec
 from mmspec.audio.codecs import codec_of
@@ -100,6 +102,27 @@ def test_windows_match_single_tokens() -> None:
         return found
 
     assert check_windows(make, 20) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["acestep-5hz-lm-1.7b", "acestep-5hz-lm-0.6b"])
+def test_folders_like_the_published_ones(name: str, tmp_path: Path) -> None:
+    """They name the class of a decoder without its head, which is its embedding; one has the names of such a class."""
+    wanted, weights = published.read(name, "config"), published.read(name, "weights")
+    model = tiny_ace_step.model()
+    model.config.tie_word_embeddings = wanted["tie_word_embeddings"]
+    model.tie_weights()
+    state = {weights["prefix"] + each: value for each, value in model.model.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", weights["metadata"])
+    config = model.config.to_dict() | {"architectures": wanted["architectures"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tiny_ace_step.tokenizer().save_pretrained(tmp_path)
+    song = GOLDEN["songs"][0]
+    options = {"style": "ace-step", "codec": Codec(), "metadata": METADATA}
+    found, own = (
+        mmspec.load(given, processor=read, config=dict(options)).with_duration(10)(song["caption"], seed=0).tokens[0]
+        for given, read in ((str(tmp_path), None), (model, tiny_ace_step.tokenizer()))
+    )
+    assert torch.equal(found, own)
 
 
 def test_calls_and_errors() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import published
 import pytest
 import tiny_omni as tiny
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mmspec
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.hf.folder import ASKED_IN_TEXT, read_processor
 from mmspec.hub.files import needed_files
 
 NOTES = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`")
@@ -154,6 +158,38 @@ def test_qwen2_5_from_a_folder(tmp_path: Path) -> None:
     pipe = mmspec.load(str(tmp_path), processor=Chat(), config={"frames": 9, "answer_tokens": 6})
     assert torch.equal(pipe(ASKED[0], seed=3).tokens[0], load_2_5()(ASKED[0], seed=3).tokens[0])
     assert "spk_dict.pt" in needed_files([file.name for file in tmp_path.iterdir()], tmp_path)
+
+
+def test_qwen2_5_from_a_folder_like_the_published_ones(tmp_path: Path) -> None:
+    """Its config.json names a class of an early transformers, and its file has a buffer that is computed today."""
+    model = tiny.qwen2_5(0)
+    model.save_pretrained(tmp_path)
+    torch.save(model.speaker_map, tmp_path / "spk_dict.pt")
+    config, file = json.loads((tmp_path / "config.json").read_text()), tmp_path / "model.safetensors"
+    config["architectures"] = published.read("qwen2.5-omni-3b", "config")["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state, (unread,) = load_file(file), published.read("qwen2.5-omni-3b", "weights")["unread"]
+    assert {"thinker.audio_tower.conv1.weight", "thinker.model.layers.0.input_layernorm.weight"} <= set(state)
+    save_file(state | {unread: torch.ones(4)}, file, {"format": "pt"})
+    pipe = mmspec.load(str(tmp_path), processor=Chat(), config={"frames": 9, "answer_tokens": 6})
+    assert torch.equal(pipe(ASKED[0], seed=3).tokens[0], load_2_5()(ASKED[0], seed=3).tokens[0])
+
+
+@pytest.mark.parametrize("name", ASKED_IN_TEXT)
+@pytest.mark.parametrize("file", ["chat_template.json", "tokenizer_config.json"])
+def test_texts_need_no_processor_of_videos(name: str, file: str, tmp_path: Path) -> None:
+    """The processor of a published folder needs torchvision; its tokenizer and either place of the template do not."""
+    tokenizer = published.llama_tokenizer({"<|im_start|>": 300, "<|im_end|>": 301}, r"\s+")
+    tokenizer.save_pretrained(tmp_path)
+    template = "{% for m in messages %}<|im_start|>{{ m['content'][0]['text'] }}<|im_end|>{% endfor %}"
+    path = tmp_path / file
+    found = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**found, "chat_template": template}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"processor_class": "Qwen2_5OmniProcessor"}))
+    processor, messages = read_processor(tmp_path, name), [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == "<|im_start|>a<|im_end|>"
+    assert processor(text)["input_ids"] == [300, *tokenizer("a")["input_ids"], 301]
 
 
 @pytest.mark.parametrize(

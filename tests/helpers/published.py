@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,34 @@ def on_meta(model: str) -> Any:
     kind = model_class(config)
     with torch.device("meta"):
         return kind(kind.config_class.from_dict(config))
+
+
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors, by name."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def inventory(shapes: Mapping[str, tuple[int, ...]], dtype: str, between: str) -> str:
+    """The SHA-256 of the names, dtypes and shapes of a file, as public audits of checkpoints compute it.
+
+    Args:
+        shapes: Shapes by name.
+        dtype: Of all tensors, as safetensors names it.
+        between: What stands between two sizes.
+    """
+    rows = [f"{name}|{dtype}|{between.join(map(str, shape))}" for name, shape in sorted(shapes.items())]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def file_size(shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str] | None) -> int:
+    """The bytes of a safetensors file: its header has the names, so that other names have another size."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, shape in sorted(shapes.items()):
+        begin, end = end, end + {"BF16": 2, "F32": 4}[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = len(json.dumps(header, separators=(",", ":")))
+    return 8 + text + -text % 8 + end
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ from transformers import (
     ImageGPTForCausalImageModeling,
     JanusConfig,
     JanusForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 import mmspec
@@ -39,6 +41,7 @@ from mmspec.vision.hf import vqgan
 from mmspec.vision.hf.adapters.glm import GlmAdapter
 from mmspec.vision.hf.decoding.chameleon import ChameleonIds, ImageConstraint, codes_of
 from mmspec.vision.hf.flat_formats import EMU3_NEGATIVE as NEGATIVE
+from mmspec.vision.hf.from_pretrained import alias_of
 from mmspec.vision.hf.image_adapter import Components, DecodingJob
 from mmspec.vision.hf.image_request import ImageRequest
 from mmspec.vision.hf.registry import image_adapter_of
@@ -138,6 +141,16 @@ def test_emu3() -> None:
     assert job.length == 90 * 91 + 3 and adapter.max_length - job.length == 1023
     tokens = torch.tensor(names["<|visual token 000007|>"]).expand(1, 1)
     assert adapter.codes(tokens).item() == 7
+
+
+def test_emu3_5(tmp_path: Path) -> None:
+    """Its class and vocabulary make it an Emu3.5; a value that its code ignores does not add tensors."""
+    own = read("emu3.5-image")
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    assert alias_of(tmp_path) == ("Qwen3ForCausalLM", "emu3.5")
+    model = on_meta(Qwen3ForCausalLM, Qwen3Config(**own), "emu3.5-image")
+    assert billions(model) * 2e9 / 2**30 == pytest.approx(read("emu3.5-image", "weights.json")["gibibytes"], abs=0.05)
+    assert not any(name.endswith("bias") for name in model.state_dict())
 
 
 def chameleon_vocabulary() -> dict[str, int]:
