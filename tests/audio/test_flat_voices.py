@@ -20,14 +20,13 @@ from transformers import FEATURE_EXTRACTOR_MAPPING, PreTrainedTokenizerFast
 import mmspec
 from mmspec.audio.codecs import codec_of
 from mmspec.audio.models.flat.decoding import StreamFormat
+from mmspec.audio.models.flat.neutts import espeak_phonemes, neutts_style
 from mmspec.audio.models.flat.speech import (
     STYLES,
     FlatAdapter,
-    espeak_phonemes,
     llasa_prompt,
     llasa_voice_prompt,
     make,
-    neutts_style,
     spark_voice_prompt,
 )
 from mmspec.audio.models.flat.style import Style
@@ -206,6 +205,26 @@ def test_neutts_speaks_with_the_voice_of_codes() -> None:
     out = pipe("be", temperature=0, seed=0, recipe="scd:window=4")
     assert len(out.tokens[0]) >= 50 and out.sampling_rate == 1500
     assert out.tokens[0].tolist() == pipe("be", temperature=0, recipe="plain").tokens[0].tolist()
+
+
+def test_neutts_that_reads_letters() -> None:
+    """As NeuTTS 2E: no chat, no phonemes, plain quotes; both texts at once, unless an emotion stands between them."""
+    tokenizer = neutts_tokenizer()
+    tokenizer.add_tokens(["<|HAPPY|>"], special_tokens=True)
+    config = types.SimpleNamespace(neuphonic={"input_format": "BPE", "supported_emotions": ["happy"]})
+    voice = ReferenceCodes("axe:", torch.tensor([3, 15]))
+    codes = "<|TEXT_PROMPT_END|><|SPEECH_GENERATION_START|><|speech_3|><|speech_15|>"
+    for emotion, said in ((None, "axe: be fi"), ("neutral", "axe: be fi"), ("happy", "axe:<|HAPPY|>be fi")):
+        style = neutts_style(tokenizer, codes=16, config=config, emotion=emotion)
+        assert style.voice_prompt is not None
+        found = style.voice_prompt(tokenizer, "be \ufb01", voice)
+        assert found == tokenizer.encode(f"<|TEXT_PROMPT_START|>{said}{codes}")
+    for wrong, given in (("angry", config), ("happy", None)):
+        with pytest.raises(ArgumentError, match=f"emotion='{wrong}' is not one that this model has"):
+            neutts_style(tokenizer, codes=16, config=given, emotion=wrong)
+    config.neuphonic["input_format"] = "runes"
+    with pytest.raises(ModelError, match="input_format='runes'; it must be 'phonemes' or 'BPE'"):
+        neutts_style(tokenizer, codes=16, config=config)
 
 
 def test_neutts_says_what_phonemes_need(monkeypatch: pytest.MonkeyPatch) -> None:

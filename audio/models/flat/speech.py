@@ -21,6 +21,7 @@ from mmspec.audio.models.flat.ace_step import make as make_ace_step
 from mmspec.audio.models.flat.decoding import STREAM_FORMATS, StreamFormat, decoder_of, refuse_backbone
 from mmspec.audio.models.flat.kani import kani_style
 from mmspec.audio.models.flat.left_padding import left_padded
+from mmspec.audio.models.flat.neutts import neutts_style
 from mmspec.audio.models.flat.outetts import outetts_style, read_speaker
 from mmspec.audio.models.flat.soprano import soprano_style
 from mmspec.audio.models.flat.spark import ATTRIBUTES, MadeUpVoice, WithSpeaker, made_up_style
@@ -151,80 +152,9 @@ STYLES = {
 }
 
 
-def neutts_style(
-    tokenizer: Any, phonemize: Callable[[str], str] | None = None, codes: int = 65536, language: str = "en-us"
-) -> Style:
-    """NeuTTS Air and Nano: phonemes, and the codes of NeuCodec, whose ids depend on the tokenizer.
-
-    Args:
-        tokenizer: The tokenizer of the model.
-        phonemize: A text to phonemes; None is espeak by the package `phonemizer`, as in the original.
-        codes: Codes of the codec.
-        language: The language of texts, as espeak names it.
-
-    Raises:
-        ModelError: If the tokenizer is not that of a NeuTTS.
-    """
-
-    def known(mark: str) -> int:
-        found = tokenizer.convert_tokens_to_ids(mark)
-        if found is None or found == tokenizer.unk_token_id:
-            raise ModelError(f"the tokenizer does not have {mark!r}; it is not that of a NeuTTS")
-        return int(found)
-
-    first = known("<|speech_0|>")
-    if known(f"<|speech_{codes - 1}|>") != first + codes - 1:
-        raise ModelError("the tokenizer does not number the codes of NeuTTS one after the other")
-    stream = StreamFormat(codes, first, known("<|SPEECH_GENERATION_END|>"))
-    speak = phonemize or espeak_phonemes(language)
-
-    def prompt(tokenizer: Any, text: str, voice: str | None) -> list[int]:
-        raise PromptError(
-            "NeuTTS speaks with the voice of its codes; pass config={'voice': ReferenceCodes(transcript, codes)} "
-            "(mmspec.audio.reference_audio)"
-        )
-
-    def voice_prompt(tokenizer: Any, text: str, voice: ReferenceCodes) -> list[int]:
-        words = " ".join(" ".join(speak(each).split()) for each in (voice.transcript, text))
-        ids = tokenizer.encode("user: Convert the text to speech:<|TEXT_REPLACE|>\nassistant:<|SPEECH_REPLACE|>")
-        at, end = ids.index(known("<|TEXT_REPLACE|>")), ids.index(known("<|SPEECH_REPLACE|>"))
-        spoken = tokenizer.encode(words, add_special_tokens=False)
-        asked = [known("<|TEXT_PROMPT_START|>"), *spoken, known("<|TEXT_PROMPT_END|>")]
-        own = [first + code for code in voice.codes.flatten().tolist()]
-        return [*ids[:at], *asked, *ids[at + 1 : end], known("<|SPEECH_GENERATION_START|>"), *own]
-
-    # Of the 2048 positions that it was trained with, half are left for prompt and voice.
-    sampling = SamplingParams(1.0, 50)
-    return Style(stream, prompt, sampling, (), tokens=1024, letters=200, voice_prompt=voice_prompt, least=50)
-
-
-def espeak_phonemes(language: str) -> Callable[[str], str]:
-    """Texts to phonemes by espeak, with stress and punctuation, through the package `phonemizer`.
-
-    Raises:
-        ArgumentError: When it is called and the package or espeak-ng is missing, or the language unknown.
-    """
-
-    def phonemes(text: str) -> str:
-        try:
-            from phonemizer.backend import EspeakBackend
-
-            backend = EspeakBackend(
-                language, preserve_punctuation=True, with_stress=True, language_switch="remove-flags"
-            )
-        except (ImportError, RuntimeError):  # the latter without espeak-ng itself
-            raise ArgumentError(
-                f"NeuTTS reads phonemes of {language!r}: install phonemizer and espeak-ng, or pass "
-                "config={'style': neutts_style(tokenizer, phonemize)} (mmspec.audio.models.flat.speech)"
-            ) from None
-        return str(backend.phonemize([text])[0])
-
-    return phonemes
-
-
 # Styles that depend on the model's configuration or its tokenizer.
 STYLES_OF_MODEL: dict[str, Callable[[Any, Any], Style]] = {
-    "neutts": lambda config, tokenizer: neutts_style(tokenizer),
+    "neutts": lambda config, tokenizer: neutts_style(tokenizer, config=config),
     "kani": kani_style,
     "soprano": soprano_style,
     "outetts": outetts_style,
