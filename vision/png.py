@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +23,7 @@ def encode_png(image: Image.Image, notes: Mapping[str, str]) -> bytes:
         notes: Text chunks of the file, in any language; a chunk `versions` is added.
     """
     chunks = PngInfo()
-    for key, text in {**notes, "versions": f"mmspec {__version__}, torch {version('torch')}"}.items():
+    for key, text in {**notes, "versions": _versions()}.items():
         chunks.add_text(key, text)
     buffer = BytesIO()
     image.save(buffer, format="PNG", pnginfo=chunks)
@@ -43,3 +44,8 @@ def write_png(image: Image.Image, path: Path, notes: Mapping[str, str]) -> None:
     encoded = encode_png(image, notes)
     with replacing(path) as partial:
         partial.write_bytes(encoded)
+
+
+@cache
+def _versions() -> str:
+    return f"mmspec {__version__}, torch {version('torch')}"  # torch's takes milliseconds to look up

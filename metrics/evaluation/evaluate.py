@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mmspec.metrics.bench.pipe import Pipe, kind_of
 from mmspec.metrics.bootstrap import Estimate
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.features import Columns, FeaturePipeline
-from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, generate, keys, units
+from mmspec.metrics.evaluation.generation import REFERENCE_SEEDS, finished_prompts, generate, keys, units
 from mmspec.metrics.evaluation.journal import Journal, Key, SampleRecord
 from mmspec.metrics.evaluation.media import check_readable, list_media
 from mmspec.metrics.evaluation.quality import Quality, check_kind, find_metrics, measure, with_differences
@@ -115,6 +115,11 @@ class Evaluation:
     references: Mapping[str, Any]
     processes: ProcessGroup
 
+    @property
+    def own_reference(self) -> bool:
+        """Whether plain decoding with other seeds is generated, as the reference of a metric."""
+        return self.config.reference == "plain" and any(metric.needs_reference for metric in self.metrics)
+
 
 def prepare(
     pipe: Pipe,
@@ -146,13 +151,41 @@ def prepare(
     return Evaluation(pipe, config, metrics, features, references, processes)
 
 
-def evaluate(
-    evaluation: Evaluation,
-    folder: Path,
-    gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult],
-    on_sample: Callable[[Key], None] | None = None,
+def generate_samples(evaluation: Evaluation, folder: Path, on_sample: Callable[[Key], None] | None = None) -> None:
+    """Generates the missing samples of an evaluation, and waits until all processes have generated theirs.
+
+    Args:
+        evaluation: The result of `prepare`.
+        folder: The results folder, inside `mmspec.metrics.evaluation.config.open_folder`.
+        on_sample: Called for each finished sample; see `generate`.
+
+    Raises:
+        ArgumentError: As `generate`.
+    """
+    config, processes = evaluation.config, evaluation.processes
+    wanted = keys(config, evaluation.own_reference)
+    generate(evaluation.pipe, config, folder, wanted, processes, on_sample, evaluation.metrics)
+    processes.gather(None)
+
+
+def finished_part(evaluation: Evaluation, folder: Path) -> Evaluation | None:
+    """The evaluation of the first prompts, as many as every recipe has finished; None if they are too few to compare.
+
+    Since all recipes take turns on each group of prompts, these are all but the last few that were generated.
+    """
+    config = evaluation.config
+    count = finished_prompts(config, evaluation.own_reference, Journal(folder).read())
+    part = replace(config, prompts=config.prompts[:count])
+    try:
+        return replace(evaluation, config=part, metrics=check(part))
+    except ArgumentError:
+        return None
+
+
+def measure_samples(
+    evaluation: Evaluation, folder: Path, gate: Callable[[Recipe], ExactnessResult | LatentExactnessResult]
 ) -> EvaluationResult | None:
-    """Runs an evaluation, continuing what the folder already holds.
+    """Measures the samples of an evaluation, which are all finished.
 
     Features are extracted after all samples are generated, so that a metric can be added to existing results. Each
     process extracts its shard; the rows are gathered, and the processes share the metrics of recipes and the exactness
@@ -161,25 +194,20 @@ def evaluate(
     that recipes stay comparable.
 
     Args:
-        evaluation: The result of `prepare`.
-        folder: The results folder, inside `mmspec.metrics.evaluation.config.open_folder`.
+        evaluation: The result of `prepare`, or of `finished_part`.
+        folder: The results folder.
         gate: The exactness check, called once for every recipe that claims to be exact, in one of the processes; a
             recipe that fails it gets no speed-up.
-        on_sample: Called for each finished sample; see `generate`.
 
     Returns:
         None on every process but the first.
 
     Raises:
-        ArgumentError: For files that cannot be read if the configuration is strict or too few are left, and as
-            `generate`.
+        ArgumentError: For files that cannot be read if the configuration is strict or too few are left.
     """
     config, metrics, processes = evaluation.config, evaluation.metrics, evaluation.processes
-    features = evaluation.features
+    features, own_reference = evaluation.features, evaluation.own_reference
     with_reference = [metric for metric in metrics if metric.needs_reference]
-    own_reference = config.reference == "plain" and bool(with_reference)
-    generate(evaluation.pipe, config, folder, keys(config, own_reference), processes, on_sample, metrics)
-    processes.gather(None)  # wait until all have finished
     done = Journal(folder).read()
     generated = [[done[recipe, prompt, seed] for prompt, seed in units(config)] for recipe in config.recipes]
     sets = [*generated]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -37,14 +39,25 @@ def keys(config: EvalConfig, needs_reference: bool) -> list[list[list[Key]]]:
 
     If distances need a reference, each group has one more list: plain decoding with other seeds.
     """
-    wanted = [(recipe, 0) for recipe in config.recipes]
-    if needs_reference:
-        wanted.append(("plain", REFERENCE_SEEDS))
-    every = units(config)
+    wanted, every = _wanted(config, needs_reference), units(config)
     groups = [every[first : first + config.batch] for first in range(0, len(every), config.batch)]
     return [
         [[(recipe, prompt, seed + offset) for prompt, seed in group] for recipe, offset in wanted] for group in groups
     ]
+
+
+def finished_prompts(config: EvalConfig, needs_reference: bool, done: Container[Key]) -> int:
+    """The number of prompts, from the first, of which every sample of `keys` is finished."""
+    wanted = _wanted(config, needs_reference)
+    for count, prompt in enumerate(config.prompts):
+        if any((recipe, prompt, seed + offset) not in done for recipe, offset in wanted for seed in config.seeds):
+            return count
+    return len(config.prompts)
+
+
+def _wanted(config: EvalConfig, needs_reference: bool) -> list[tuple[str, int]]:
+    """What is generated for each prompt and seed: a recipe, and a number that is added to the seed."""
+    return [*((recipe, 0) for recipe in config.recipes), *([("plain", REFERENCE_SEEDS)] if needs_reference else [])]
 
 
 @dataclass
@@ -78,8 +91,9 @@ def generate(
     """Generates this process's share of the missing samples, `config.batch` samples per call.
 
     Recipes take turns on each group of prompts and seeds, in rotating order, so that a machine that speeds up or slows
-    down does so for all of them. The first call is made twice and timed the second time; recipes that differ only in
-    the strength of their rule share that of the first of them, which has prepared the same kernels and graphs.
+    down does so for all of them. The first call of a recipe is made twice and timed the second time. Recipes that
+    differ in the knobs of their rule share that of the first of them, which has prepared the same graphs; where such a
+    knob needs kernels or tables of its own, a few target calls prepare them.
 
     Args:
         pipe: Generates images or audio.
@@ -95,35 +109,58 @@ def generate(
     """
     journal = Journal(folder, processes.rank)
     done = journal.read()
-    warm: set[tuple[object, ...]] = set()
+    warm: set[object] = set()
     for i, lists in processes.shard(list(enumerate(wanted))):
         turn = i % len(lists)
         for group in [*lists[turn:], *lists[:turn]]:
             missing = [key for key in group if key not in done]
             if missing:
-                if (like := _like(missing[0][0])) not in warm:
+                like, prepared = _warm_ups(missing[0][0])
+                if like not in warm:
                     first = _call(pipe, config, missing)
                     check_kind(metrics, "audio" if isinstance(first.media[0], AudioClip) else "image")
                     check_statistics(metrics, first.stats)
-                    warm.add(like)
+                elif prepared not in warm:
+                    with suppress(_Prepared):
+                        _call(pipe, config, missing, stop_after=_PREPARING_CALLS)
+                warm |= {like, prepared}
                 journal.append(_write(folder, missing, _call(pipe, config, missing)))
             if on_sample is not None:
                 for key in group:
                     on_sample(key)
 
 
-_PREPARED = {"theta", "distance"}  # knobs of rules, besides counts, that tables of tokens or kernels are made for
+_PREPARING_CALLS = 4  # target calls after which all kernels of a rule have been compiled
+_PREPARED_KNOBS = {"theta", "distance"}  # with fractions for which a table or a kernel is made
 
 
-def _like(name: str) -> tuple[object, ...]:
-    """What recipes with the same preparation have in common: all but the strength of their rule."""
+class _Prepared(Exception):
+    """Ends a call that only prepares."""
+
+
+def _warm_ups(name: str) -> tuple[object, object]:
+    """What recipes that share a whole warm-up call have in common, and those that need no preparation after it.
+
+    The former is all but the knobs of the rule. The latter is also the knobs that a kernel is compiled or a table of
+    tokens is made for: whole numbers, words and those of `_PREPARED_KNOBS`; other fractions are arguments of kernels.
+    """
     recipe = parse(name)
-    strengths = {knob for knob in recipe.rule.knobs if not isinstance(recipe.knobs[knob], int)} - _PREPARED
-    return recipe.name, *((knob, value) for knob, value in recipe.knobs.items() if knob not in strengths)
+    shared = {knob: value for knob, value in recipe.knobs.items() if knob not in recipe.rule.knobs}
+    own = {
+        knob: value
+        for knob, value in recipe.knobs.items()
+        if knob in recipe.rule.knobs and (knob in _PREPARED_KNOBS or not isinstance(value, float))
+    }
+    like = recipe.name, *shared.items()
+    return like, (like, *own.items())
 
 
-def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall:
-    """Calls the pipeline once, for keys of one recipe."""
+def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key], stop_after: int | None = None) -> _PipelineCall:
+    """Calls the pipeline once, for keys of one recipe.
+
+    Raises:
+        _Prepared: After `stop_after` target calls.
+    """
     recipe = parse(group[0][0])
     prompts, seeds = [prompt for _, prompt, _ in group], [pipeline_seed(prompt, seed) for _, prompt, seed in group]
     lengths, gains = [0] * len(group), [[] for _ in group]  # type: tuple[list[int], list[list[int]]]
@@ -131,6 +168,8 @@ def _call(pipe: Pipe, config: EvalConfig, group: Sequence[Key]) -> _PipelineCall
     start = time.perf_counter()
 
     def on_step(step: Step) -> None:
+        if stop_after is not None and step.nfe >= stop_after:
+            raise _Prepared
         if not first:
             first.append(time.perf_counter() - start)
         # A pipeline may split a text into several rows; which row belongs to which text is then unknown.
@@ -161,22 +200,31 @@ def _first_chunk(stream: Generator[Any, None, None]) -> float:
 
 
 def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
-    """Writes the files, which must be on the disk before the journal lists them, and returns their records."""
+    """Writes the files, which must be on the disk before the journal lists them, and returns their records.
+
+    Threads compress them, and wait for the disk, at the same time. No call runs meanwhile, whose time would suffer.
+    """
+    samples = _records(group, call)
+
+    def write(medium: Medium, sample: SampleRecord) -> None:
+        notes = {"prompt": sample.prompt, "seed": str(sample.drawn), "recipe": sample.recipe}
+        write_durably(encode_medium(medium, notes), folder / sample.file)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write, call.media, samples))
+    return samples
+
+
+def _records(group: Sequence[Key], call: _PipelineCall) -> list[SampleRecord]:
+    """What the journal says about the samples of a call."""
     stats, count = call.stats, len(group)
-    samples = []
-    for (recipe, prompt, seed), medium, row, gains in zip(
-        group, call.media, row_stats(stats, count), call.gains, strict=True
-    ):
-        path = sample_path(recipe, prompt, seed, suffix_of(medium))
-        drawn = pipeline_seed(prompt, seed)
-        notes = {"prompt": prompt, "seed": str(drawn), "recipe": recipe}
-        write_durably(encode_medium(medium, notes), folder / path)
-        sample = SampleRecord(
+    return [
+        SampleRecord(
             recipe=recipe,
             prompt=prompt,
             seed=seed,
-            drawn=drawn,
-            file=path.as_posix(),
+            drawn=pipeline_seed(prompt, seed),
+            file=sample_path(recipe, prompt, seed, suffix_of(medium)).as_posix(),
             seconds=call.seconds / count,
             latency=call.seconds,
             first=call.first,
@@ -192,8 +240,10 @@ def _write(folder: Path, group: Sequence[Key], call: _PipelineCall) -> list[Samp
             grid=_grid(medium, row.tokens),
             length=medium.seconds if isinstance(medium, AudioClip) else None,
         )
-        samples.append(sample)
-    return samples
+        for (recipe, prompt, seed), medium, row, gains in zip(
+            group, call.media, row_stats(stats, count), call.gains, strict=True
+        )
+    ]
 
 
 def _grid(medium: Medium, tokens: int) -> int | None:

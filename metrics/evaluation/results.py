@@ -22,14 +22,20 @@ FILE, CSV_FILE = "results.json", "results.csv"
 Record = dict[str, Any]
 
 
-def record_of(config: EvalConfig, result: EvaluationResult, environment: Mapping[str, Any]) -> Record:
-    """The results as one JSON object: `schema_version`, `config`, `environment`, `skipped` and `rows`."""
+def record_of(
+    config: EvalConfig,
+    result: EvaluationResult,
+    environment: Mapping[str, Any],
+    planned_prompts: int | None = None,
+) -> Record:
+    """The results as one JSON object, with the keys of `mmspec.metrics.evaluation.schema.Results`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "config": config.to_dict(),
         "environment": dict(environment),
         "skipped": result.skipped,
         "rows": [asdict(row) for row in result.rows],
+        "planned_prompts": planned_prompts,
     }
 
 

@@ -17,6 +17,7 @@ from mmspec.documents import first_error
 from mmspec.errors import ArgumentError
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.evaluate import RecipeResult
+from mmspec.metrics.values import Count
 
 SCHEMA_VERSION = 2
 
@@ -31,6 +32,8 @@ class Results:
         environment: Versions and devices.
         skipped: Why files were left out, one line each.
         rows: One per recipe, plain first.
+        planned_prompts: If the run was stopped, the number of prompts that it was to have; `config` has the first ones
+            alone, which every recipe has finished, and the results are theirs. None if it has ended.
     """
 
     schema_version: Literal[2]  # SCHEMA_VERSION
@@ -38,6 +41,7 @@ class Results:
     environment: dict[str, str | int | None]
     skipped: list[str]
     rows: Annotated[list[RecipeResult], Field(min_length=1)]
+    planned_prompts: Count | None = None
 
 
 @cache

@@ -16,7 +16,7 @@ from mmspec.metrics.report.losses import prompts_that_lose
 from mmspec.metrics.report.markup import Children, Element, document
 from mmspec.metrics.report.places import places
 from mmspec.metrics.report.recipes import recipes_table
-from mmspec.metrics.report.runs import ReportRun, between_runs
+from mmspec.metrics.report.runs import ReportRun, between_runs, stopped_after
 from mmspec.metrics.report.samples import Budget, samples, viewer
 from mmspec.metrics.report.slider import scales, slider
 from mmspec.metrics.report.style import STYLE
@@ -83,6 +83,7 @@ def page(runs: Sequence[ReportRun], notice: Children = None) -> str:
             "header",
             Element("h1", title),
             [Element("p", _summary(run)) for run in runs],
+            [Element("p", text, class_="notice") for run in runs if (text := stopped_after(run))],
             notice,
             Element("nav", (Element("a", _TITLES[key], href=f"#{key}-part") for key in shown), aria_label="Parts"),
         ),

@@ -31,6 +31,14 @@ class ReportRun:
     folder: Path
 
 
+def stopped_after(run: ReportRun) -> str:
+    """That a run was stopped, and what its results are of; "" if it has ended."""
+    if not (planned := run.record.get("planned_prompts")):
+        return ""
+    finished = len(run.record["config"]["prompts"])
+    return f"{run.name + ': ' if run.name else ''}Stopped after {finished:,} of {planned:,} prompts: results of these."
+
+
 def between_runs(runs: Sequence[ReportRun]) -> list[Element]:
     """Settings that differ, the same recipes compared with the first run, and speed by temperature and guidance."""
     if len(runs) < 2:

@@ -9,7 +9,7 @@ from typing import Any
 from mmspec.metrics.evaluation.results import aligned, guarantee, short, short_speedup
 from mmspec.metrics.report.differences import compared, verdict
 from mmspec.metrics.report.page import common_metrics, named_rows
-from mmspec.metrics.report.runs import ReportRun
+from mmspec.metrics.report.runs import ReportRun, stopped_after
 from mmspec.metrics.report.slider import answers, scales
 
 Record = Mapping[str, Any]
@@ -70,7 +70,8 @@ def _origin(run: ReportRun) -> str:
         str(environment.get("device") or config["device"]),
         *(f"{name} {environment[name]}" for name in ("mmspec", "torch") if environment.get(name)),
     ]
-    return f"{run.name + ': ' if run.name else ''}{', '.join(where)}. Intervals are 95 % bootstrap intervals."
+    own = f"{run.name + ': ' if run.name else ''}{', '.join(where)}. Intervals are 95 % bootstrap intervals."
+    return " ".join(filter(None, [own, stopped_after(run)]))
 
 
 def _tables(runs: Sequence[ReportRun]) -> list[Table]:

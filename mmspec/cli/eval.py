@@ -6,15 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmspec.cli.bench import split_recipes
 from mmspec.cli.exactness_gate import gate
+from mmspec.cli.interrupts import sigterm_interrupts
 from mmspec.cli.metric_weights import (
     ClapWeights,
     ClipWeights,
@@ -36,6 +37,9 @@ from mmspec.cli.model_options import DType, read_dtype
 from mmspec.cli.options import Drafter, GuidanceScale, Json, MinP, Temperature, TopK, TopP, TypicalP
 from mmspec.cli.pipelines import load_pipeline
 from mmspec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mmspec.metrics.evaluation.evaluate import Evaluation
 
 _Text = str | None
 OWN_METRICS = {
@@ -135,8 +139,9 @@ def evaluate(
 ) -> None:
     """Generate with every recipe, measure speed and quality with intervals, and write the results to a folder.
 
-    Plain decoding always runs too. A stopped run continues where it was; under torchrun or accelerate launch the
-    processes share the work.
+    Plain decoding always runs too. A run that is stopped by Ctrl-C or SIGTERM writes the results of the prompts that
+    every recipe has finished, and continues when it is given again; under torchrun or accelerate launch the processes
+    share the work.
     """
     flags = {
         "model": model, "prompts": prompts, "recipes": recipes, "seeds": seeds, "metrics": metrics, "limit": limit,
@@ -167,8 +172,7 @@ def evaluate(
     from mmspec.fingerprint import fingerprint
     from mmspec.loading import check_device
     from mmspec.metrics.environment import environment
-    from mmspec.metrics.evaluation.evaluate import check, prepare
-    from mmspec.metrics.evaluation.evaluate import evaluate as run
+    from mmspec.metrics.evaluation.evaluate import check, measure_samples, prepare
     from mmspec.metrics.evaluation.results import record_of, table, write_results
     from mmspec.metrics.evaluation.scores import write_scores
     from mmspec.metrics.evaluation.suites.classes import SUITE as CLASSES
@@ -191,23 +195,69 @@ def evaluate(
         if processes.rank == 0:
             stack.enter_context(open_folder(output, resolved))
         processes.gather(None)  # wait until the folder exists
-        total = len(resolved.recipes) * len(resolved.prompts) * len(resolved.seeds)
-        with _bar(total, quiet=as_json or processes.rank > 0) as on_sample:
-            try:
-                result = run(evaluation, output, gate, on_sample)
-            except KeyboardInterrupt:
-                print(f"mmspec: '{output}' keeps its finished samples; the same command continues", file=sys.stderr)
+        try:
+            with sigterm_interrupts() if processes.count == 1 else nullcontext():
+                stopped = _generate(evaluation, output, quiet=as_json or processes.rank > 0)
+                if stopped:  # out of the handler, as an exception holds on to the memory of the call that it ended
+                    evaluation = _finished_part(evaluation, output)
+                result = measure_samples(evaluation, output, gate)
+                if result is None:
+                    return
+                for reason in result.skipped:
+                    print(f"mmspec: left out: {reason}", file=sys.stderr)
+                machine = {**environment(), "processes": processes.count}
+                record = record_of(evaluation.config, result, machine, len(resolved.prompts) if stopped else None)
+                write_results(record, output)
+                if result.scores is not None:
+                    write_scores(result.scores, output)
+                write_report(record, output)
+            print(json.dumps(record) if as_json else table(record["rows"], resolved.batch))
+            if stopped:
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            print(f"mmspec: '{output}' keeps its finished samples; the same command continues", file=sys.stderr)
+            raise
+
+
+def _generate(evaluation: Evaluation, output: Path, quiet: bool) -> bool:
+    """Generates the missing samples; returns whether an interrupt has stopped it.
+
+    Raises:
+        KeyboardInterrupt: If several processes generate: each is stopped at another place.
+    """
+    from mmspec.metrics.evaluation.evaluate import generate_samples
+
+    config = evaluation.config
+    with _bar(len(config.recipes) * len(config.prompts) * len(config.seeds), quiet) as on_sample:
+        try:
+            generate_samples(evaluation, output, on_sample)
+        except KeyboardInterrupt:
+            if evaluation.processes.count > 1:
                 raise
-        if result is None:
-            return
-        for reason in result.skipped:
-            print(f"mmspec: left out: {reason}", file=sys.stderr)
-        record = record_of(resolved, result, {**environment(), "processes": processes.count})
-        write_results(record, output)
-        if result.scores is not None:
-            write_scores(result.scores, output)
-        write_report(record, output)
-    print(json.dumps(record) if as_json else table(record["rows"], resolved.batch))
+            return True
+    return False
+
+
+def _finished_part(evaluation: Evaluation, output: Path) -> Evaluation:
+    """The evaluation of the prompts that every recipe has finished, whose results are written.
+
+    Raises:
+        KeyboardInterrupt: If these are too few to compare, or the folder has the results of more.
+    """
+    from mmspec.metrics.evaluation.evaluate import finished_part
+    from mmspec.metrics.evaluation.results import read_results
+
+    part = finished_part(evaluation, output)
+    if part is None:
+        raise KeyboardInterrupt
+    finished = len(part.config.prompts)
+    with suppress(ArgumentError):  # no results yet, or none that can be read
+        if len(read_results(output)["config"]["prompts"]) > finished:
+            print(f"mmspec: stopped after {finished:,} prompts; the results are still those of more", file=sys.stderr)
+            raise KeyboardInterrupt
+    planned = len(evaluation.config.prompts)
+    print(f"mmspec: stopped after {finished:,} of {planned:,} prompts; measuring these", file=sys.stderr)
+    return part
 
 
 def resolve(given: Mapping[str, Any]) -> Any:

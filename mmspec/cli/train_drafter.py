@@ -156,11 +156,12 @@ def train_drafter(
 ) -> None:
     """Train a drafter on the model's own sequences, and print its folder.
 
-    `mmspec image --drafter FOLDER`, or in Python `mmspec.load(model, drafter=FOLDER)`, uses the folder. Its
-    `training.json` has the curve of the expected acceptance rate of each draft in a window, measured on held-out
-    prompts; `work` has the sequences and the checkpoint, and may be deleted. The same command continues a training that
-    was stopped. With --drafter, a small model starts from the weights of that drafter. Under `accelerate launch` or
-    torchrun, several processes share the work.
+    `mmspec image --drafter FOLDER`, or in Python `mmspec.load(model, drafter=FOLDER)`, uses the folder. Of the steps at
+    which acceptance is measured on held-out prompts, it has the drafter of the one with the most tokens per call. Its
+    `training.json` has that step, and the curve of the expected acceptance rate of each draft in a window; `work` has
+    the sequences and the checkpoint, and may be deleted. The same command continues a training that was stopped. With
+    --drafter, a small model starts from the weights of that drafter. Under `accelerate launch` or torchrun, several
+    processes share the work.
     """
     for name, value, known in (("kind", kind, KINDS), ("loss", loss, LOSSES), ("rotary", rotary, ROTARY)):
         if value not in known:
@@ -228,6 +229,7 @@ def train_drafter(
                 torch.distributed.barrier()  # all processes write after the leftovers of an earlier run are gone
             own = trainer.collect(show.chunk)
             trainer.train(own, validate_every, save_every, show.step, show.point)
+            show.kept(trainer.best)
     if not lead:
         return
     if as_json:
@@ -285,6 +287,11 @@ class Bars:
         loss = "" if point.loss is None else f"loss {point.loss:.4f}, "
         line = f"step {point.step}: {loss}acceptance {shares}, {point.tokens_per_call:.2f} tokens per call"
         self._steps.write(line, file=sys.stderr)
+
+    def kept(self, point: CurvePoint) -> None:
+        if not self._quiet:
+            line = f"kept step {point.step}, the best measured: {point.tokens_per_call:.2f} tokens per call"
+            self._steps.write(line, file=sys.stderr)
 
     def close(self) -> None:
         self._made.close()

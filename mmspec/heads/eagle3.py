@@ -196,8 +196,12 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         assert isinstance(layer, Eagle3Layer)
         return layer
 
-    def layers_of(self, layers: int) -> tuple[int, ...]:
+    def layers_of(self, layers: int, last: int | None = None) -> tuple[int, ...]:
         """The layers whose hidden states are fused, for a target of `layers` layers.
+
+        Args:
+            layers: The number of layers.
+            last: The last layer that the target can collect, where it has more than its decoder's; None: `layers`.
 
         Raises:
             ModelError: If the target is not as deep.
@@ -205,7 +209,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         # The default of vLLM and of `speculators`, for targets deep enough.
         low, high = min(2, layers), max(layers - 3, 0)
         found = (low, layers // 2, high) if self.layer_ids is None else self.layer_ids
-        if max(found) > layers or min(found) < 0:
+        if max(found) > (layers if last is None else last) or min(found) < 0:
             raise ModelError(f"drafter reads layers {list(found)}, and the model has {layers}; it is for another model")
         return found
 

@@ -29,7 +29,7 @@ _WARMUP = 0.03  # share of the steps
 # Content of a checkpoint, by type.
 _STATE: dict[str, type | tuple[type, ...]] = {
     "settings": dict, "model": dict, "optimiser": dict, "step": int, "seconds": (int, float), "losses": list,
-    "curve": list,
+    "curve": list, "best": dict,
 }  # fmt: skip
 
 
@@ -78,15 +78,19 @@ class Trainer:
         self._losses: list[float] = []
         state = self._load_checkpoint()  # refuses other settings before any slow work
         self.model = new_drafter(pipe, settings).train()
+        self._best: Any = None  # the model at `best`, in float16
         self._reference: torch.nn.Module | None = None
         if settings.reference is not None:
             pipe.add_drafter(settings.reference)
             self._reference = pipe.new_small().eval().requires_grad_(False)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, betas=(0.9, 0.95))
         if state is not None:
-            check_tensors(f"{OUTPUT}: checkpoint '{self._checkpoint}'", state["model"], self.model)
+            self._best = _in_half(self.model)
+            for name, model in (("model", self.model), ("best", self._best)):
+                check_tensors(f"{OUTPUT}: checkpoint '{self._checkpoint}'", state[name], model)
             try:
                 self.model.load_state_dict(state["model"])
+                self._best.load_state_dict(state["best"])
                 self._optimizer.load_state_dict(state["optimiser"])
                 self.curve = [CurvePoint(**point) for point in state["curve"]]
             except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
@@ -94,6 +98,11 @@ class Trainer:
                     f"{OUTPUT}: '{self._checkpoint}' is damaged; delete it, or name another folder: {describe(error)}"
                 ) from None
             self.step, self.seconds, self._losses = state["step"], state["seconds"], state["losses"]
+
+    @property
+    def best(self) -> CurvePoint:
+        """The measurement with the most tokens per call, the latest of equals; the drafter of that step is written."""
+        return max(self.curve, key=lambda point: (point.tokens_per_call, point.step))
 
     def collect(self, on_chunk: Callable[[int], None] | None = None) -> TrainingSequences:
         """Loads the training sequences, after generating those that are not on disk yet.
@@ -128,7 +137,7 @@ class Trainer:
         on_step: Callable[[int, float], None] | None = None,
         on_point: Callable[[CurvePoint], None] | None = None,
     ) -> None:
-        """Takes the remaining steps and writes the result.
+        """Takes the remaining steps and writes the drafter of the step that measured best.
 
         Args:
             sequences: From `collect`.
@@ -155,19 +164,25 @@ class Trainer:
         self.write()
 
     def write(self) -> None:
-        """Writes the drafter, in float16, and its record to the folder; only rank 0 writes."""
+        """Writes the drafter of the best step, in float16, and its record to the folder; only rank 0 writes."""
         if self.rank:
             return
         with replacing_folder(self.folder) as partial:
-            copy.deepcopy(self.model).half().save_pretrained(partial)
+            self._best.save_pretrained(partial)
         with replacing(self.folder / "training.json") as partial:
             partial.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def record(self) -> dict[str, Any]:
-        """Settings and curve as JSON values."""
+        """Settings, the step whose drafter is written, and the curve as JSON values."""
         settings = {**asdict(self.settings), "prompts": len(self.settings.prompts)}
         curve = [asdict(point) for point in self.curve]
-        return {"schema_version": SCHEMA_VERSION, "settings": settings, "seconds": self.seconds, "curve": curve}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "settings": settings,
+            "seconds": self.seconds,
+            "best_step": self.best.step,
+            "curve": curve,
+        }
 
     def _batch_indices(self, count: int) -> list[int]:
         """The sequences of this step: every epoch uses each of `count` sequences once, in a new order."""
@@ -227,11 +242,16 @@ class Trainer:
         return float(flat[-1])
 
     def _evaluate(self, on_point: Callable[[CurvePoint], None] | None) -> None:
-        """Adds a point to the curve. All processes compute the same, so that none waits for another."""
+        """Adds a point to the curve, and keeps the drafter if it is the best so far.
+
+        All processes compute the same, so that none waits for another.
+        """
         measured = evaluate_drafter(self.pipe, self.model, self.settings)
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses = []
         self.curve.append(CurvePoint(self.step, loss, measured.by_position, measured.tokens_per_call))
+        if self.best is self.curve[-1]:
+            self._best = _in_half(self.model)
         if on_point is not None:
             on_point(self.curve[-1])
 
@@ -246,6 +266,7 @@ class Trainer:
             "seconds": self.seconds,
             "losses": self._losses,
             "curve": [asdict(point) for point in self.curve],
+            "best": self._best.state_dict(),
         }
         with replacing(self._checkpoint) as partial:
             torch.save(state, partial)
@@ -283,9 +304,17 @@ def _checkpoint_problem(state: Any) -> str | None:
             return f"it has no {name!r}"
         if not isinstance(state[name], kind):
             return f"its {name!r} is a {type(state[name]).__name__}"
-    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in state["model"].items()):
-        return "its 'model' has values that are no tensors"
+    for weights in ("model", "best"):
+        if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in state[weights].items()):
+            return f"its {weights!r} has values that are no tensors"
     return None
+
+
+def _in_half(model: torch.nn.Module) -> Any:
+    """A copy of a model in float16, without its gradients."""
+    made = copy.deepcopy(model).half()
+    made.zero_grad()
+    return made
 
 
 def longest(tokens: Tensor, layout: Layout) -> int:

@@ -17,11 +17,12 @@ from mmspec.training.trainer import Trainer
 TEXTS = ("call emma", "turn on the light", "seven")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A block head of the voice after one step, on sentences of different lengths."""
+@pytest.fixture(scope="module", params=["block", "eagle3"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head of the voice after one step, on sentences of different lengths."""
     folder = tmp_path_factory.mktemp("drafter")
-    settings = TrainingSettings("block", "kl", TEXTS[:2], TEXTS[2:], 2, 1, 2, 1e-3, 4, 32, 0, layers=1, markov_rank=4)
+    kind = request.param
+    settings = TrainingSettings(kind, "kl", TEXTS[:2], TEXTS[2:], 2, 1, 2, 1e-3, 4, 32, 0, layers=1, markov_rank=4)
     trainer = Trainer(mmspec.load("spoken"), settings, folder)
     sequences = trainer.collect()
     ends = sequences.tokens == STOP
@@ -33,10 +34,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_head_of_the_voice_drafts(trained: Path) -> None:
     """It reads layers of the transformer and the next phones of the script; greedy speech stays the same."""
     pipe = mmspec.load("spoken", drafter=trained)
-    head = pipe.adapter.heads["block"]
+    ((kind, head),) = pipe.adapter.heads.items()
     assert head.layer_ids == (1, 3, 5, 6, 7, 8)
     plain = pipe(list(TEXTS), recipe="plain", temperature=0, seed=0)
-    for recipe in ("block:window=4", "scd:window=6,start=block", "tree-block:branch=2/1"):
+    for recipe in (f"{kind}:window=4", f"scd:window=6,start={kind}", f"tree-{kind}:branch=2/1"):
         out = pipe(list(TEXTS), recipe=recipe, temperature=0, seed=0)
         assert out.stats.draft_calls > 0
         for one, other in zip(out, plain, strict=True):

@@ -23,15 +23,17 @@ from fake_pipe import SECONDS, Pipe, classifier, open_gate
 from PIL import Image
 
 import mmspec
+from mmspec.bulk.media import write_durably
 from mmspec.cli.app import main
-from mmspec.errors import ArgumentError, UnknownNameError
+from mmspec.errors import ArgumentError, OutputError, UnknownNameError
 from mmspec.fingerprint import fingerprint
 from mmspec.loading import load
 from mmspec.metrics import metric
+from mmspec.metrics.evaluation import generation
 from mmspec.metrics.evaluation.config import EvalConfig
-from mmspec.metrics.evaluation.generation import generate
+from mmspec.metrics.evaluation.generation import finished_prompts, generate
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
-from mmspec.metrics.evaluation.results import as_csv, short, table
+from mmspec.metrics.evaluation.results import as_csv, read_results, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
 from mmspec.metrics.extractors import shapes
 from mmspec.metrics.extractors.image import extract
@@ -181,12 +183,137 @@ def test_a_stopped_run_continues(pipe: Pipe, tmp_path: Path, capsys: pytest.Capt
     assert pipe.calls == []
 
 
-def test_rules_that_prepare_other_tables_are_warmed_up(pipe: Pipe, tmp_path: Path) -> None:
+STOPPED = """
+import sys, time
+from pathlib import Path
+import fake_pipe
+
+class Hanging(fake_pipe.Pipe):
+    def __call__(self, *arguments, **options):
+        if len(self.calls) == 28:
+            Path(sys.argv[1]).touch()
+            time.sleep(600)
+        return super().__call__(*arguments, **options)
+
+fake_pipe.install(Hanging())
+from mmspec.cli.app import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_has_the_results_of_what_is_finished(
+    number: signal.Signals, pipe: Pipe, tmp_path: Path, root: Path
+) -> None:
+    """It stops in its third group of two samples: those of the first prompt and of a part of the second are there."""
+    out, reached = tmp_path / "out", tmp_path / "reached"
+    options = [*arguments(out), "--metrics", "attributes,nll", "--batch", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests" / "helpers")])
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(reached), *options],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's background
+    ) as process:
+        try:
+            while not reached.exists():
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.05)
+            process.send_signal(number)
+            printed, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 130, errors
+    assert errors == (
+        "mmspec: stopped after 1 of 5 prompts; measuring these\n"
+        f"mmspec: '{out}' keeps its finished samples; the same command continues\nmmspec: interrupted\n"
+    )
+    stopped = read_results(out)
+    assert printed == table(stopped["rows"], 2) + "\n"
+    assert stopped["planned_prompts"] == 5 and len(stopped["config"]["prompts"]) == 1
+    assert [row["speed"]["samples"] for row in stopped["rows"]] == [3] * 4
+    note = "Stopped after 1 of 5 prompts"
+    assert note in (out / "report.html").read_text() and note in markdown([ReportRun("", stopped, out)])
+    # As an evaluation of these prompts, from the same samples; then it continues.
+    assert main([*options, "--limit", "1"]) == 0 and pipe.calls == []
+    short_one = read_results(out)
+    assert short_one["rows"] == stopped["rows"] and short_one["planned_prompts"] is None
+    assert note not in (out / "report.html").read_text()
+    assert main(options) == 0
+    assert read_results(out)["rows"][0]["speed"]["samples"] == 15
+
+
+def test_a_stopped_run_leaves_results_of_more_prompts(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*arguments(tmp_path), "--metrics", "attributes"]
+    assert main([*options, "--recipes", "scd"]) == 0
+    before = (tmp_path / "results.json").read_text()
+    monkeypatch.setattr("signal.raise_signal", default_interrupt)
+    pipe.calls, pipe.fail_at = [], 11
+    assert main(options) == 130
+    assert "mmspec: stopped after 1 prompts; the results are still those of more\n" in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_text() == before
+
+
+def test_an_interrupt_while_a_stopped_run_is_measured_ends_it(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.raise_signal", default_interrupt)
+    monkeypatch.setattr(exactness, "check", default_interrupt)
+    pipe.fail_at = 40
+    assert main([*arguments(tmp_path), "--metrics", "attributes"]) == 130
+    assert not (tmp_path / "results.json").exists() and len(Journal(tmp_path).read()) > 30
+
+
+def default_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_prompts_are_finished_in_order() -> None:
+    config = EvalConfig("toy", ("a", "b", "c"), ("plain", "scd"), (0, 1), ())
+    done = {(recipe, prompt, seed) for recipe in config.recipes for prompt in config.prompts for seed in (0, 1)}
+    assert finished_prompts(config, False, done) == 3
+    assert finished_prompts(config, True, done) == 0
+    assert finished_prompts(config, False, done - {("scd", "b", 1)}) == 1  # c is finished, and is not counted
+    assert finished_prompts(config, False, done - {("plain", "a", 0)}) == 0
+
+
+def test_rules_that_prepare_other_tables_are_warmed_up(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice for the first one, for one of two target calls where a table differs, not where only delta does."""
+    monkeypatch.setattr(generation, "_PREPARING_CALLS", 1)
     recipes = ("lantern:k=2", "lantern:k=3", "lantern:delta=0.2,k=3")
     config = EvalConfig("toy", ("a",), recipes, (0,), ())
     toy: Any = pipe
     generate(toy, config, tmp_path, [[[(name, "a", 0)] for name in recipes]])
     assert [call[0] for call in pipe.calls] == [name for name in recipes[:2] for _ in range(2)] + [recipes[2]]
+    seconds = {sample.seconds for sample in Journal(tmp_path).read().values()}
+    assert len(seconds) == 1 and pipe.now == (2 + 1.5 + 1) * seconds.pop()
+
+
+def test_the_journal_lists_no_sample_of_a_call_whose_files_cannot_be_written(
+    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(content: bytes, path: Path) -> None:
+        if path.name.endswith("-2.png") and "scd" in path.parent.name:
+            raise OutputError(f"cannot write '{path}': No space left on device")
+        write_durably(content, path)
+
+    monkeypatch.setattr(generation, "write_durably", write)
+    config = EvalConfig("toy", ("a",), ("plain", "scd"), (0, 1, 2, 3), (), batch=4)
+    toy: Any = pipe
+    with pytest.raises(OutputError, match="No space left"):
+        generate(toy, config, tmp_path, generation.keys(config, False))
+    assert {(sample.recipe, sample.seed) for sample in Journal(tmp_path).read().values()} == {
+        ("plain", seed) for seed in range(4)
+    }
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_finished_run_accepts_more_recipes_and_metrics(pipe: Pipe, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from mmspec.heads.skipped_layers import SkippedLayers
 from mmspec.loading import add_drafter
 from mmspec.locks import locked
 from mmspec.training import sequences
+from mmspec.training.acceptance_probe import DrafterAcceptance
 from mmspec.training.datastore import write_datastore
 from mmspec.training.kinds import KINDS
 from mmspec.training.objectives import LOSSES, chain_loss, improvable, run_teacher
@@ -114,6 +115,39 @@ def test_a_restarted_training_ends_as_an_uninterrupted_one(kind: str, tmp_path: 
     assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     with pytest.raises(ArgumentError, match="holds a training with another lr and seed"):
         Trainer(pipe, settings(kind, lr=1e-3, seed=3), tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "small"])
+def test_the_drafter_of_the_best_step_is_kept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured, the drafter gets worse after step 3; a training that is resumed keeps the same one."""
+    tokens_per_call = {0: 1.0, 1: 1.5, 2: 2.0, 3: 2.0, 4: 1.75, 5: 1.5, 6: 1.25}
+    pipe, chosen = tiny_pipe(), settings(kind)
+    weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def train(folder: Path, until: int) -> Trainer:
+        folder.mkdir(exist_ok=True)
+        trainer = Trainer(pipe, chosen, folder)
+        measured = lambda *_: DrafterAcceptance([None], tokens_per_call[trainer.step])  # noqa: E731
+        monkeypatch.setattr("mmspec.training.trainer.evaluate_drafter", measured)
+
+        def on_step(step: int, loss: float) -> None:
+            weights[step] = {name: value.half() for name, value in trainer.model.state_dict().items()}
+            if step == until:
+                raise Killed
+
+        trainer.train(trainer.collect(), validate_every=1, save_every=2, on_step=on_step)
+        return trainer
+
+    for killed_at in (4, 6):  # before and after the checkpoint that has the best step
+        folder = tmp_path / str(killed_at)
+        with pytest.raises(Killed):
+            train(folder, killed_at)
+        assert train(folder, 0).best.step == 3
+        assert json.loads((folder / "training.json").read_text())["best_step"] == 3
+        stored = load_file(folder / f"{'diffusion_pytorch_model' if kind == 'small' else 'model'}.safetensors")
+        assert stored.keys() <= weights[3].keys()
+        assert all(torch.equal(value, weights[3][name]) for name, value in stored.items())
+        assert not all(torch.equal(value, weights[6][name]) for name, value in stored.items())
 
 
 @pytest.mark.parametrize(
@@ -252,13 +286,16 @@ def command(folder: Path, *options: str) -> list[str]:
 def test_the_command_prints_its_folder_or_its_record(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(workspace, "--validate-every", "1")) == 0
     printed = capsys.readouterr()
-    assert printed.out == f"{workspace / 'out'}\n" and printed.err.count("tokens per call") == 3
+    assert printed.out == f"{workspace / 'out'}\n" and printed.err.count("tokens per call") == 4
+    assert printed.err.splitlines()[-1].startswith("kept step ")
     assert main(command(workspace, "--validate-every", "1", "--json")) == 0  # already finished
     printed = capsys.readouterr()
     record = json.loads(printed.out)
     assert printed.err == "" and [point["step"] for point in record["curve"]] == [0, 1, 2]
     stored = json.loads((workspace / "out" / "training.json").read_text())
     assert stored["curve"] == record["curve"] and stored["schema_version"] == 1
+    best = max(record["curve"], key=lambda point: (point["tokens_per_call"], point["step"]))
+    assert record["best_step"] == stored["best_step"] == best["step"]
 
 
 @pytest.mark.parametrize(
@@ -369,6 +406,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda state: {**state, "model": {**state["model"], "more": torch.zeros(1)}},
         lambda state: {**state, "model": {name: value[:1] for name, value in state["model"].items()}},
         lambda state: {**state, "model": {name: 3 for name in state["model"]}},
+        lambda state: {**state, "best": {}},
+        lambda state: {**state, "best": {name: 3 for name in state["best"]}},
         lambda state: {**state, "optimiser": {}},
         lambda state: {**state, "optimiser": {"state": 3, "param_groups": "x"}},
         lambda state: {**state, "curve": [3]},
