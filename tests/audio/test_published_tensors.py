@@ -118,6 +118,14 @@ def test_names_dtypes_and_shapes_are_those_of_the_file(name: str) -> None:
         assert inventory(shapes, wanted["dtype"], wanted["between"]) == wanted["sha256"]
 
 
+def test_the_smaller_qwen3_tts_with_named_voices_has_the_tensors_of_its_file() -> None:
+    """Its config.json was not found; the sizes are those of the Base model, without the encoder of speakers."""
+    wanted = published.read("qwen3-tts-12hz-0.6b-customvoice", "weights")
+    shapes = QWEN3_TTS({**published.read("qwen3-tts-12hz-0.6b-base", "config"), "tts_model_type": "custom_voice"})
+    assert len(shapes) == wanted["tensors"]
+    assert inventory(shapes, wanted["dtype"], wanted["between"]) == wanted["sha256"]
+
+
 def test_dia_has_the_names_and_shapes_of_its_file() -> None:
     wanted = published.read("dia-1.6b-0626", "weights")
     assert inventory(shapes_of(published.on_meta("dia-1.6b-0626")), "F32", "x") == wanted["sha256"]
