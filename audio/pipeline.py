@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,15 @@ from mmspec.audio.adapter import (
     SupportsDuration,
     SupportsHeads,
     SupportsReferenceAudio,
-    codec_of_part,
 )
+from mmspec.audio.assembly import AudioAssembler
 from mmspec.audio.draft_heads import add_head, supports_heads, training_prompts
 from mmspec.audio.outputs import AudioOutput, AudioOutputs, AudioStream
-from mmspec.audio.part_stream import stream_part
 from mmspec.audio.reference_audio import ReferenceAudio
-from mmspec.audio.resampling import Resampler, resample
 from mmspec.audio.text_parts import continued, continues_latest, decode_parts, draws_voice, part_seed
 from mmspec.batching.request import PreparedBatch, PreparedRequest, RowPrompt
 from mmspec.decoding.loop import OnStep
-from mmspec.decoding.stats import RowStats, Stats
+from mmspec.decoding.stats import Stats
 from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError, PromptError
 from mmspec.keywords import check_options, refuse_unknown_keywords
@@ -42,7 +40,6 @@ from mmspec.training.prepared import PreparedPrompts
 
 FIRST, EVERY = 12, 25  # frames in the first chunk of a stream, and in the later ones
 DEFAULT_BATCH = 8  # parts of texts that are decoded at a time
-MAX_PAUSE = 60  # seconds
 
 
 class SpeechPipeline:
@@ -237,9 +234,7 @@ class SpeechPipeline:
             batch_size = max(len(texts), DEFAULT_BATCH)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ArgumentError(f"batch_size={batch_size!r} is not allowed; it must be an integer, 1 or more")
-        silence = self._silence(pause)
-        if sampling_rate is not None:
-            Resampler(self.sampling_rate, sampling_rate)  # refuses an impossible rate before any work
+        assembler = AudioAssembler(self.adapter, pause, sampling_rate)
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
         prepared = [self.read(t, voice) for t in texts]
@@ -253,7 +248,7 @@ class SpeechPipeline:
         for each, own_seed in zip(prepared, seeds, strict=True):
             last = first + len(each.parts)
             tokens, rows = spoken.tokens[first:last], stats.rows[first:last]
-            outputs.append(self._output(each, tokens, rows, own_seed, stats, silence, sampling_rate))
+            outputs.append(assembler.output(each, tokens, rows, own_seed, stats))
             first = last
         return outputs[0] if isinstance(text, str) else AudioOutputs(outputs, stats)
 
@@ -272,12 +267,10 @@ class SpeechPipeline:
         """
         names = ("temperature", "top_k", "top_p", "min_p", "typical_p", "guidance_scale")
         check_options(options, ("seed", "voice", *names, "pause", "sampling_rate", "output_type"))
-        output_type, sampling_rate = options.get("output_type", "audio"), options.get("sampling_rate")
+        output_type = options.get("output_type", "audio")
         if output_type not in ("audio", "latent"):
             raise ArgumentError(f"output_type={shown(output_type)} is not allowed; use 'audio' or 'latent'")
-        silence = self._silence(options.get("pause", 0.0))
-        if sampling_rate is not None:
-            Resampler(self.sampling_rate, sampling_rate)
+        assembler = AudioAssembler(self.adapter, options.get("pause", 0.0), options.get("sampling_rate"))
         sampling = self._sampling(*(options.get(name) for name in names))
         prepared = self.read(prompt, options.get("voice"))
         (seed,) = row_seeds(options.get("seed"), 1)
@@ -298,7 +291,7 @@ class SpeechPipeline:
                 return AudioOutput(
                     nothing, self.sampling_rate, list(tokens), seed, list(prepared.notes), truncated, stats
                 )
-            return self._output(prepared, tokens, stats.rows, seed, stats, silence, sampling_rate)
+            return assembler.output(prepared, tokens, stats.rows, seed, stats)
 
         continue_part = continue_row if draws_voice(self.adapter) else None
         return PreparedRequest(rows, finish, seed, continue_part, prepared.notes, chained=latest)
@@ -381,83 +374,14 @@ class SpeechPipeline:
         check_callback("on_step", on_step)
         chosen = parse(recipe if recipe is not None else self.adapter.recipe)
         sampling = self._sampling(temperature, top_k, top_p, min_p, typical_p, guidance_scale)
-        rate, silence = self.sampling_rate, self._silence(pause)
-        resampler = None if sampling_rate in (None, rate) else Resampler(rate, sampling_rate)
+        assembler = AudioAssembler(self.adapter, pause, sampling_rate)
         prepared = self.read(text, voice)
         (own_seed,) = row_seeds(seed, 1)
-        truncations: list[str] = []
 
-        def decoded() -> Iterator[NDArray[np.float32]]:
-            start: tuple[Any, Tensor] | None = None
-            for i, part in enumerate(prepared.parts):
-                if start is not None:
-                    part = continued(self.adapter, part, *start)
+        def decode(number: int, part: Any, observe: OnStep) -> Decoded:
+            return self._decode([part], chosen, sampling, [part_seed(own_seed, number)], observe)
 
-                def decode(observe: OnStep, part: Any = part, seed: int = part_seed(own_seed, i)) -> Decoded:
-                    return self._decode([part], chosen, sampling, [seed], observe)
-
-                found = yield from stream_part(self.adapter, part, decode, first, every, on_step)
-                if i == 0 or continues_latest(self.adapter):
-                    start = part, found.tokens[0]
-                if found.stats.rows[0].truncated:
-                    truncations.append(prepared.truncation_note(i, found.stats.rows[0].tokens))
-                if pause and prepared.pause_follows(i):
-                    yield silence
-
-        def chunks() -> Generator[NDArray[np.float32], None, None]:
-            if resampler is None:
-                yield from decoded()
-                return
-            for chunk in decoded():
-                if (audio := resampler.push(chunk)).shape[-1]:
-                    yield audio
-            if (audio := resampler.finish()).shape[-1]:
-                yield audio
-
-        return AudioStream(chunks(), sampling_rate or rate, own_seed, prepared.notes, truncations)
-
-    def _output(
-        self,
-        prepared: PreparedText,
-        parts: Sequence[Tensor],
-        rows: Sequence[RowStats],
-        seed: int,
-        stats: Stats,
-        silence: NDArray[np.float32],
-        sampling_rate: int | None,
-    ) -> AudioOutput:
-        """The audio of one text.
-
-        Args:
-            prepared: The text.
-            parts: The tokens of each of its parts.
-            rows: The statistics of each part.
-            seed: The seed of the text.
-            stats: The statistics of the call.
-            silence: Follows each sentence at which the text was split.
-            sampling_rate: Of the audio; None is the model's.
-        """
-        tokens, chunks, notes = [part.cpu() for part in parts], list[NDArray[np.float32]](), list(prepared.notes)
-        for i, (part, row) in enumerate(zip(tokens, rows, strict=True)):
-            chunks.append(self._decode_audio(part, prepared.parts[i]))
-            if prepared.pause_follows(i):
-                chunks.append(silence)
-            if row.truncated:
-                notes.append(prepared.truncation_note(i, row.tokens))
-        audio, rate = np.concatenate(chunks, axis=-1), self.sampling_rate
-        if sampling_rate is not None:
-            audio, rate = resample(audio, rate, sampling_rate), sampling_rate
-        return AudioOutput(audio, rate, tokens, seed, notes, len(notes) > len(prepared.notes), stats)
-
-    def _silence(self, seconds: float) -> NDArray[np.float32]:
-        """Silence float32 [channels, samples] of a pause.
-
-        Raises:
-            ArgumentError: For a pause that is negative or longer than a minute.
-        """
-        if not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_PAUSE:
-            raise ArgumentError(f"pause={seconds!r} is not allowed; it must be 0 to {MAX_PAUSE} seconds")
-        return np.zeros((self.adapter.codec.channels, round(seconds * self.sampling_rate)), dtype=np.float32)
+        return assembler.stream(prepared, own_seed, decode, first, every, on_step)
 
     def _sampling(
         self,
@@ -497,9 +421,3 @@ class SpeechPipeline:
         with torch.inference_mode():
             job = self.adapter.job(parts, recipe, samplings)
             return job.run(recipe, samplings, seeds, on_step, measure_entropy)
-
-    def _decode_audio(self, tokens: Tensor, part: Any) -> NDArray[np.float32]:
-        codes = self.adapter.codes(tokens)
-        if not codes.shape[-1]:  # the model ended at once; codecs refuse no frames
-            return np.zeros((self.adapter.codec.channels, 0), dtype=np.float32)
-        return codec_of_part(self.adapter, part).decode(codes[None])[0].cpu().numpy()

@@ -80,9 +80,9 @@ class DepthFrames:
     def hidden(self) -> Tensor:
         return torch.cat(self._target.features().chunk(self._target.cfg_factor), dim=-1)
 
-    def rest(self, hidden: Tensor, frames: Tensor) -> Logits:
-        by_row = torch.cat(hidden.chunk(self._target.cfg_factor, dim=-1))
-        logits = DepthTarget(self._decoder, by_row, frames[:, :1], 0, 0).whole(frames)
+    def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        by_frame, flat = torch.cat(hidden.flatten(0, 1).chunk(self._target.cfg_factor, dim=-1)), frames.flatten(0, 1)
+        logits = by_row(DepthTarget(self._decoder, by_frame, flat[:, :1], 0, 0).whole(flat), frames.shape[1])
         missing = self.vocab_size - logits.cond.shape[-1]
         if not missing:
             return logits
@@ -130,6 +130,13 @@ class DepthFrames:
         index = numbers[..., None] - torch.arange(self._firsts.shape[1] - 1, -1, -1, device=self.device)
         firsts = self._firsts[:, None].expand(-1, numbers.shape[1], -1)
         return firsts.gather(2, index.clamp(min=0)).masked_fill(index < 0, -1)
+
+
+def by_row(logits: Logits, frames: int) -> Logits:
+    """Logits [B * frames, D, V] of the codes of frames as [B, frames * D, V]."""
+    cond, uncond = (None if z is None else z.unflatten(0, (-1, frames)).flatten(1, 2) for z in logits)
+    assert cond is not None
+    return Logits(cond, uncond)
 
 
 def same_length(rows: Sequence[Tensor]) -> Tensor:

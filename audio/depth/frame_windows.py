@@ -91,8 +91,14 @@ class FrameWindowModel(Protocol):
         """
         ...
 
-    def rest(self, hidden: Tensor, frames: Tensor) -> Logits:
-        """The logits [R, D, V] of the codes of frames int64 [R, 1 + D], each given the tokens before it."""
+    def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        """The logits [B, n * D, V] of the codes of n frames, each given the tokens before it.
+
+        Args:
+            hidden: [B, n, width], the hidden states from which the frames start.
+            frames: int64 [B, n, 1 + D].
+            at: Host int64 [B], the number of each row's first frame, before which all frames have been read.
+        """
         ...
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -143,7 +149,7 @@ class FrameTarget:
         frames = self._tokens.unflatten(1, (-1, size)).gather(1, numbers[..., None].expand(-1, -1, size))
         complete = int(((positions[:, -1] + 1) // size - first).max())
         next_first = self._first_logits(frames, first, complete)
-        logits = torch.cat([self._code_logits(frames, numbers), next_first], dim=2).flatten(1, 2)
+        logits = torch.cat([self._code_logits(frames, first), next_first], dim=2).flatten(1, 2)
         index = self._on_device(positions - first[:, None] * size)
         return Logits(logits.gather(1, index[..., None].expand(-1, -1, self.vocab_size)), None)
 
@@ -169,7 +175,7 @@ class FrameTarget:
             first = torch.cat([first, probs(read, warm[0])], dim=1)
             features = torch.cat([features, self._model.hidden()], dim=1)
         features, taught = features[:, start:], frames[:, start:end]
-        codes = by_row(self._model.rest(features.flatten(0, 1), taught.flatten(0, 1)), end - start)
+        codes = self._model.rest(features, taught, np.full(len(frames), start))
         rest = probs(codes, warm[1]).unflatten(1, (end - start, -1))
         return features, F.pad(torch.cat([first[:, start:, None], rest], dim=2), (0, 1))
 
@@ -223,11 +229,12 @@ class FrameTarget:
         hidden = self._model.hidden()
         self._hidden = self._hidden.scatter(1, self._on_device(numbers)[..., None].expand(hidden.shape), hidden)
 
-    def _code_logits(self, frames: Tensor, numbers: Tensor) -> Tensor:
-        """The logits [B, n, D, 1 + V] of the codes of n frames, whose numbers are int64 [B, n]."""
+    def _code_logits(self, frames: Tensor, first: NDArray[np.int64]) -> Tensor:
+        """The logits [B, n, D, 1 + V] of the codes of n frames, whose first numbers are host int64 [B]."""
+        numbers = self._on_device(first[:, None] + np.arange(frames.shape[1]))
         hidden = self._hidden.gather(1, numbers[..., None].expand(-1, -1, self._hidden.shape[2]))
-        rest = self._model.rest(hidden.flatten(0, 1), frames.flatten(0, 1))
-        z = self._log_probs(by_row(rest, frames.shape[1]), self._samplers[1]).unflatten(1, (frames.shape[1], -1))
+        rest = self._model.rest(hidden, frames, first)
+        z = self._log_probs(rest, self._samplers[1]).unflatten(1, (frames.shape[1], -1))
         return F.pad(z, (0, 1), value=-torch.inf)
 
     def _log_probs(self, logits: Logits, sampler: TokenSampler) -> Tensor:
@@ -241,13 +248,6 @@ class FrameTarget:
 def probs(logits: Logits, sampler: TokenSampler) -> Tensor:
     """Probabilities float32 [B, W, V] of logits."""
     return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))
-
-
-def by_row(logits: Logits, frames: int) -> Logits:
-    """Logits [B * frames, D, V] of the codes of frames as [B, frames * D, V]."""
-    cond, uncond = (None if z is None else z.unflatten(0, (-1, frames)).flatten(1, 2) for z in logits)
-    assert cond is not None
-    return Logits(cond, uncond)
 
 
 def decode_frame_windows(

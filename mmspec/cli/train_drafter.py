@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.cli.model_options import Codec, Config, DType, Style, read_config
 from mmspec.cli.options import Device, Drafter, Json, Model
 from mmspec.cli.output_paths import OPTION, check_folder, read_output
-from mmspec.cli.pipelines import load_pipeline
+from mmspec.cli.pipelines import load_audio_pipeline, load_pipeline, without_bars
 from mmspec.errors import ArgumentError, unknown_name
 
 if TYPE_CHECKING:
@@ -125,6 +126,16 @@ def train_drafter(
         bool,
         typer.Option(help="Cache the model's features on disk; otherwise each step computes them."),
     ] = True,
+    codec: Codec = None,
+    style: Style = None,
+    config: Config = None,
+    voice_file: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="An audio file with a voice, for speech models that accept one."),
+    ] = None,
+    voice_text: Annotated[
+        str | None, typer.Option(show_default=False, help="The transcript of the voice file.")
+    ] = None,
     drafter: Drafter = None,
     reference: Annotated[
         str | None,
@@ -170,6 +181,9 @@ def train_drafter(
         raise ArgumentError(f"--drafter requires --kind small; a drafter of kind '{kind}' starts from new weights")
     if select is not None and reference is None:
         raise ArgumentError(f"--select: {select} requires --reference; without one all positions count")
+    if voice_text is not None and voice_file is None:
+        raise ArgumentError("--voice-text requires --voice-file")
+    options = read_config(config, style=style)
     check_folder(output, OPTION, "training.json")
 
     import torch
@@ -208,7 +222,12 @@ def train_drafter(
     with process_group() as processes:
         if batch < processes.count:
             raise ArgumentError(f"--batch: {batch} is less than the number of processes, {processes.count}")
-        pipe = load_pipeline(model, local_device(device), drafter)
+        own_device = local_device(device)
+        if codec or options or voice_file:
+            of_speech = voice_file, voice_text, options, codec, DType.float32
+            pipe = without_bars(load_audio_pipeline(model, own_device, *of_speech), drafter)
+        else:
+            pipe = load_pipeline(model, own_device, drafter)
         check_trainable(pipe)
         if sequences_of is not None and processes.rank == 0:
             take_sequences(sequences_of, output / "work" / "sequences", settings, pipe)

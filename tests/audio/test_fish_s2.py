@@ -80,9 +80,9 @@ def test_probabilities_are_its_own(adapter: Any, monkeypatch: pytest.MonkeyPatch
         start = made.start()
         hidden = made.hidden()[:, -1:]
         firsts = torch.cat([start.cond, made.read(path, np.array([0])).cond], dim=1)
-        states = torch.cat([hidden, made.hidden()], dim=1)[0]
-        rest = [made.rest(states[i : i + 1], path[:, i]).cond[0, :, :CODES] for i in range(path.shape[1])]
-        return firsts[0, :-1].exp(), torch.cat(rest).softmax(-1)
+        states = torch.cat([hidden, made.hidden()[:, :-1]], dim=1)
+        rest = made.rest(states, path, np.array([0])).cond[0, :, :CODES]
+        return firsts[0, :-1].exp(), rest.softmax(-1)
 
     firsts, rest = found()
     theirs = torch.tensor(GOLDEN["probs"])

@@ -88,8 +88,8 @@ def test_distributions_of_the_original(tmp_path: Path) -> None:
             return sampler(logits, np.zeros(logits.cond.shape[:2], dtype=np.int64))[0]
 
         found, logits = list[Tensor](), made.start()
-        for frame in torch.tensor(case["frames"][:2])[:, None]:
-            found += [probs(logits), probs(made.rest(made.hidden()[:, -1], frame))]
+        for at, frame in enumerate(torch.tensor(case["frames"][:2])[:, None]):
+            found += [probs(logits), probs(made.rest(made.hidden()[:, -1:], frame[:, None], np.array([at])))]
             logits = made.step(frame)
         ours = torch.cat(found)
         assert torch.allclose(ours, torch.tensor(case["probs"])[: len(ours)], atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 import tiny_codecs
 import torch
+import torch.nn.functional as F
+from frame_models import random_head
 from tiny_kyutai import (
     BOOKS,
     CODES,
@@ -30,15 +31,18 @@ from torch import Tensor
 import mmspec
 from mmspec.audio.codecs.mimi import Mimi
 from mmspec.audio.depth.frame_batch import decode_frames
+from mmspec.audio.depth.frame_windows import FrameTarget, decode_frame_windows
 from mmspec.audio.models.kyutai_tts import decoding
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
 from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, Machine, State
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_config, read_model
+from mmspec.audio.models.kyutai_tts.prefix import Prefixes
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.heads.frame import FrameHead
 from mmspec.hub.files import needed_files
 from mmspec.loading import check_layout
 from mmspec.recipes import parse
@@ -88,10 +92,27 @@ def voices_of(model: KyutaiTTS, lengths: list[int]) -> Any:
     return model.voice_states([voice()[0].T]).expand(len(lengths), -1, -1)
 
 
-def prompted(model: KyutaiTTS, texts: list[str], sampling: SamplingParams, length: int = STEPS) -> KyutaiFrames:
+def prompted(model: KyutaiTTS, texts: list[str], sampling: SamplingParams, ahead: int = 0) -> KyutaiFrames:
     voices = voices_of(model, [*PREFIX["lengths"], *[5] * len(texts)][: len(texts)])
     words = {name: word for name, word in WORDS.items() if name in model.config.tables}
-    return KyutaiFrames(model, [machine(model, text) for text in texts], voices, words, length, sampling, BOOKS)
+    return KyutaiFrames(model, [machine(model, text) for text in texts], voices, words, STEPS, sampling, BOOKS, ahead)
+
+
+def head_of(model: KyutaiTTS) -> FrameHead:
+    """A frame head whose drafts are arbitrary."""
+    config = model.config
+    guided = config.voice is None
+    return random_head(config.card, config.main.dim * (1 + guided), 1 + len(config.delays))
+
+
+def decoded(model: KyutaiTTS, recipe: str, sampling: SamplingParams, ahead: int) -> Tensor:
+    """The frames of the three texts; `ahead` is the frames in a window, 0 for windows inside a frame."""
+    begun, spec = prompted(model, GOLDEN["texts"], sampling, ahead), frame_spec(model, STEPS, sampling)
+    if not ahead:
+        return decode_frames(begun, parse(recipe), spec, [0, 1, 2]).frames
+    heads = {"frame": head_of(model)}
+    made = decode_frame_windows(begun, parse(recipe), spec, [0, 1, 2], ahead, heads=heads)
+    return made.frames
 
 
 def test_words_are_those_of_the_package(model: KyutaiTTS) -> None:
@@ -99,27 +120,68 @@ def test_words_are_those_of_the_package(model: KyutaiTTS) -> None:
         assert [[list(each.ids), each.padding] for each in entries(text, Words().encode)] == own
 
 
-@pytest.mark.parametrize("recipe", ["plain", "scd:window=3", "sjd:window=4", "recycle:window=2"])
-def test_greedy_codes_are_those_of_the_package(model: KyutaiTTS, recipe: str) -> None:
-    """Three texts in a batch; two end, one is cut."""
-    sampling = SamplingParams(0.0)
-    made = decode_frames(
-        prompted(model, GOLDEN["texts"], sampling), parse(recipe), frame_spec(model, STEPS, sampling), [0, 1, 2]
-    )
-    for row, end, own in zip(made.frames, GOLDEN["ends"], GOLDEN["frames"], strict=True):
+def are_golden(model: KyutaiTTS, frames: Tensor) -> bool:
+    """Whether greedy frames of the three texts, of which two end, are those of the package."""
+    same = []
+    for row, end, own in zip(frames, GOLDEN["ends"], GOLDEN["frames"], strict=True):
         steps = STEPS if end is None else end + model.config.delay_steps + 4
         last = (row[:, 0] == LAST).nonzero()
-        assert (int(last[0]) + 1 if len(last) else STEPS) == steps
-        frames = undelay(row[None, :steps, 1:], model.config.delays)[0]
-        frames = torch.where(frames == CODES, -1, frames)
-        assert frames.tolist() == own[: len(frames)]
+        codes = undelay(row[None, :steps, 1:], model.config.delays)[0]
+        codes = torch.where(codes == CODES, -1, codes)
+        same += [(int(last[0]) + 1 if len(last) else STEPS) == steps, codes.tolist() == own[: len(codes)]]
+    return all(same)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "conditioned"), [("plain", False), ("scd:window=3", False), ("recycle:window=2", False), ("plain", True)]
+    ("recipe", "ahead"),
+    [
+        ("plain", 0),
+        ("scd:window=3", 0),
+        ("sjd:window=4", 0),
+        ("recycle:window=2", 0),
+        ("scd", 2),
+        ("frame", 2),
+        ("scd:start=frame", 3),
+    ],
+)
+def test_greedy_codes_are_those_of_the_package(model: KyutaiTTS, recipe: str, ahead: int) -> None:
+    """Three texts in a batch; two end, one is cut."""
+    assert are_golden(model, decoded(model, recipe, SamplingParams(0.0), ahead))
+
+
+def test_words_of_rejected_frames_that_are_kept_are_detected(model: KyutaiTTS, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken variant whose machine keeps the states after decisions that were rejected."""
+
+    def kept(self: KyutaiFrames, decisions: Tensor, at: Any) -> Tensor:
+        texts = []
+        for row, (begin, choices) in enumerate(zip(at.tolist(), decisions.tolist(), strict=True)):
+            states = list(self._states[row])
+            steps = []
+            for i, choice in enumerate(choices):
+                steps.append(self._machines[row].step(states[begin + i], choice))
+                states += [steps[-1][0]] if len(states) == begin + i + 1 else []
+            self._states[row] = states
+            texts.append([text for _, text in steps])
+        return torch.tensor(texts)
+
+    monkeypatch.setattr(KyutaiFrames, "_advance", kept)
+    assert are_golden(model, decoded(model, "plain", SamplingParams(0.0), 1))  # rejects nothing
+    assert not are_golden(model, decoded(model, "frame", SamplingParams(0.0), 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "conditioned", "ahead"),
+    [
+        ("plain", False, 0),
+        ("scd:window=3", False, 0),
+        ("recycle:window=2", False, 0),
+        ("plain", True, 0),
+        ("scd", False, 2),
+        ("frame", False, 2),
+    ],
 )
 def test_greedy_codes_after_a_voice_are_those_of_the_package(
-    public: Path, recipe: str, conditioned: bool, tmp_path: Path
+    public: Path, recipe: str, conditioned: bool, ahead: int, tmp_path: Path
 ) -> None:
     """With guidance; the voices are longer and shorter than the delay of the audio."""
     model = read_model(write(tmp_path, prefix_config(**CONTROL)) if conditioned else public, "cpu", torch.float32)
@@ -127,10 +189,8 @@ def test_greedy_codes_after_a_voice_are_those_of_the_package(
     sampling = SamplingParams(0.0, guidance_scale=PREFIX["guidance"])
     for text, recorded in zip(GOLDEN["texts"], PREFIX["entries"], strict=True):
         assert [[list(each.ids), each.padding] for each in entries(text, Words().encode, 1, False)] == recorded
-    made = decode_frames(
-        prompted(model, GOLDEN["texts"], sampling), parse(recipe), frame_spec(model, STEPS, sampling), [0, 1, 2]
-    )
-    for row, end, frames, begun in zip(made.frames, own["ends"], own["frames"], PREFIX["lengths"], strict=True):
+    made = decoded(model, recipe, sampling, ahead)
+    for row, end, frames, begun in zip(made, own["ends"], own["frames"], PREFIX["lengths"], strict=True):
         steps = STEPS if end is None else end + model.config.delay_steps + 4 - begun
         last = (row[:, 0] == LAST).nonzero()
         assert (int(last[0]) + 1 if len(last) else STEPS) == steps
@@ -153,7 +213,7 @@ def test_guided_distributions_are_those_of_the_package(public: Path) -> None:
         logits = frames.start()
         for step in range(12):
             words = torch.tensor(next(recorded))
-            if frames._machines[0].forced(frames._states[0]) is None:
+            if frames._machines[0].forced(frames._states[0][step]) is None:
                 wanted = torch.stack([1 - words[0], words[0]])
                 found.append(float((logits.cond[0, -1, :2].exp() - wanted).abs().max()))
             depth = frames.depth(made.frames[:, step, :1], 0, 0)
@@ -189,7 +249,7 @@ def test_distributions_are_those_of_the_package(model: KyutaiTTS) -> None:
     logits, seen = model_frames.start(), 0
     for step in range(config.delay_steps + 12):
         words = torch.tensor(next(recorded))
-        if model_frames._machines[0].forced(model_frames._states[0]) is None:
+        if model_frames._machines[0].forced(model_frames._states[0][step]) is None:
             assert torch.allclose(logits.cond[0, -1, :2].exp(), torch.stack([1 - words[0], words[0]]), atol=1e-4)
             seen += 1
         if step >= config.delay_steps:
@@ -208,85 +268,109 @@ def test_distributions_are_those_of_the_package(model: KyutaiTTS) -> None:
     assert seen >= 4
 
 
-SAMPLED = SamplingParams(1.1, 2)
+LENGTH, SAMPLES = 3, 4_000
 
 
-def small(folder: Path, public: bool = False) -> KyutaiTTS:
-    """A model of 2 codebooks of 3 codes, whose audio begins with the text, and its second codebook a step later."""
+def small(folder: Path, public: bool) -> KyutaiTTS:
+    """A model of 2 codebooks of 2 codes, whose audio begins with the text, and its second codebook a step later."""
     tts = {"audio_delay": 0, "second_stream_ahead": 2}
     schedule = {"depformer_weights_per_step_schedule": [0, 1], "delays": [0, 0, 1]}
-    settings = (prefix_config if public else config)(card=3, n_q=2, dep_q=2, tts_config=tts, **schedule)
+    settings = (prefix_config if public else config)(card=2, n_q=2, dep_q=2, tts_config=tts, **schedule)
     return read_model(write(folder, settings), "cpu", torch.float32)
 
 
-def first_free(model: KyutaiTTS) -> Machine:
-    """A machine that leaves all decisions to the model."""
-    words = entries("ab cd ef", Words().encode, 0)
-    return Machine(words, model.config.text_card + 1, 2, 9, most_padding=9, first_padding=0)
-
-
-def frames_of(model: KyutaiTTS, rows: int) -> KyutaiFrames:
+def frames_of(model: KyutaiTTS, rows: int, ahead: int = 0) -> KyutaiFrames:
+    """Rows of one word, whose machine leaves all decisions to the model, so that some rows end before `LENGTH`."""
     public = model.config.voice is None
-    voices = [torch.tensor([[1, 2, 0], [2, 0, 1]])] * rows if public else voices_of(model, [0] * rows)
-    sampling = replace(SAMPLED, guidance_scale=1.5 if public else 1.0)
-    made = KyutaiFrames(model, [first_free(model)] * rows, voices, {} if public else WORDS, 2, sampling, 2)
-    made._states = [State(0, 0, 9, 0)] * rows
+    voices = [torch.tensor([[1, 0, 0], [0, 0, 1]])] * rows if public else voices_of(model, [0] * rows)
+    sampling = SamplingParams(1.3, 0, 0.95, guidance_scale=1.5 if public else 1.0)
+    words = Machine(entries("ab", Words().encode, 0), model.config.text_card + 1, 2, 1, 9, 0)
+    made = KyutaiFrames(model, [words] * rows, voices, {} if public else WORDS, LENGTH, sampling, 2, ahead)
+    made._states = [[State(0, 0, 9, 0)]] * rows
     return made
 
 
 def joint(model: KyutaiTTS) -> Tensor:
-    """Probabilities of all decisions and codes of 2 steps, of which the first has one code, [2 * 3 * 2 * 9].
+    """Probabilities of all sequences of 3 frames of a decision and 2 codes, each 0 to 2, [3 ** 9].
 
-    The other is absent, or the last of a voice that is the beginning of the audio.
+    Codes that the model does not generate, and frames after the end, are 2.
     """
-    sampling, other = frames_of(model, 1)._sampling, 3 if model.config.voice is not None else 1
-    total = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64)
-    for word in range(2):
-        for code in range(3):
-            made = frames_of(model, 9)
-            p = made.start().cond[0, -1, word].exp().double()
-            first = torch.tensor([[word, code, other]] * 9)
-            p = p * probs(made.depth(first[:, :1], 0, 0).prefill(), sampling)[0, 0, code]
-            after = made.step(first).cond[0, -1].exp().double()
-            pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-            for then in range(2):
-                depth = made.depth(torch.full((9, 1), then), 0, 0)
-                of_first = probs(depth.prefill(), sampling)[:, 0].gather(1, pairs[:, :1])
-                second = probs(depth.forward(pairs[:, :1], np.zeros(9, dtype=np.int64)), sampling)[:, 0]
-                q = (of_first * second.gather(1, pairs[:, 1:])).double()
-                total[word, code, then] = (p * after[then] * q[:, 0]).view(3, 3)
-    return total.flatten()
+    frame = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    frames = frame[torch.cartesian_prod(*[torch.arange(27)] * LENGTH)]
+    made = frames_of(model, len(frames))
+    sampling, logits = made._sampling, made.start()
+    total, ended = torch.ones(len(frames), dtype=torch.float64), torch.zeros(len(frames), dtype=torch.bool)
+    for own in frames.unbind(1):
+        p = logits.cond[:, -1].exp().gather(1, own[:, :1])
+        depth = made.depth(own[:, :1], 0, 0)
+        p = p * probs(depth.prefill(), sampling)[:, 0].gather(1, own[:, 1:2])
+        second = depth.forward(own[:, 1:2], np.zeros(len(own), dtype=np.int64))
+        p = p * probs(second, sampling)[:, 0].gather(1, own[:, 2:])
+        total *= torch.where(ended, (own == 2).all(-1).double(), p[:, 0].double())
+        ended |= own[:, 0] == LAST
+        logits = made.step(own)
+    return total
+
+
+def distance(model: KyutaiTTS, recipe: str, ahead: int, expected: Tensor) -> float:
+    """The total variation between samples and the probabilities of sequences."""
+    begun = frames_of(model, SAMPLES, ahead)
+    spec, seeds = frame_spec(model, LENGTH, begun._sampling), range(SAMPLES)
+    if ahead:
+        made = decode_frame_windows(begun, parse(recipe), spec, seeds, ahead, heads={"frame": head_of(model)})
+        assert made.stats.tokens_per_call > 1
+    else:
+        made = decode_frames(begun, parse(recipe), spec, seeds)
+    frames = F.pad(made.frames, (0, 0, 0, LENGTH - made.frames.shape[1]), value=2)
+    numbers = (frames.flatten(1) * 3 ** torch.arange(3 * LENGTH - 1, -1, -1)).sum(1)
+    return float((torch.bincount(numbers, minlength=len(expected)).double() / SAMPLES - expected).abs().sum() / 2)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "public"), [("scd:window=2", False), ("sjd:window=2,start=up", False), ("scd:window=2", True)]
+    ("recipe", "ahead", "public"),
+    [
+        ("scd:window=2", 0, False),
+        ("sjd:window=2,start=up", 0, False),
+        ("scd:window=2", 0, True),
+        ("frame", 2, False),
+        ("scd:start=frame", 2, False),
+        ("frame", 2, True),
+    ],
 )
 def test_samples_follow_the_distribution(
-    recipe: str, public: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, ahead: int, public: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is five standard deviations above the noise floor of 4,000 samples.
+    """Temperature and top-p, a delay, rows that end; the limit is five standard deviations above the noise floor.
 
     A twin whose decisions know no temperature is more than twice as far.
     """
-    model, rows = small(tmp_path, public), 4_000
+    model = small(tmp_path, public)
     with torch.inference_mode():
         expected = joint(model)
-    assert abs(float(expected.sum()) - 1) < 1e-5
-    floor, spread = noise_floor(expected, rows)
+    assert abs(float(expected.sum()) - 1) < 1e-5 and int((expected > 0).sum()) > 25
+    floor, spread = noise_floor(expected, SAMPLES)
     limit = floor + 5 * spread
 
-    def distance() -> float:
-        begun = frames_of(model, rows)
-        frames = decode_frames(begun, parse(recipe), frame_spec(model, 2, begun._sampling), range(rows)).frames
-        cells = torch.stack([frames[:, 0, 0], frames[:, 0, 1], frames[:, 1, 0], frames[:, 1, 1], frames[:, 1, 2]])
-        number = (cells * torch.tensor([54, 18, 9, 3, 1])[:, None]).sum(0)
-        made = torch.bincount(number, minlength=108).double() / rows
-        return float((made - expected).abs().sum() / 2)
-
-    assert distance() < limit
+    assert distance(model, recipe, ahead, expected) < limit
     real = decoding.decision
     monkeypatch.setattr(decoding, "decision", lambda logits, s: real(logits, SamplingParams(0.1)))
-    assert distance() > 2 * limit
+    assert distance(model, recipe, ahead, expected) > 2 * limit
+
+
+def test_delays_of_another_step_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken variant that gives all frames of a window the codes that its first one is given."""
+    real = Prefixes.given
+
+    def first(self: Prefixes, steps: Any) -> Any:
+        given = real(self, steps)
+        return np.broadcast_to(given[:, :1], given.shape)
+
+    model = small(tmp_path, False)
+    with torch.inference_mode():
+        expected = joint(model)
+    floor, spread = noise_floor(expected, SAMPLES)
+    monkeypatch.setattr(Prefixes, "given", first)
+    assert distance(model, "frame", 2, expected) > 2 * (floor + 5 * spread)
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -303,6 +387,20 @@ def test_windows_match_single_codes(model: KyutaiTTS, public: Path, guided: bool
         return KyutaiDepth(model, own, torch.arange(20, 20 + rows), given[:rows], 0, window)
 
     assert check_windows(make, BOOKS, 2) < 1e-4
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_windows_of_frames_match_single_tokens(model: KyutaiTTS, public: Path, guided: bool) -> None:
+    """Windows that begin anywhere in a frame and reach over two frames into the next."""
+    model = read_model(public, "cpu", torch.float32) if guided else model
+    sampling = SamplingParams(0.8, 5, guidance_scale=2.0 if guided else 1.0)
+
+    def make(rows: int, window: int) -> FrameTarget:
+        texts = (GOLDEN["texts"] * rows)[:rows]
+        return FrameTarget(prompted(model, texts, sampling, 4), frame_spec(model, STEPS, sampling), rows, window)
+
+    for window in (3, 11):
+        assert check_windows(make, 5 * (1 + BOOKS), window) < 1e-4
 
 
 def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:

@@ -85,10 +85,10 @@ def test_distributions_are_its_own(recorded: tuple[str, Path]) -> None:
     prompted = MossLocalFrames(model, prompts(path)[2:], 4, sampling)
     sampler, found = TokenSampler([sampling], None, model.device), list[Tensor]()
     logits = prompted.start()
-    for frame in torch.tensor(golden["frames"])[:, None]:
+    for at, frame in enumerate(torch.tensor(golden["frames"])[:, None]):
         first = logits.cond[0, -1].exp()
         found += [torch.stack([first[:CODES].sum(), first[CODES]]), first[:CODES] / first[:CODES].sum()]
-        rest = prompted.rest(prompted.hidden()[:, -1], frame)
+        rest = prompted.rest(prompted.hidden()[:, -1:], frame[:, None], np.array([at]))
         found += list(sampler(Logits(rest.cond, None), np.zeros((1, BOOKS - 1), dtype=np.int64))[0, :, :CODES])
         logits = prompted.step(frame)
     for ours, theirs in zip(found, golden["probs"], strict=True):

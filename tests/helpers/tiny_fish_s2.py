@@ -33,7 +33,7 @@ def config() -> dict[str, Any]:
         "rope_base": 1_000_000, "dropout": 0.0, "attention_qkv_bias": False, "attention_o_bias": False,
         "use_moe": False, "initializer_range": 0.02,
     }  # fmt: skip
-    slow = {"model_type": "fish_qwen3", "n_layer": 2, "vocab_size": 40, "max_seq_len": 256, "attention_qk_norm": True}
+    slow = {"model_type": "fish_qwen3", "n_layer": 2, "vocab_size": 40, "max_seq_len": 1024, "attention_qk_norm": True}
     fast = {"model_type": "fish_qwen3_audio_decoder", "n_layer": 1, "vocab_size": CODES, "max_seq_len": BOOKS + 1}
     fast |= {"attention_qk_norm": False, "num_codebooks": BOOKS, "text_dim": WIDTH, "tie_word_embeddings": False}
     return {

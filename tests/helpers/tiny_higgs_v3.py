@@ -30,7 +30,7 @@ def config() -> dict[str, Any]:
     language = {
         "model_type": "qwen3", "vocab_size": 16, "hidden_size": WIDTH, "intermediate_size": 48, "rope_theta": None,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-        "max_position_embeddings": 256, "tie_word_embeddings": True,
+        "max_position_embeddings": 1024, "tie_word_embeddings": True,
     }  # fmt: skip
     audio = {
         "encoder_type": "discrete", "num_codebooks": BOOKS, "vocab_size": CODES + 2, "out_dim": WIDTH,

@@ -36,7 +36,7 @@ CHAT = (
 def config() -> dict[str, Any]:
     language = {
         "vocab_size": len(WORDS) + len(MARKS), "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 1024,
     }  # fmt: skip
     return {
         "architectures": ["MossTTSDelayModel"],

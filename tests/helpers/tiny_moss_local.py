@@ -18,7 +18,7 @@ END = 0.3 * (5.2 * torch.arange(WIDTH)).sin()  # what tells the end from another
 def config(**changed: Any) -> dict[str, Any]:
     language = {
         "vocab_size": len(WORDS) + len(MARKS), "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 1024,
         "rope_theta": 1000000.0,
     }  # fmt: skip
     local = {

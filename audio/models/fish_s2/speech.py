@@ -23,6 +23,7 @@ from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.fish_s2.codec import FILE, FishCodec, read_codec
 from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_ends, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_model
+from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head
@@ -116,7 +117,10 @@ class FishAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         refuse_marks("text", text)
         pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
-        return PreparedText([FishPart(piece, self._voice) for piece in pieces], texts=pieces)
+        parts = [FishPart(piece, self._voice) for piece in pieces]
+        for part in parts:
+            check_positions(len(self.prompt(part)[0]), self.options.frames, self._positions)
+        return PreparedText(parts, texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> FishAdapter:
         if not isinstance(self.codec, FishCodec):
@@ -133,7 +137,9 @@ class FishAdapter:
 
     def continue_voice(self, part: FishPart, first: FishPart, tokens: Tensor) -> FishPart:
         codes = self.codes(tokens).T
-        return replace(part, voice=ReferenceCodes(first.text, codes)) if len(codes) else part
+        after = replace(part, voice=ReferenceCodes(first.text, codes))
+        fits = len(self.prompt(after)[0]) + self.options.frames <= self._positions
+        return after if len(codes) and fits else part
 
     def prompt(self, part: FishPart) -> tuple[Tensor, Tensor]:
         """The ids int64 [T] of a prompt, -1 in the places of the voice, and the voice's frames int64 [n, K]."""
@@ -166,6 +172,10 @@ class FishAdapter:
         # Without the frame of its end, a row that is cut has room for a frame more.
         frames = tokens[: int(ends[0]) if len(ends) else self.options.frames]
         return torch.cat([frames[:, :1], frames[:, 1:].clamp(max=RESIDUAL_CODES - 1)], dim=1).T
+
+    @property
+    def _positions(self) -> int:
+        return int(self.model.config.slow.max_position_embeddings)
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

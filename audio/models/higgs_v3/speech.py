@@ -20,6 +20,7 @@ from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, plan, row_end
 from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
+from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -102,7 +103,10 @@ class HiggsV3Adapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         refuse_marks("text", text)
         pieces = split_text(text, MAX_LETTERS)
-        return PreparedText([HiggsV3Part(piece, self._voice) for piece in pieces], texts=pieces)
+        parts = [HiggsV3Part(piece, self._voice) for piece in pieces]
+        for part in parts:
+            check_positions(len(self.prompt(part)[0]), self._columns, self._positions)
+        return PreparedText(parts, texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> HiggsV3Adapter:
         if not isinstance(self.codec, HiggsCodec):
@@ -118,7 +122,9 @@ class HiggsV3Adapter:
 
     def continue_voice(self, part: HiggsV3Part, first: HiggsV3Part, tokens: Tensor) -> HiggsV3Part:
         codes = self.codes(tokens).T
-        return replace(part, voice=ReferenceCodes(first.text, codes)) if len(codes) else part
+        after = replace(part, voice=ReferenceCodes(first.text, codes))
+        fits = len(self.prompt(after)[0]) + self._columns <= self._positions
+        return after if len(codes) and fits else part
 
     def prompt(self, part: HiggsV3Part) -> tuple[Tensor, Tensor]:
         """The ids int64 [T] of a prompt, -1 in the places of the voice, and its columns int64 [n, K]."""
@@ -148,7 +154,7 @@ class HiggsV3Adapter:
             ids.to(model.device),
             columns.to(model.device),
             mask.to(model.device),
-            self.options.frames + config.codebooks - 1,
+            self._columns,
             samplings[0],
         )
         draft = None if self.draft_model is None else plan(self.draft_model, request)
@@ -159,6 +165,15 @@ class HiggsV3Adapter:
         tokens = tokens[: int(ends[0]) + 1] if len(ends) else tokens
         frames = undelay(tokens[None], linear_delays(self.model.config.codebooks))[0]
         return frames.masked_fill(frames >= self.model.config.codes, 0).T  # marks where a code should be
+
+    @property
+    def _columns(self) -> int:
+        """Columns of a part, at most."""
+        return self.options.frames + self.model.config.codebooks - 1
+
+    @property
+    def _positions(self) -> int:
+        return int(self.model.config.language.max_position_embeddings)
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.audio.depth.depth_decoding import FrameSpec
-from mmspec.audio.depth.depth_frames import left_padded
+from mmspec.audio.depth.depth_frames import by_row, left_padded
 from mmspec.audio.models.kyutai_tts.depth import KyutaiDepth
 from mmspec.audio.models.kyutai_tts.machine import LAST, NEW_WORD_ID, PAD, WORD, Machine, State
 from mmspec.audio.models.kyutai_tts.model import Attention, KyutaiTTS, MainLayer, attend, rotated
@@ -100,7 +100,9 @@ def in_proj(attention: Attention) -> Tensor:
 
 
 class KyutaiFrames:
-    """A model with its texts and voices given: a `mmspec.audio.depth.depth_decoding.FrameModel`.
+    """A model with its texts and voices given.
+
+    It is a `mmspec.audio.depth.depth_decoding.FrameModel` and a `mmspec.audio.depth.frame_windows.FrameWindowModel`.
 
     The first token of a frame is a decision of `mmspec.audio.models.kyutai_tts.machine`; its logits include the
     sampling parameters. The codes after it are those of one step, each codebook with its delay; the id after the codes
@@ -116,6 +118,12 @@ class KyutaiFrames:
         length: Frames to generate.
         sampling: Sampling parameters; the temperature applies to decisions too.
         codebooks: Codebooks to generate; the others are absent.
+        slack: How many frames a window may reach past the end.
+
+    Attributes:
+        codes: D, tokens of a frame after the first.
+        vocab_size: V, of decisions and codes alike.
+        device: Where its tensors are.
     """
 
     def __init__(
@@ -127,11 +135,13 @@ class KyutaiFrames:
         length: int,
         sampling: SamplingParams,
         codebooks: int,
+        slack: int = 0,
     ) -> None:
         rows = len(machines)
-        self.codes, self.device = codebooks, model.device
+        self.codes, self.vocab_size, self.device = codebooks, model.config.card + 1, model.device
         self._model, self._machines, self._sampling = model, list(machines), sampling
-        self._states: list[State] = [machine.start() for machine in machines]
+        # By row, the states before each of its frames, and after the last one that was read.
+        self._states: list[list[State]] = [[machine.start()] for machine in machines]
         self._length = np.zeros(rows, dtype=np.int64)  # frames since the prefix
         attended = voices if isinstance(voices, Tensor) else None
         nothing = [torch.empty(codebooks, 0, dtype=torch.int64)] * rows
@@ -141,7 +151,7 @@ class KyutaiFrames:
 
         def head(hidden: Tensor) -> Tensor:
             logits: Tensor = model.text_linear(hidden)
-            return decision(logits, sampling)
+            return F.pad(decision(logits, sampling), (0, self.vocab_size - LAST - 1), value=-torch.inf)
 
         def embed(columns: Tensor) -> Tensor:
             if self._guided:
@@ -149,7 +159,7 @@ class KyutaiFrames:
                 columns = torch.cat([cond.chunk(2, dim=-1)[0], uncond.chunk(2, dim=-1)[1]])
             return model.embed_columns(columns)
 
-        parts = Backbone(self._decoder, embed, head, LAST + 1, self.device)
+        parts = Backbone(self._decoder, embed, head, self.vocab_size, self.device)
         columns, uncond = [own.to(self.device) for own in self._prefixes.prompts()], None
         if self._guided:
             silent = [
@@ -157,32 +167,40 @@ class KyutaiFrames:
                 for row, own in enumerate(columns)
             ]
             uncond = self._prompt(silent, dict.fromkeys(words))
-        self._target = CausalTarget(parts, self._prompt(columns, words), uncond, length, 0)
+        self._target = CausalTarget(parts, self._prompt(columns, words), uncond, length, slack)
 
     def start(self) -> Logits:
-        return self._decided(self._target.prefill())
+        return self._decided(self._target.prefill(), np.zeros((len(self._machines), 1), dtype=np.int64))
 
     def step(self, frame: Tensor) -> Logits:
-        rows, config = len(frame), self._model.config
-        texts = np.empty(rows, dtype=np.int64)
-        for row, choice in enumerate(frame[:, 0].tolist()):
-            self._states[row], texts[row] = self._machines[row].step(self._states[row], choice)
+        logits = self.read(frame[:, None], self._length)
         self._length = self._length + 1
-        positions, lengths = self._places((self._prefixes.lengths + self._length)[:, None], range(rows))
-        text = torch.from_numpy(texts).to(self.device)[:, None, None]
-        columns = torch.cat([text, read_codes(frame[:, None, 1:], positions, config)], dim=-1)
-        if self._guided:  # both sides; see `embed` above
-            columns = torch.cat([columns, without_voice(columns, positions, lengths, config)], dim=-1)
-        return self._decided(self._target.forward(columns, self._length - 1))
+        return logits
 
     def depth(self, first: Tensor, start: int, window: int) -> KyutaiDepth:
-        texts = [
-            machine.step(state, choice)[1]
-            for machine, state, choice in zip(self._machines, self._states, first[:, 0].tolist(), strict=True)
-        ]
+        texts = self._advance(first, self._length)[:, 0]
         given = self._prefixes.given((self._prefixes.lengths + self._length)[:, None])[:, 0]
-        text = torch.tensor(texts, device=self.device)
-        return KyutaiDepth(self._model, self._target.features()[:, -1], text, given, start, window)
+        return KyutaiDepth(self._model, self._target.features()[:, -1], texts, given, start, window)
+
+    def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        config, after = self._model.config, at[:, None] + np.arange(1, frames.shape[1] + 1)
+        texts = self._advance(frames[..., 0], at)
+        positions, lengths = self._places(self._prefixes.lengths[:, None] + after, range(len(frames)))
+        columns = torch.cat([texts[..., None], read_codes(frames[..., 1:], positions, config)], dim=-1)
+        if self._guided:  # both sides; see `embed` above
+            columns = torch.cat([columns, without_voice(columns, positions, lengths, config)], dim=-1)
+        return self._decided(self._target.forward(columns, at), after)
+
+    def hidden(self) -> Tensor:
+        return torch.cat(self._target.features().chunk(self._target.cfg_factor), dim=-1)
+
+    def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
+        steps = (self._prefixes.lengths + at)[:, None] + np.arange(frames.shape[1])
+        given = self._prefixes.given(steps).reshape(-1, self.codes)
+        by_frame = torch.cat(hidden.flatten(0, 1).chunk(self._target.cfg_factor, dim=-1))
+        texts = self._advance(frames[..., 0], at).flatten()
+        depth = KyutaiDepth(self._model, by_frame, texts, given, 0, 0)
+        return by_row(depth.whole(frames[..., 1:].flatten(0, 1)), frames.shape[1])
 
     def _prompt(self, columns: Sequence[Tensor], words: Mapping[str, str | None]) -> Prompt:
         with torch.inference_mode():
@@ -228,11 +246,33 @@ class KyutaiFrames:
         self._machines = [machines[row] for row in range(len(machines))]
         self._states = [states[row] for row in range(len(states))]
 
-    def _decided(self, logits: Logits) -> Logits:
-        """Logits [B, 1, V] of decisions, where the machine leaves one."""
-        forced = [machine.forced(state) for machine, state in zip(self._machines, self._states, strict=True)]
-        given = torch.tensor([-1 if choice is None else choice for choice in forced], device=self.device)[:, None, None]
-        only = torch.where(torch.arange(LAST + 1, device=self.device) == given, 0.0, -torch.inf)
+    def _advance(self, decisions: Tensor, at: NDArray[np.int64]) -> Tensor:
+        """The text ids int64 [B, n] of frames with these decisions, int64 [B, n].
+
+        Args:
+            decisions: A draft may have other ids, which are read as `PAD`.
+            at: Host int64 [B], the number of each row's first frame; the states after it are replaced.
+        """
+        texts = list[list[int]]()
+        for row, (begin, choices) in enumerate(zip(at.tolist(), decisions.tolist(), strict=True)):
+            states, own = self._states[row][: begin + 1], list[int]()
+            for choice in choices:
+                state, text = self._machines[row].step(states[-1], choice)
+                states.append(state)
+                own.append(text)
+            self._states[row] = states
+            texts.append(own)
+        return torch.tensor(texts, device=self.device)
+
+    def _decided(self, logits: Logits, numbers: NDArray[np.int64]) -> Logits:
+        """Logits [B, n, V] of the decisions of frames, host int64 [B, n], where the machine leaves one."""
+        forced = [
+            [machine.forced(states[number]) for number in own]
+            for machine, states, own in zip(self._machines, self._states, numbers.tolist(), strict=True)
+        ]
+        given = torch.tensor([[-1 if choice is None else choice for choice in own] for own in forced])
+        given = given.to(self.device)[..., None]
+        only = torch.where(torch.arange(self.vocab_size, device=self.device) == given, 0.0, -torch.inf)
         return Logits(torch.where(given < 0, logits.cond, only), None)  # decisions are not guided
 
 

@@ -44,6 +44,11 @@ class KyutaiDepth:
     def prefill(self) -> Logits:
         return self._read(self._text[:, None], np.zeros((len(self._text), 1), dtype=np.int64))
 
+    def whole(self, frame: Tensor) -> Logits:
+        """The logits [B, K, V] of all codes of a frame int64 [B, K], in one call."""
+        slots = np.tile(np.arange(self._codebooks), (len(frame), 1))
+        return self._read(torch.cat([self._text[:, None], frame[:, :-1]], dim=1), slots)
+
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         slots = at[:, None] - self._start + 1 + np.arange(tokens.shape[1])
         return self._read(tokens, slots)

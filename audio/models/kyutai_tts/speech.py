@@ -17,6 +17,7 @@ from mmspec.audio.codecs.after_reference import AfterReference
 from mmspec.audio.codecs.mimi import Mimi
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
+from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.kyutai_tts.decoding import KyutaiFrames, frame_spec
 from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
@@ -28,6 +29,7 @@ from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import read_tensors
 from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import read_json
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -48,6 +50,7 @@ class Options:
         codebooks: Codebooks to generate; fewer are faster, and sound worse. None is all.
         frames: Frames of a part, at most; 12.5 per second.
         padding_between: Steps between words, at least.
+        ahead: Frames in a window, see `mmspec.audio.depth.frame_windows.frames_ahead`.
     """
 
     voice: str | Path | ReferenceCodes | None = None
@@ -55,6 +58,7 @@ class Options:
     codebooks: int | None = None
     frames: int = 750
     padding_between: int = 1
+    ahead: int = 0
 
 
 class KyutaiAdapter:
@@ -82,7 +86,8 @@ class KyutaiAdapter:
         self, model: KyutaiTTS, encode: Callable[[str], Sequence[int]], codec: Codec, options: Options
     ) -> None:
         config = model.config
-        self.model, self._encode, self.options = model, encode, options
+        self.model, self._encode, self.options, self.ahead = model, encode, options, options.ahead
+        self.heads: dict[str, Head] = {}
         self._books = config.codebooks if options.codebooks is None else options.codebooks
         if self._books > config.codebooks:
             raise ArgumentError(f"codebooks={self._books} is not allowed; the model has {config.codebooks}")
@@ -131,7 +136,9 @@ class KyutaiAdapter:
         if not len(codes):
             raise ArgumentError(f"the reference audio is too short; it must have more than {CUT} frames of 80 ms")
         options = replace(self.options, voice=ReferenceCodes("", codes))
-        return KyutaiAdapter(self.model, self._encode, self._codec, options)
+        other = KyutaiAdapter(self.model, self._encode, self._codec, options)
+        other.heads = self.heads
+        return other
 
     def read(self, text: str, voice: str | None) -> PreparedText:
         if self._voice is None:
@@ -148,8 +155,8 @@ class KyutaiAdapter:
         return PreparedText(parts, texts=pieces)
 
     def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> FrameJob:
-        if recipe.drafts_frames or recipe.needs_draft_model:
-            raise ArgumentError(f"recipe {recipe.name!r} is not possible for Kyutai TTS; it drafts along the depth")
+        if recipe.needs_draft_model:
+            raise ArgumentError(f"recipe {recipe.name!r} is not possible for Kyutai TTS, which has no draft model")
         config, voice = self.model.config, self._voice
         assert voice is not None
         after = config.delay_steps + AFTER_AUDIO
@@ -161,12 +168,13 @@ class KyutaiAdapter:
             if config.voice is not None:
                 with torch.inference_mode():
                     voices = model.voice_states([voice]).expand(len(parts), -1, -1)
-            return KyutaiFrames(model, machines, voices, self._words, length, sampling, self._books)
+            return KyutaiFrames(model, machines, voices, self._words, length, sampling, self._books, ahead)
 
         def spec(sampling: SamplingParams) -> FrameSpec:
             return frame_spec(self.model, length, sampling)
 
-        return FrameJob("Kyutai TTS", self.model, 1 + self._books, len(parts), 0, prompted, spec)
+        size = 1 + self._books
+        return FrameJob("Kyutai TTS", self.model, size, len(parts), self.ahead, prompted, spec, heads=self.heads)
 
     def codes(self, tokens: Tensor) -> Tensor:
         config, ends = self.model.config, (tokens[:, 0] == LAST).nonzero()
@@ -219,7 +227,7 @@ def from_folder(
     """
     options = read_options(config)
     if draft is not None:
-        raise ArgumentError("draft_model is not possible for Kyutai TTS, which drafts along the depth")
+        raise ArgumentError("draft_model is not possible for Kyutai TTS: no smaller model was published")
     if codec is None:
         raise ArgumentError("Kyutai TTS needs Mimi in the layout of transformers; pass tokenizer='kyutai/mimi'")
     # Texts have a method of that name, too.
@@ -240,7 +248,7 @@ def read_options(config: Mapping[str, Any]) -> Options:
         ArgumentError: For unknown options, and values that are not allowed.
     """
     options = options_of(Options, config, "Kyutai TTS", ("codec",))
-    ranges = ("frames", 1, 2**20), ("codebooks", 1, 256), ("padding_between", 0, 100)
+    ranges = ("frames", 1, 2**20), ("codebooks", 1, 256), ("padding_between", 0, 100), ("ahead", 0, MAX_AHEAD)
     check_integers(options, ranges, optional=("codebooks",))
     if isinstance(options.cfg, bool) or not isinstance(options.cfg, (int, float)) or not 0 <= options.cfg <= 100:
         raise ArgumentError(f"cfg={shown(options.cfg)} is not allowed; it must be a number, 0 to 100")

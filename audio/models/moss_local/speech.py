@@ -71,7 +71,8 @@ class MossLocalAdapter(MossSpeaker):
         options: LocalOptions,
         draft_model: MossLocal | None = None,
     ) -> None:
-        super().__init__(tokenizer, codec, options, model.config.codebooks, model.config.codes)
+        config, positions = model.config, int(model.config.language.max_position_embeddings)
+        super().__init__(tokenizer, codec, options, config.codebooks, config.codes, options.frames, positions)
         self.model = model
         self.draft_model = None if draft_model is None else check_draft(draft_model, model, DRAFT_SETTINGS)
         self.ahead, self.heads = options.ahead, dict[str, Head]()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.arguments import shown
@@ -76,7 +77,8 @@ class MossLocalV1Adapter(MossSpeaker):
         options: LocalV1Options,
         draft_model: MossLocalV1 | None = None,
     ) -> None:
-        super().__init__(tokenizer, codec, options, model.config.codebooks, model.config.codes)
+        config, positions = model.config, int(model.config.language.max_position_embeddings)
+        super().__init__(tokenizer, codec, options, config.codebooks, config.codes, options.frames, positions)
         self.model, self._books = model, options.codebooks or model.config.codebooks
         self._penalty = float(options.repetition_penalty)
         if self._books > model.config.codebooks:
@@ -114,12 +116,9 @@ class MossLocalV1Adapter(MossSpeaker):
         # Without the frame of its end, a row that is cut has room for a frame more.
         return tokens[: int(ends[0]) if len(ends) else self.options.frames, 1:].T
 
-    def continue_voice(self, part: MossPart, first: MossPart, tokens: Tensor) -> MossPart:
-        part = super().continue_voice(part, first, tokens)
-        if part.voice is None or part.voice.shape[1] == (books := self.model.config.codebooks):
-            return part
-        missing = part.voice.new_full((len(part.voice), books - part.voice.shape[1]), self.model.config.codes)
-        return MossPart(part.text, torch.cat([part.voice, missing], dim=1))
+    def voice_of(self, tokens: Tensor) -> Tensor:
+        codes, config = super().voice_of(tokens), self.model.config
+        return F.pad(codes, (0, config.codebooks - codes.shape[1]), value=config.codes)
 
 
 def from_folder(

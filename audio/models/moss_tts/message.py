@@ -14,6 +14,7 @@ from mmspec.arguments import shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec, check_codec
 from mmspec.audio.family_options import check_integers, options_of
+from mmspec.audio.positions import check_positions
 from mmspec.audio.reference_audio import ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
@@ -85,6 +86,8 @@ class MossSpeaker(ABC):
         options: The options.
         codebooks: Codebooks of the model.
         codes: Codes of each.
+        columns: Columns of a part, at most.
+        positions: Positions of the model.
 
     Raises:
         ArgumentError: For a voice with other codes.
@@ -95,25 +98,48 @@ class MossSpeaker(ABC):
     voices: Sequence[str] = ()
     sampling = SamplingParams(1.7, 25, 0.8)
 
-    def __init__(self, tokenizer: Any, codec: Codec, options: Options, codebooks: int, codes: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        codec: Codec,
+        options: Options,
+        codebooks: int,
+        codes: int,
+        columns: int,
+        positions: int,
+    ) -> None:
         self.tokenizer, self.codec, self.options = tokenizer, check_codec(codec, codebooks, codes), options
         self._voice = None if options.voice is None else options.voice.checked(codebooks, codes).codes
+        self._columns, self._positions = columns, positions
 
     @abstractmethod
     def codes(self, tokens: Tensor) -> Tensor:
         """See `mmspec.audio.adapter.SpeechAdapter`."""
 
+    @abstractmethod
+    def prompt(self, part: MossPart) -> tuple[Tensor, Tensor]:
+        """Text ids int64 [T] and codes int64 [T, K] of a prompt, which ends with the id that begins audio."""
+
     def read(self, text: str, voice: str | None) -> PreparedText:
         pieces = split_text(text, MAX_LETTERS)
-        return PreparedText([MossPart(piece, self._voice) for piece in pieces], texts=pieces)
+        parts = [MossPart(piece, self._voice) for piece in pieces]
+        for part in parts:
+            check_positions(len(self.prompt(part)[0]), self._columns, self._positions)
+        return PreparedText(parts, texts=pieces)
 
     @property
     def draws_voice(self) -> bool:
         return self._voice is None
 
     def continue_voice(self, part: MossPart, first: MossPart, tokens: Tensor) -> MossPart:
-        codes = self.codes(tokens).T
-        return replace(part, voice=codes) if len(codes) else part
+        voice = self.voice_of(tokens)
+        after = replace(part, voice=voice)
+        fits = len(self.prompt(after)[0]) + self._columns <= self._positions
+        return after if len(voice) and fits else part
+
+    def voice_of(self, tokens: Tensor) -> Tensor:
+        """The codes int64 [F, K] of a part that was decoded, as a voice."""
+        return self.codes(tokens).T
 
 
 Kind = TypeVar("Kind", bound=Options)

@@ -50,7 +50,9 @@ class MossAdapter(MossSpeaker):
     def __init__(
         self, model: MossTTS, tokenizer: Any, codec: Codec, options: Options, draft_model: MossTTS | None = None
     ) -> None:
-        super().__init__(tokenizer, codec, options, model.config.codebooks, model.config.codes)
+        config = model.config
+        columns, positions = options.frames + config.codebooks, int(config.language.max_position_embeddings)
+        super().__init__(tokenizer, codec, options, config.codebooks, config.codes, columns, positions)
         self.model, self.draft_model = model, draft_model
 
     def prompt(self, part: MossPart) -> tuple[Tensor, Tensor]:
@@ -75,7 +77,7 @@ class MossAdapter(MossSpeaker):
             text.to(model.device),
             codes.to(model.device),
             mask.to(model.device),
-            self.options.frames + config.codebooks,
+            self._columns,
             samplings[0],
             TEXT_TEMPERATURE,
         )
