@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.arguments import shown
+from mmspec.audio.adapter import SpeechAdapter
 from mmspec.audio.codec import Codec
 from mmspec.audio.codecs import CODECS, codec_of
 from mmspec.audio.codecs.hificodec import config_of, read_hificodec
@@ -24,6 +25,7 @@ from mmspec.audio.models.magnet.checkpoint import is_magnet
 from mmspec.audio.models.magnet.checkpoint import read_magnet as read_magnet_model
 from mmspec.audio.models.magnet.music import from_folder as read_magnet
 from mmspec.audio.pipeline import SpeechPipeline
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.sentencepiece_file import is_sentencepiece
 from mmspec.errors import ArgumentError
 from mmspec.hf.attention import refuse_flash_attention_inside
@@ -55,9 +57,8 @@ SPEECH_ADAPTERS = {
     "Qwen3OmniMoeForConditionalGeneration": "mmspec.audio.models.qwen3_omni.speech:make",
     "Qwen2_5OmniForConditionalGeneration": "mmspec.audio.models.qwen2_5_omni.speech:make",
 }
-# Class in config.json that transformers does not have -> function that reads the published folder; it takes the folder,
-# a processor or where it is, a codec or None, the remaining options of `config`, the folder of a draft model or None,
-# the device and the dtype, and returns the `SpeechAdapter`.
+# Class in config.json that transformers does not have -> function that reads a `PublishedFolder` and returns the
+# `SpeechAdapter`.
 PUBLISHED = {
     "Qwen3TTSForConditionalGeneration": "mmspec.audio.models.qwen3_tts.speech:from_folder",
     "HeartMuLa": "mmspec.audio.models.heartmula.speech:from_folder",
@@ -205,7 +206,7 @@ def from_model(
 
 
 def from_published(
-    read: Callable[..., Any],
+    read: Callable[[PublishedFolder], SpeechAdapter],
     folder: Path,
     processor: Any,
     codec: Path | None,
@@ -233,7 +234,7 @@ def from_published(
         draft = smaller_model(folder)
     draft = None if draft is None else folder_of("draft_model", draft)
     own_codec = own_codec if codec is None else read_codec(codec, device)
-    return SpeechPipeline(read(folder, processor, own_codec, options, draft, device, dtype))
+    return SpeechPipeline(read(PublishedFolder(folder, processor, own_codec, options, draft, device, dtype)))
 
 
 def from_codec_lm_folder(

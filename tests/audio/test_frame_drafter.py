@@ -11,13 +11,17 @@ import tiny_speech as tiny
 import torch
 import torch.nn.functional as F
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
+from tiny_fish_codec import add_codec
+from tiny_fish_s2 import fish_s2
 from torch import Tensor
 
 import mmspec
 from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_windows import decode_frame_windows, frames_ahead
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
+from mmspec.audio.wave import write_audio
 from mmspec.batching.engine import Engine
+from mmspec.cli.app import main
 from mmspec.drafters import chain
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.checkpoint import load_head
@@ -156,6 +160,19 @@ def test_a_trained_head_loads_and_drafts(loss: str, tmp_path: Path) -> None:
     assert torch.equal(out.tokens[0], plain.tokens[0])
     with pytest.raises(ArgumentError, match="holds a training with another seed"):
         Trainer(pipe, settings(loss, steps=25, seed=1), tmp_path)
+
+
+def test_the_command_loads_a_speech_model_as_speak_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With options of the model, and with the voice of a recording."""
+    folder, voice, prompts = add_codec(fish_s2(tmp_path / "fish")), tmp_path / "voice.wav", tmp_path / "prompts.txt"
+    prompts.write_text("one two\ntwo\none")
+    write_audio(np.sin(np.arange(400, dtype=np.float32) / 9)[None], 8000, voice)
+    call = ["train-drafter", "-m", str(folder), "--kind", "frame", "--prompts", str(prompts), "--held-out", "1"]
+    call += ["--sequences", "2", "--steps", "1", "--batch", "2", "--config", "frames=3", "-o", str(tmp_path / "head")]
+    assert main([*call, "--voice-text", "one"]) == 2
+    assert "--voice-text requires --voice-file" in capsys.readouterr().err
+    assert main([*call, "--voice-text", "one", "--voice-file", str(voice)]) == 0
+    assert load_head(tmp_path / "head").kind == "frame"
 
 
 def test_training_is_the_same_again(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tiny_fish_codec
 import tiny_fish_s2
 import tiny_higgs_v3
 import tiny_moss
@@ -16,7 +18,7 @@ import torch
 
 import mmspec
 from mmspec.audio.reference_audio import ReferenceCodes
-from mmspec.errors import PromptError
+from mmspec.errors import ArgumentError, PromptError
 
 POSITIONS = 96
 MODELS: dict[str, tuple[Callable[[Path], Path], Callable[[], Any], int]] = {
@@ -62,3 +64,14 @@ def test_the_end_of_the_positions(model: str, tmp_path: Path) -> None:
             patch.setattr(short, "codes", lambda tokens, codes=codes: codes)
             after = short.continue_voice(part, part, torch.empty(0))
         assert (after.voice is not None) == (frames == 1)
+
+
+def test_a_voice_that_is_too_long_is_refused_before_it_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = mmspec.load(str(tiny_fish_codec.add_codec(tiny_fish_s2.fish_s2(tmp_path))), config={"frames": 24})
+    codec = pipe.adapter.codec
+    monkeypatch.setattr(type(codec), "encode", lambda *_: pytest.fail("the voice is encoded"))
+    voice = np.zeros((1, 1000 * codec.hop), dtype=np.float32)
+    with pytest.raises(ArgumentError, match="audio of 1000 frames is too long for a voice; of the model's 1024 pos"):
+        pipe.with_reference_audio(voice, codec.sampling_rate)

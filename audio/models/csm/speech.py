@@ -18,6 +18,7 @@ from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
 from mmspec.audio.models.csm.decoding import DRAFT_SETTINGS, CsmFrames, depth_sampling, frame_ends
+from mmspec.audio.positions import check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError
@@ -116,14 +117,9 @@ class CsmAdapter:
         mimi = self.model.codec_model
         transcript = reference.require_transcript("CSM")
         wave = reference.mono(self.codec.sampling_rate).to(mimi.device, mimi.dtype)
+        check_voice(len(wave), self.codec.hop, self.frames, self.model.config.max_position_embeddings)
         with torch.inference_mode():
             codes = mimi.encode(wave[None, None]).audio_codes[0, : self.model.config.num_codebooks].T
-        positions = self.model.config.max_position_embeddings
-        if len(codes) + self.frames >= positions:
-            raise ArgumentError(
-                f"audio of {len(codes)} frames is too long for a voice; of the model's {positions} positions, "
-                f"{self.frames} are for the generated frames"
-            )
         found = ReferenceCodes(transcript, codes.to(self.model.device))
         other = CsmAdapter(self.model, self.processor, self.codec, self.draft_model, self.frames, self.ahead, found)
         other.heads = self.heads

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.fish_s2.codec import FILE, FishCodec, read_codec
 from mmspec.audio.models.fish_s2.decoding import FirstCodes, FishFrames, frame_ends, frame_spec
 from mmspec.audio.models.fish_s2.model import FishS2, read_model
-from mmspec.audio.positions import check_positions
+from mmspec.audio.positions import check_positions, check_voice
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head
@@ -125,7 +125,9 @@ class FishAdapter:
     def with_reference_audio(self, reference: ReferenceAudio) -> FishAdapter:
         if not isinstance(self.codec, FishCodec):
             raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
-        codes = self.codec.encode(reference.mono(self.codec.sampling_rate))
+        wave = reference.mono(self.codec.sampling_rate)
+        check_voice(len(wave), self.codec.hop, self.options.frames, self._positions)
+        codes = self.codec.encode(wave)
         options = replace(self.options, voice=ReferenceCodes((reference.transcript or "").strip(), codes))
         made = FishAdapter(self.model, self.tokenizer, self.codec, options, self.draft_model)
         made.heads = self.heads
@@ -196,40 +198,24 @@ def spoken(text: str) -> str:
     return text if TAGS.match(text) else f"<|speaker:0|>{text}"
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> FishAdapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
-
-    Args:
-        folder: The folder.
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec; None is the one in the folder.
-        config: The fields of `Options`.
-        draft: The folder of a draft model, or None.
-        device: Where to load the models.
-        dtype: Their dtype, or "auto" for that of the files.
+def from_folder(source: PublishedFolder) -> FishAdapter:
+    """The adapter of a published folder.
 
     Raises:
         ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
         ModelError: For missing, broken or unsupported files.
     """
-    options = read_options(config)
-    if codec is None and not (folder / FILE).is_file():
+    options = read_options(source.options)
+    if source.codec is None and not (source.folder / FILE).is_file():
         raise ArgumentError(
-            f"Fish S2 has no codec here; put {FILE} into {str(folder)!r}, or pass a mmspec.audio.codec.Codec as "
+            f"Fish S2 has no codec here; put {FILE} into {str(source.folder)!r}, or pass a mmspec.audio.codec.Codec as "
             "config={'codec': ...}"
         )
-    tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
-    model = read_model(folder, device, dtype)
-    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype), model, DRAFT_SETTINGS)
-    own = read_codec(folder, device) if codec is None else codec
+    tokenizer = tokenizer_of(source.processor, source.folder, "PreTrainedTokenizerFast")
+    model, draft_model = source.model(read_model), source.draft_model(read_model)
+    if draft_model is not None:
+        check_draft(draft_model, model, DRAFT_SETTINGS)
+    own = read_codec(source.folder, source.device) if source.codec is None else source.codec
     return FishAdapter(model, tokenizer, own, options, draft_model)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -20,6 +19,7 @@ from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.heartmula.decoding import HeartMuLaFrames, SongPrompt
 from mmspec.audio.models.heartmula.model import HeartMuLa, read_model
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.checkpoint import describe
 from mmspec.errors import ArgumentError, ModelError, PromptError
 from mmspec.heads.checkpoint import Head
@@ -128,57 +128,43 @@ def beside(folder: Path, name: str) -> Path:
     raise ModelError(f"model {str(folder)!r} has no {name}, neither in the folder nor in the one around it")
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> HeartMuLaAdapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+def from_folder(source: PublishedFolder) -> HeartMuLaAdapter:
+    """The adapter of a published folder.
 
-    Args:
-        folder: The folder; `tokenizer.json` and `gen_config.json` are in it, or in the one around it.
-        processor: A `tokenizers.Tokenizer`, or its file; None is the one of the folder.
-        codec: The codec.
-        config: The fields of `Options`.
-        draft: Refused: no smaller model was published.
-        device: Where to load the model.
-        dtype: Its dtype, or "auto" for that of the files.
+    The processor is a `tokenizers.Tokenizer`, or its file. `tokenizer.json` and `gen_config.json` are in the folder, or
+    in the one around it.
 
     Raises:
         ArgumentError: For unknown options, values that are not allowed, and a missing codec.
         ModelError: For missing, broken or unsupported files.
     """
-    options = options_of(Options, config, "HeartMuLa", ("codec",))
+    options = options_of(Options, source.options, "HeartMuLa", ("codec",))
     check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))
     if not isinstance(options.tags, str):
         raise ArgumentError(f"tags={options.tags!r} is not allowed; it must be a string")
-    if draft is not None:
+    if source.draft is not None:
         raise ArgumentError("draft_model is not possible for HeartMuLa: no smaller model was published")
-    if codec is None:
+    if source.codec is None:
         raise ArgumentError(
             "HeartMuLa has no codec here; pass config={'codec': codec}, an object as in mmspec.audio.codec.Codec that "
             "decodes frames with HeartCodec"
         )
-    ids = {**IDS, **read_json(beside(folder, "gen_config.json"))}
+    ids = {**IDS, **read_json(beside(source.folder, "gen_config.json"))}
     for name in IDS:
         if isinstance(ids[name], bool) or not isinstance(ids[name], int) or ids[name] < 0:
             raise ModelError(f"gen_config.json has {name}={ids[name]!r}; it must be an integer, 0 or more")
-    tokenizer = processor
+    processor = tokenizer = source.processor
     if not isinstance(processor, (Tokenizer, str, Path, type(None))):
         raise ArgumentError(f"processor={shown(processor)} is not allowed; pass a tokenizers.Tokenizer, or its file")
     if not isinstance(processor, Tokenizer):
-        file = beside(folder, "tokenizer.json") if processor is None else Path(processor)
+        file = beside(source.folder, "tokenizer.json") if processor is None else Path(processor)
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises Exception itself
             raise ModelError(f"tokenizer {str(file)!r} cannot be read: {describe(error)}") from None
-    model = read_model(folder, device, dtype)
+    model = source.model(read_model)
     check_ids(model, tokenizer, ids)
-    return HeartMuLaAdapter(model, tokenizer, codec, ids, options)
+    return HeartMuLaAdapter(model, tokenizer, source.codec, ids, options)
 
 
 def check_ids(model: HeartMuLa, tokenizer: Tokenizer, ids: Mapping[str, int]) -> None:

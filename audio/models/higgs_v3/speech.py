@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from mmspec.audio.models.higgs_v3.decoding import HiggsV3Request, plan, row_end
 from mmspec.audio.models.higgs_v3.model import HiggsV3, read_codec, read_model
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
-from mmspec.audio.positions import check_positions
+from mmspec.audio.positions import check_positions, check_voice
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.text import split_text
 from mmspec.errors import ArgumentError, ModelError, PromptError
@@ -111,7 +111,9 @@ class HiggsV3Adapter:
     def with_reference_audio(self, reference: ReferenceAudio) -> HiggsV3Adapter:
         if not isinstance(self.codec, HiggsCodec):
             raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
-        codes = self.codec.encode(reference.mono(self.codec.sampling_rate))
+        wave = reference.mono(self.codec.sampling_rate)
+        check_voice(len(wave), self.codec.hop, self._columns, self._positions)
+        codes = self.codec.encode(wave)
         voice = ReferenceCodes((reference.transcript or "").strip(), codes)
         options = replace(self.options, voice=voice)
         return HiggsV3Adapter(self.model, self.tokenizer, self.codec, options, self.draft_model)
@@ -189,35 +191,20 @@ def refuse_marks(name: str, text: str) -> None:
         raise PromptError(f"{name} contains {found!r}, a mark of the prompt; leave it out")
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> HiggsV3Adapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
-
-    Args:
-        folder: The folder.
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec; None is the one in the model's files.
-        config: The fields of `Options`.
-        draft: The folder of a draft model, or None.
-        device: Where to load the models.
-        dtype: Their dtype, or "auto" for that of the files.
+def from_folder(source: PublishedFolder) -> HiggsV3Adapter:
+    """The adapter of a published folder.
 
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
         ModelError: For missing, broken or unsupported files.
     """
-    options = read_options(config)
-    tokenizer = tokenizer_of(processor, folder, "PreTrainedTokenizerFast")
-    model, state = read_model(folder, device, dtype)
-    own = read_codec(state, f"model {str(folder)!r}", device) if codec is None else codec
-    draft_model = None if draft is None else check_draft(read_model(draft, device, dtype)[0], model, DRAFT_SETTINGS)
+    options = read_options(source.options)
+    tokenizer = tokenizer_of(source.processor, source.folder, "PreTrainedTokenizerFast")
+    (model, state), draft = source.model(read_model), source.draft_model(read_model)
+    own = source.codec
+    if own is None:
+        own = read_codec(state, f"model {str(source.folder)!r}", source.device)
+    draft_model = None if draft is None else check_draft(draft[0], model, DRAFT_SETTINGS)
     return HiggsV3Adapter(model, tokenizer, own, options, draft_model)
 
 

@@ -24,6 +24,7 @@ from mmspec.audio.models.kyutai_tts.machine import LAST, Machine
 from mmspec.audio.models.kyutai_tts.model import KyutaiTTS, read_model
 from mmspec.audio.models.kyutai_tts.script import entries
 from mmspec.audio.multi_codebook.delay_pattern import undelay
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.audio.sentencepiece_file import read_sentencepiece
 from mmspec.audio.text import split_text
@@ -128,7 +129,7 @@ class KyutaiAdapter:
         if config.voice is not None:
             raise ArgumentError(
                 "reference audio is not possible for this model; its voices are files of kyutai/tts-voices: pass "
-                "config={'voice': FILE}"
+                "config={'voice': FILE}, or --config voice=FILE on the command line"
             )
         if not isinstance(self._codec, Mimi) or self._codec.codebooks < config.codebooks:
             raise ArgumentError("this codec cannot encode reference audio; pass its codes as config={'voice': ...}")
@@ -145,7 +146,8 @@ class KyutaiAdapter:
             raise ArgumentError(
                 "a voice is missing; call pipe.with_reference_audio, or pass --voice-file on the command line"
                 if self.model.config.voice is None
-                else "a voice is missing; pass config={'voice': FILE}, a .safetensors file of kyutai/tts-voices"
+                else "a voice is missing; pass config={'voice': FILE}, a .safetensors file of kyutai/tts-voices, or "
+                "--config voice=FILE on the command line"
             )
         pieces = split_text(text, MAX_LETTERS)
         between, speakers = self.options.padding_between, self.model.config.voice is not None
@@ -200,45 +202,30 @@ def is_kyutai_tts(config: Mapping[str, Any]) -> bool:
     return "tts_config" in config and "depformer_dim" in config
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> KyutaiAdapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
+def from_folder(source: PublishedFolder) -> KyutaiAdapter:
+    """The adapter of a published folder.
 
-    Args:
-        folder: The folder.
-        processor: An object whose method `encode` makes text ids of a word, or the file of a sentencepiece model; None
-            is the one in the folder.
-        codec: The codec, Mimi.
-        config: The fields of `Options`.
-        draft: Refused: no smaller model was published.
-        device: Where to load the model.
-        dtype: Its dtype, or "auto" for that of the files.
+    The processor is an object whose method `encode` makes text ids of a word, or the file of a sentencepiece model.
 
     Raises:
         ArgumentError: For unknown options, values that are not allowed, and a missing codec.
         ModelError: For missing, broken or unsupported files.
     """
-    options = read_options(config)
-    if draft is not None:
+    options = read_options(source.options)
+    if source.draft is not None:
         raise ArgumentError("draft_model is not possible for Kyutai TTS: no smaller model was published")
-    if codec is None:
+    if source.codec is None:
         raise ArgumentError("Kyutai TTS needs Mimi in the layout of transformers; pass tokenizer='kyutai/mimi'")
+    processor = source.processor
     # Texts have a method of that name, too.
     encode = None if isinstance(processor, (str, Path)) else getattr(processor, "encode", None)
     if encode is None:
         if not isinstance(processor, (str, Path, type(None))):
             raise ArgumentError(f"processor={shown(processor)} is not allowed; it needs a method encode, or is a file")
-        name = str(read_json(folder / "config.json").get("tokenizer_name", "tokenizer_spm_32k_3.model"))
-        file = folder / Path(name).name if processor is None else Path(processor)
+        name = str(read_json(source.folder / "config.json").get("tokenizer_name", "tokenizer_spm_32k_3.model"))
+        file = source.folder / Path(name).name if processor is None else Path(processor)
         encode = read_sentencepiece(file, "Kyutai TTS").encode
-    return KyutaiAdapter(read_model(folder, device, dtype), encode, codec, options)
+    return KyutaiAdapter(source.model(read_model), encode, source.codec, options)
 
 
 def read_options(config: Mapping[str, Any]) -> Options:

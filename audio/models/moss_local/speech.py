@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from mmspec.audio.models.moss_tts.message import (
     needed_codec,
     read_options,
 )
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.heads.checkpoint import Head
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -136,33 +136,15 @@ def named(value: str | int | None) -> str:
     return "None" if value is None else str(value).strip() or "None"
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> MossLocalAdapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
-
-    Args:
-        folder: The folder.
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec.
-        config: The fields of `Options`.
-        draft: The folder of a draft model, or None.
-        device: Where to load the models.
-        dtype: Their dtype, or "auto" for that of the files.
+def from_folder(source: PublishedFolder) -> MossLocalAdapter:
+    """The adapter of a published folder.
 
     Raises:
         ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
         ModelError: For missing, broken or unsupported files.
     """
-    options = read_options(LocalOptions, config, "MOSS-TTS-Local", (("ahead", 0, MAX_AHEAD),))
-    codec = needed_codec(codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer-v2")
-    tokenizer = tokenizer_of(processor, folder)
-    model = read_model(folder, device, dtype)
-    draft_model = None if draft is None else read_model(draft, device, dtype)
+    options = read_options(LocalOptions, source.options, "MOSS-TTS-Local", (("ahead", 0, MAX_AHEAD),))
+    codec = needed_codec(source.codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer-v2")
+    tokenizer = tokenizer_of(source.processor, source.folder)
+    model, draft_model = source.model(read_model), source.draft_model(read_model)
     return MossLocalAdapter(model, tokenizer, codec, options, draft_model)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,6 +25,7 @@ from mmspec.audio.models.moss_tts.message import (
     needed_codec,
     read_options,
 )
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.errors import ArgumentError
 from mmspec.hf.folder import tokenizer_of
 from mmspec.recipes import Recipe
@@ -121,37 +120,19 @@ class MossLocalV1Adapter(MossSpeaker):
         return F.pad(codes, (0, config.codebooks - codes.shape[1]), value=config.codes)
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> MossLocalV1Adapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
-
-    Args:
-        folder: The folder.
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec.
-        config: The fields of `LocalV1Options`.
-        draft: The folder of a draft model, or None.
-        device: Where to load the models.
-        dtype: Their dtype, or "auto" for that of the files.
+def from_folder(source: PublishedFolder) -> MossLocalV1Adapter:
+    """The adapter of a published folder.
 
     Raises:
         ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
         ModelError: For missing, broken or unsupported files.
     """
-    options = read_options(LocalV1Options, config, "MOSS-TTS-Local")
+    options = read_options(LocalV1Options, source.options, "MOSS-TTS-Local")
     check_integers(options, (("codebooks", 1, 256),), optional=("codebooks",))
     penalty: Any = options.repetition_penalty
     if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 1 <= penalty <= 10:
         raise ArgumentError(f"repetition_penalty={shown(penalty)} is not allowed; it must be a number, 1 to 10")
-    codec = needed_codec(codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer")
-    tokenizer = tokenizer_of(processor, folder)
-    model = read_model(folder, device, dtype)
-    draft_model = None if draft is None else read_model(draft, device, dtype)
+    codec = needed_codec(source.codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer")
+    tokenizer = tokenizer_of(source.processor, source.folder)
+    model, draft_model = source.model(read_model), source.draft_model(read_model)
     return MossLocalV1Adapter(model, tokenizer, codec, options, draft_model)

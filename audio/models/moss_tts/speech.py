@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mmspec.audio.models.moss_tts.message import (
 )
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.hf.folder import BUFFERS, read_json, tokenizer_of
 from mmspec.recipes import Recipe
@@ -121,35 +122,16 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossTTS:
     return model.requires_grad_(False).eval()
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> MossSpeaker:
+def from_folder(source: PublishedFolder) -> MossSpeaker:
     """The adapter of a published folder, of this model or the first MOSS-TTS-Local, whose config.json names one class.
-
-    See `mmspec.audio.load.PUBLISHED`.
-
-    Args:
-        folder: The folder.
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec.
-        config: The fields of `Options`.
-        draft: The folder of a draft model, or None.
-        device: Where to load the models.
-        dtype: Their dtype, or "auto" for that of the files.
 
     Raises:
         ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
         ModelError: For missing, broken or unsupported files.
     """
-    if is_local_v1(read_json(folder / "config.json")):
-        return moss_local_v1(folder, processor, codec, config, draft, device, dtype)
-    options = read_options(Options, config, "MOSS-TTS")
-    codec, tokenizer = needed_codec(codec, "MOSS-TTS", "MOSS-Audio-Tokenizer"), tokenizer_of(processor, folder)
-    model = read_model(folder, device, dtype)
-    return MossAdapter(model, tokenizer, codec, options, None if draft is None else read_model(draft, device, dtype))
+    if is_local_v1(read_json(source.folder / "config.json")):
+        return moss_local_v1(source)
+    options = read_options(Options, source.options, "MOSS-TTS")
+    codec = needed_codec(source.codec, "MOSS-TTS", "MOSS-Audio-Tokenizer")
+    tokenizer = tokenizer_of(source.processor, source.folder)
+    return MossAdapter(source.model(read_model), tokenizer, codec, options, source.draft_model(read_model))

@@ -32,6 +32,8 @@ from mmspec.audio.models.qwen3_tts.prompt import (
     spoken_text,
 )
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
+from mmspec.audio.positions import check_voice
+from mmspec.audio.published_folder import PublishedFolder
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import split_text
 from mmspec.checkpoint import describe
@@ -178,12 +180,9 @@ class Qwen3TTSAdapter:
                 raise ArgumentError(
                     "the codec cannot encode reference audio; leave out its transcript to use the speaker alone"
                 )
-            codes = codec.encode(reference.mono(codec.sampling_rate))[:, : self.model.config.codebooks]
-            if len(codes) + self.options.frames >= self._positions:
-                raise ArgumentError(
-                    f"audio of {len(codes)} frames is too long for a voice; of the model's {self._positions} "
-                    f"positions, {self.options.frames} are for the generated frames"
-                )
+            wave = reference.mono(codec.sampling_rate)
+            check_voice(len(wave), codec.hop, self.options.frames, self._positions)
+            codes = codec.encode(wave)[:, : self.model.config.codebooks]
             continuation = Continuation(self._ids(reference_text(reference.transcript)), codes)
         voice = Voice(vectors, continuation)
         other = Qwen3TTSAdapter(
@@ -247,41 +246,23 @@ def read_tokenizer(where: str | Path) -> Any:
         raise ArgumentError(f"processor={str(where)!r} cannot be loaded: {describe(error)}") from None
 
 
-def from_folder(
-    folder: Path,
-    processor: Any,
-    codec: Codec | None,
-    config: Mapping[str, Any],
-    draft: Path | None,
-    device: str,
-    dtype: torch.dtype | str,
-) -> Qwen3TTSAdapter:
-    """The adapter of a published folder; see `mmspec.audio.load.PUBLISHED`.
-
-    Args:
-        folder: The folder.
-        processor: A tokenizer, or where it is; None is the one in the folder.
-        codec: The codec; None is the one in `speech_tokenizer`.
-        config: The fields of `Options`.
-        draft: The folder of a draft model, or None.
-        device: Where to load the models.
-        dtype: Their dtype, or "auto" for that of the files. The codec is in float32.
+def from_folder(source: PublishedFolder) -> Qwen3TTSAdapter:
+    """The adapter of a published folder.
 
     Raises:
         ArgumentError: For unknown options, and values that are not allowed.
         ModelError: For missing, broken or unsupported files.
     """
-    options = read_options(config)
+    options = read_options(source.options)
+    codec, tokenizer = source.codec, source.processor
     if codec is None:
-        if not (folder / "speech_tokenizer").is_dir():
-            raise ModelError(f"model {str(folder)!r} has no folder speech_tokenizer, which contains its codec")
-        codec = read_codec(folder / "speech_tokenizer", device)
-    tokenizer = processor
-    if processor is None or isinstance(processor, (str, Path)):
-        tokenizer = read_tokenizer(processor or folder)
-    model = read_model(folder, device, dtype)
-    draft_model = None if draft is None else read_model(draft, device, dtype)
-    generation = read_json(folder / "generation_config.json")
+        if not (source.folder / "speech_tokenizer").is_dir():
+            raise ModelError(f"model {str(source.folder)!r} has no folder speech_tokenizer, which contains its codec")
+        codec = read_codec(source.folder / "speech_tokenizer", source.device)
+    if tokenizer is None or isinstance(tokenizer, (str, Path)):
+        tokenizer = read_tokenizer(tokenizer or source.folder)
+    model, draft_model = source.model(read_model), source.draft_model(read_model)
+    generation = read_json(source.folder / "generation_config.json")
     return Qwen3TTSAdapter(model, tokenizer, codec, generation, options, draft_model)
 
 
