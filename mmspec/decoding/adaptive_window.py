@@ -26,18 +26,23 @@ _DOUBT = 3  # in a batch, calls of each width that are taken to have gained one 
 _FIRST_COST = 1.5  # single steps that a first window is taken to cost
 _SLOW = 4  # times what a call is expected to take, beyond which it is taken to have met a slow start
 _PRIOR = 0.8  # the chance to accept a draft that is hoped for, before anything is measured
-_PRIOR_CALLS = 2  # measured calls that this hope is worth
+_PRIOR_CALLS = 8  # measured calls that this hope is worth
 _SHORT = 32  # tokens of a run whose steps all cost about the same
 _MAX_AGE = 48  # calls after which the neighbors of the best width are measured again
 _LOSS_SHARE = 0.01  # of plain decoding's time, what drafts may lose; of the best width's, what exploration may lose
-# What drafts may lose beyond that while little is known: of a run, and in all runs together, in single steps.
-_PROBE_SHARE, _PROBE_STEPS = 0.015, 12.0
+# What drafts may lose beyond that while little is known: of the first run, of a later one, and in all runs together, in
+# single steps.
+_FIRST_PROBE_SHARE, _PROBE_SHARE, _PROBE_STEPS = 0.05, 0.005, 16.0
 _RESERVE = 0.05  # of plain decoding's time, what the best width may lose of that which drafts saved in earlier runs
 _CHANCES = 200  # steps of a table of chances to accept a draft
 _STEPS = 16  # consecutive single steps while drafting does not pay
-# Tokens per second that drafts must gain over single steps: more than the noise of the measurements, and in a batch
-# more than single steps lose once the rows stand at different positions.
-_GAIN, _BATCH_GAIN = 1.1, 1.2
+# Tokens per second that drafts must gain over single steps: in a batch more than these lose once the rows stand at
+# different positions.
+_GAIN, _BATCH_GAIN = 1.03, 1.06
+_CLEAR_GAIN = 1.2  # where drafts gain more, the single steps of earlier runs will do
+_STEPS_AGE = 200  # calls after which single steps are measured anew even there: they may have met a busy machine
+_DEVIATION = 0.15  # of the mean gain of n calls, the share that is hoped for beyond it, times the root of n
+_NEIGHBOR_CALLS = 3  # measured calls that the gains of the neighboring widths are worth
 
 
 class AdaptiveWindow:
@@ -50,10 +55,11 @@ class AdaptiveWindow:
 
     A balance of each run bounds what that may cost: the seconds that calls with drafts took beyond those of plain
     decoding for the same tokens. A width is tried only if the balance stays below 1 % of what plain decoding takes even
-    if the call gains a single token. On a new model it is 2.5 %, until the time of 12 single steps is lost. So a run in
-    which drafts never pay is not slower by more, the first one on a model included. Measurements are kept for later
-    runs. Where drafts have paid, the best width may lose another 5 %, of what earlier runs saved: images often begin
-    with a streak of rejected drafts.
+    if the call gains a single token. In the first run on a model it is 6 %, and in later ones 1.5 %, until the time of
+    16 single steps is lost. So a run in which drafts never pay is not slower by more. Measurements are kept for later
+    runs: where drafts gain more than a fifth, single steps are measured anew after 200 calls only. Where drafts have
+    paid, the best width may lose another 5 %, of what earlier runs saved: images often begin with a streak of rejected
+    drafts.
 
     The rows of a batch advance together while drafts have not been shown to pay: single steps cost more once rows stand
     at different positions.
@@ -69,7 +75,7 @@ class AdaptiveWindow:
         self.widths = [2**n for n in range(largest.bit_length())]
         # By width: seconds per call, and tokens per call of the slowest rows, of the latest calls.
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=9))
-        self._gained: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=64))
+        self._gained: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=128))
         self._last_call: dict[int, int] = {}  # by width, the number of the latest call
         self._calls = 0
         self._setups = setups()
@@ -89,6 +95,7 @@ class AdaptiveWindow:
             rows: Number of rows.
             fixed: Whether no row can end before that.
         """
+        self._has_run = self._calls > 0
         self._rows = rows
         self._slowest_rates: dict[int, float] = {}
         saved = self._saved - self._balance * self.rate(1)
@@ -108,9 +115,19 @@ class AdaptiveWindow:
         self._repeats = 0  # calls of that width in a row
 
     def rate(self, width: int) -> float:
-        """Measured tokens per row and second at a width; 0 if it was never measured."""
+        """Tokens per row and second at a width, by its own calls and, of a window, by its neighbors'.
+
+        0 if the width was never measured.
+        """
         seconds, gained = self._seconds[width], self._gained[width]
-        return fmean(gained) / _typical(seconds) if seconds and gained else 0.0
+        if not seconds or not gained:
+            return 0.0
+        near = [w for w in (width // 2, 2 * width) if width > 1 < w and len(self._gained[w]) > _NEIGHBOR_CALLS]
+        mean = fmean(gained)
+        if near:  # a few lucky calls make no width the best, nor do unlucky ones rule it out
+            expected = _expected(fmean(_chance(fmean(self._gained[w]), w) for w in near), width)
+            mean += (expected - mean) * _NEIGHBOR_CALLS / (_NEIGHBOR_CALLS + len(gained))
+        return mean / _typical(seconds)
 
     @property
     def tried(self) -> frozenset[int]:
@@ -120,8 +137,13 @@ class AdaptiveWindow:
     @property
     def best(self) -> int:
         """The width with the most tokens per second; 1 if drafts gain too little over single steps."""
-        fastest = max((w for w in self.widths if self._measured(w)), key=self._slowest_rate, default=1)
+        fastest = self._fastest
         return fastest if self._slowest_rate(fastest) >= self._least_gain * self.rate(1) else 1
+
+    @property
+    def _fastest(self) -> int:
+        """The width with the most tokens per second, be it a single step's."""
+        return max((w for w in self.widths if self._measured(w)), key=self._slowest_rate, default=1)
 
     @property
     def _balance(self) -> float:
@@ -148,9 +170,15 @@ class AdaptiveWindow:
 
     @property
     def _knows_steps(self) -> bool:
-        """Whether this run's single steps have been measured, which drafts are compared with."""
+        """Whether single steps have been measured, in this run or lately, which drafts are compared with."""
+        if self._samples(1) < _MIN_STEPS:
+            return False
         fresh = 1 if self._rows == 1 else _MIN_STEPS  # more would cost one row more than they tell
-        return self._samples(1) >= _MIN_STEPS and self._fresh >= fresh
+        if self._fresh >= fresh:
+            return True
+        # Where drafts pay by far, three single steps would cost a short run more than they tell.
+        is_recent = not self._fresh and self._calls - self._last_call[1] < _STEPS_AGE
+        return is_recent and self._slowest_rate(self._fastest) > _CLEAR_GAIN * self.rate(1)
 
     def settled(self) -> int:
         """The next width without exploration."""
@@ -204,7 +232,8 @@ class AdaptiveWindow:
             if not self._fresh:  # a step costs more at the end of a run, where the cache is long
                 self._seconds[1].clear()
             self._fresh += 1
-        self._slowest_rates.pop(width, None)
+        for near in (width // 2, width, 2 * width):
+            self._slowest_rates.pop(near, None)
         self._seconds[width].append(seconds)
         self._last_call[width] = self._calls
         # Drafts that an earlier call refined gain more: the first call of a width says what it costs alone.
@@ -291,7 +320,8 @@ class AdaptiveWindow:
     def _allowed(self, width: int) -> float:
         """Seconds that may be lost in this run to decoding at a width."""
         tokens = max(self._length, self._decoded)
-        return (_LOSS_SHARE * tokens + min(_PROBE_SHARE * tokens, self._credit)) / self.rate(width)
+        share = _PROBE_SHARE if self._has_run else _FIRST_PROBE_SHARE
+        return (_LOSS_SHARE * tokens + min(share * tokens, self._credit)) / self.rate(width)
 
     def _cost(self, width: int) -> float:
         """Seconds of one call at a width, measured or predicted from the two widest narrower widths."""
@@ -326,7 +356,9 @@ class AdaptiveWindow:
             chances.append(max(chance, min(_PRIOR, (1 + chance) / 2)))
         if wider := [w for w in self.widths if w > width and self._gained[w]]:
             chances.append(self._hoped_chance(wider[0]))
-        return self._towards(min(chances, default=_PRIOR), width)
+        hope = self._towards(min(chances, default=_PRIOR), width)
+        calls = (_PRIOR_CALLS + len(self._gained[width])) * sqrt(self._rows)
+        return min(float(width), hope * (1 + _DEVIATION / sqrt(calls)))
 
     def _hoped_chance(self, width: int) -> float:
         """The chance to accept a draft at a width that was measured, drawn to what was hoped for."""

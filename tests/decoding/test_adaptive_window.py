@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import decode_together
 from mmspec.decoding.stats import Meter
+from mmspec.decoding.window_policy import FixedWindow
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.knobs import LARGEST
@@ -162,7 +164,7 @@ def test_a_captured_graph_and_a_compiled_kernel_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "gained", "expected"), [(1, 1.8, 1), (1, 2.0, 1), (1, 2.15, 1), (1, 2.3, 4), (8, 2.3, 1), (8, 2.7, 4)]
+    ("rows", "gained", "expected"), [(1, 1.8, 1), (1, 2.0, 1), (1, 2.15, 4), (8, 2.0, 1), (8, 2.5, 4)]
 )
 def test_drafts_must_gain_more_than_the_slowest_row_may_lose(rows: int, gained: float, expected: int) -> None:
     window = AdaptiveWindow(4)
@@ -218,14 +220,29 @@ DRAFT_COSTS = {"none": (0.0, 0.005), "table": (0.05, 0.02), "model": (0.05, 0.3)
 @pytest.mark.parametrize("token", TOKEN_COSTS)
 @pytest.mark.parametrize("rows", [1, 2, 8, 64])
 def test_runs_of_115_tokens_lose_at_most_3_percent_to_plain_decoding(token: str, rows: int) -> None:
-    """Also the first run on a model. Single runs differ by their luck; the figures are means over seeds."""
+    """The first run on a model at most 7 %. Single runs differ by their luck; the figures are means over seeds."""
     found = {
         (drafts, chance): ratios(AdaptiveWindow, Cost(TOKEN_COSTS[token], cost, 0.1), chance, 115, rows, range(8))
         for drafts, cost in DRAFT_COSTS.items()
         for chance in (0.0, 0.3, 0.6, 0.9)
     }
     means = np.array([one.mean(0) for one in found.values()])  # [settings, runs]
-    assert means.max() < 1.03, found
+    assert means[:, 0].max() < 1.07 and means[:, 1:].max() < 1.03, found
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 0.03), (8, 0.05)])
+def test_later_runs_of_256_tokens_lose_little_to_the_best_fixed_width(rows: int, most: float) -> None:
+    """On average over settings in which drafts pay much, little or not at all, from the second run on."""
+    lost = []
+    settings: list[tuple[float, tuple[float, float], float | Reused]] = [
+        (0.003, (0.0, 0.005), 0.8), (0.003, (0.1, 0.02), Reused(0.4)), (0.05, (0.05, 0.02), 0.5),
+        (0.003, (0.05, 0.3), 0.8), (0.05, (0.5, 0.02), Reused(0.4)), (1.0, (0.05, 0.02), 0.3),
+    ]  # fmt: skip
+    for token, drafts, chance in settings:
+        cost = Cost(token, drafts, 0.05)
+        fixed = [ratios(partial(FixedWindow, 2**n, 16), cost, chance, 256, rows, range(8), 1).mean() for n in range(6)]
+        lost.append(ratios(AdaptiveWindow, cost, chance, 256, rows, range(4), 4)[:, 1:].mean() / min(fixed) - 1)
+    assert np.mean(lost) < most, lost
 
 
 @pytest.mark.parametrize(("length", "least"), [(256, (1.3, 1.2, 1.1)), (1000, (1.4, 1.4, 1.4))])
@@ -256,8 +273,8 @@ def test_a_bad_beginning_ends_no_run_on_a_model_whose_drafts_have_paid() -> None
         assert lost(paid, 0)[0] < -80
     # Four steps tell their cost. 14 calls lose 9.8 single steps, more than a run may lose that knows nothing.
     assert lost(paid, 14)[1] <= 4
-    assert 0.05 * 256 < lost(paid, 256)[0] < 0.085 * 256
-    assert lost(new, 256)[0] < 0.03 * 256
+    assert 0.05 * 256 < lost(paid, 256)[0] < 0.12 * 256
+    assert lost(new, 256)[0] < 0.07 * 256
 
 
 def test_rows_advance_together_until_drafts_have_been_shown_to_pay() -> None:
@@ -389,7 +406,7 @@ def test_a_draft_model_reads_the_tokens_of_single_steps(monkeypatch: pytest.Monk
     assert set(decoded.stats.acceptance) == {1.0}
 
 
-@pytest.mark.parametrize(("gained", "most"), [(3.2, 0.1), (1.1, 0.1)])
+@pytest.mark.parametrize(("gained", "most"), [(3.2, 0.1), (1.1, 0.12)])
 def test_the_next_width_is_foreseen(gained: float, most: float) -> None:
     """What is launched ahead with another width is given up; asking changes nothing."""
     asked, silent = AdaptiveWindow(16), AdaptiveWindow(16)
@@ -400,9 +417,9 @@ def test_the_next_width_is_foreseen(gained: float, most: float) -> None:
     for _ in range(600):
         width = asked.choose()
         assert width == silent.choose()
-        wrong += foreseen not in (0, width)
+        wrong += foreseen > 1 and foreseen != width  # a single step is not launched ahead
         foreseen = asked.next()
         drafted += width > 1 and foreseen == width
         for policy in (asked, silent):
             policy.record(width, 1.0 + 0.02 * width, 1.0 if width == 1 else min(gained, width))
-    assert wrong <= most * 600 and (drafted > 400) == (gained > 2), (wrong, drafted)
+    assert wrong <= most * 600 and (drafted > 400) == (gained > 1), (wrong, drafted)
