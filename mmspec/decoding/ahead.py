@@ -12,7 +12,7 @@ opened again from the numbers of the host. Tokens are the same in either way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
+if TYPE_CHECKING:
+    from mmspec.decoding.captured import Captured
+
 
 @runtime_checkable
 class ReadsAhead(Protocol):
@@ -37,7 +40,7 @@ class ReadsAhead(Protocol):
         """Whether it can do so now, unless the call fails."""
         ...
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits | None:
         """As `mmspec.decoding.target.Target.forward`.
 
         Args:
@@ -45,6 +48,8 @@ class ReadsAhead(Protocol):
                 invalid.
             at: Host int64 [B], with its copy on the device (`mmspec.sampling.mirrored`): the positions of the first
                 tokens are the device's; the host's are at least those.
+            into: Where the logits are put, [R, W, V], with guidance the unconditional rows after the others; None for
+                new memory.
 
         Returns:
             The logits, or None if the host's numbers are needed; the target is then as before.
@@ -84,6 +89,10 @@ class PendingVerdict(Protocol):
         """The verdict without its counts on the host."""
         ...
 
+    def send(self) -> Self:
+        """Begins to copy the counts to the host."""
+        ...
+
     def read(self) -> Verdict:
         """The verdict; waits for its counts."""
         ...
@@ -95,6 +104,15 @@ class PendingTokens(Protocol):
     @property
     def tokens(self) -> Tensor:
         """The tokens on the device."""
+        ...
+
+    @property
+    def p(self) -> Tensor:
+        """The distributions that they were sampled from."""
+        ...
+
+    def send(self) -> Self:
+        """Begins to copy the tokens to the host."""
         ...
 
     def read(self) -> NDArray[np.int64]:
@@ -125,6 +143,7 @@ class OpenedWindow:
         draws: The random numbers.
         draft: The drafts.
         logits: The logits, [B, W, V].
+        captured: The graphs that have opened it, and can go on with it; None where it was opened without.
     """
 
     width: int
@@ -132,6 +151,7 @@ class OpenedWindow:
     draws: WindowRNG
     draft: Draft
     logits: Logits
+    captured: Captured[Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.sampling.mirrored import on_device, split_mirror, upload
+from mmspec.sampling.mirrored import mirrored, on_device, split_mirror, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 
@@ -131,8 +132,9 @@ class BatchState:
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
         self._window: _Window | None = None
-        # Int64 [B], the number of tokens at which each row stays, on the device and on the host; see `follow`.
-        self._device_limits: tuple[Tensor, NDArray[np.int64]] | None = None
+        # Int64 [B], the number of tokens at which each row stays, on the host and on the device; see `limits`.
+        self._row_limits: NDArray[np.int64] | None = None
+        self._device_limits: Tensor | None = None
         self._host: NDArray[np.int64] | None = None  # the tokens on the host, see `on_host`
 
     @property
@@ -186,26 +188,71 @@ class BatchState:
             accepted: int64 [B] on the device, the number of accepted drafts of each row.
             width: W', of the next window.
         """
+        return self.following(self.write(tokens, accepted, width), tokens.shape[1], width)
+
+    def write(self, tokens: Tensor, accepted: Tensor, width: int) -> Tensor:
+        """The device's part of `follow`; see `mmspec.kernels.commit.begin_window` for what it returns."""
         # Imported here: Triton may be missing.
         from mmspec.kernels.commit import begin_window
 
         opened = self._window
         assert opened is not None
-        if self._device_limits is None:
-            # A row that has ended stays where it is.
-            limits = np.where(self.is_running, self._limits[self.ids], self.length)
-            self._device_limits = on_device(limits, self.device), limits
-        limits_there, limits = self._device_limits
-        positions, iterations = (on_device(array, self.device) for array in (opened.positions, opened.iterations))
-        found = begin_window(*self.storage(), tokens, accepted, positions, iterations, limits_there, width)
-        length = np.minimum(self.length + tokens.shape[1], limits)
-        spread = np.zeros((len(length), width), dtype=np.int64)
+        arrays = opened.positions, opened.iterations, self.limits()
+        positions, iterations, limits = (on_device(array, self.device) for array in arrays)
+        return begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
+
+    def following(self, numbers: Tensor, width: int, following: int) -> WindowRNG:
+        """Begins the window after the open one, whose numbers are on the device already; the host's part of `follow`.
+
+        Args:
+            numbers: What `write` returns.
+            width: W, of the open window.
+            following: W', of the next window.
+        """
+        opened = self._window
+        assert opened is not None
+        length = np.minimum(self.length + width, np.asarray(self.limits()))
+        spread = np.zeros((len(length), following), dtype=np.int64)
         arrays = [
-            length - 1, length[:, None] - np.arange(_RECENT, 0, -1), length[:, None] + np.arange(width),
+            length - 1, length[:, None] - np.arange(_RECENT, 0, -1), length[:, None] + np.arange(following),
             opened.iterations[:, :1] + 1 + spread,
         ]  # fmt: skip
-        self._window = _Window(*split_mirror(arrays, found))
+        self._window = _Window(*split_mirror(arrays, numbers))
         return self.rng.window(self._window.positions, self._window.iterations)
+
+    def move(self) -> tuple[Tensor, WindowRNG]:
+        """Copies what the open window has on the device to memory of its own; returns that, and the random numbers."""
+        opened = self._window
+        assert opened is not None
+        arrays = opened.before, opened.recent, opened.positions, opened.iterations
+        numbers = torch.cat([on_device(array, self.device).flatten() for array in arrays])
+        self._window = _Window(*split_mirror([np.asarray(array) for array in arrays], numbers))
+        return numbers, self.rng.window(self._window.positions, self._window.iterations)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """A context after which the open window is the one before."""
+        opened = self._window
+        try:
+            yield
+        finally:
+            self._window = opened
+
+    def limits(self) -> NDArray[np.int64]:
+        """The number of tokens at which each row stays, host int64 [B], with its copy on the device.
+
+        The copy keeps its place while the rows stay the same, for CUDA graphs that read it.
+        """
+        if self._row_limits is None:
+            # A row that has ended stays where it is.
+            limits = np.where(self.is_running, self._limits[self.ids], self.length)
+            there = on_device(limits, self.device)
+            if self._device_limits is None:
+                self._device_limits = there
+            else:
+                self._device_limits.copy_(there)
+            self._row_limits = mirrored(limits, self._device_limits)
+        return self._row_limits
 
     def close(self) -> None:
         """Gives up the open window, if there is one."""
@@ -280,7 +327,7 @@ class BatchState:
             self._ended[self.ids] |= stops
             self.is_running &= ~stops
             if stops.any():
-                self._device_limits = None
+                self._row_limits = None
         self.is_running &= start + gained < self._limits[self.ids]
         self._lengths[self.ids] += gained
         return gained
@@ -307,7 +354,7 @@ class BatchState:
             self.is_running &= ~ended
             self._ended[self.ids] |= ended
             if ended.any():
-                self._device_limits = None
+                self._row_limits = None
         return self.running()
 
     def _ends(
@@ -354,7 +401,7 @@ class BatchState:
     def stop(self, row_ids: Sequence[int]) -> None:
         """Finishes these rows, among the B current ones, where they are."""
         self.is_running[row_ids] = False
-        self._device_limits = None
+        self._row_limits = None
 
     def places(self, count: int) -> list[int]:
         """Where `count` rows can join: the indices of finished rows, and then new ones after the B current rows."""
@@ -364,7 +411,7 @@ class BatchState:
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others; their tokens stay in `result`."""
         self.ids, self.is_running = self.ids[row_ids], self.is_running[row_ids]
-        self._window = self._device_limits = None
+        self._window = self._row_limits = self._device_limits = None
         self._index = self._index[row_ids]
         self.rng.select_rows(row_ids)
         if self.layout.constraint is not None:
@@ -380,7 +427,7 @@ class BatchState:
             row_ids: The index of each of its rows among the B of this batch. Below B it takes the place of a finished
                 row, and also in the request, whose tokens must not be needed any more; B and more append rows.
         """
-        self._window = self._device_limits = self._host = None
+        self._window = self._row_limits = self._device_limits = self._host = None
         ids = [self.ids[row] if row < len(self.ids) else -1 for row in row_ids]
         free = sorted(set(range(len(self._lengths) + len(row_ids))) - set(self.ids.tolist()))
         ids = [int(known) if known >= 0 else free.pop(0) for known in ids]
@@ -421,7 +468,7 @@ class BatchState:
         fork._limits = np.minimum(self.length + count, self._limits[self.ids])
         fork._ended, fork._stops = np.zeros(rows, dtype=bool), [None] * rows
         fork.is_running = fork._lengths < fork._limits
-        fork._device_limits = fork._host = None
+        fork._row_limits = fork._device_limits = fork._host = None
         fork.rng = CounterRNG([int(own) ^ seed for own in self.rng.seeds], self.device)
         return fork
 

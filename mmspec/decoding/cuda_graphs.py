@@ -12,6 +12,7 @@ such as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns gr
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from threading import Lock
@@ -231,6 +232,71 @@ class RefusesSynchronization(TorchDispatchMode):
         return out
 
 
+class GraphPool:
+    """The memory of graphs that are captured with `capture`.
+
+    CUDA frees a pool only when it runs out of memory, so that the pool of graphs that are not needed any more becomes
+    that of later ones.
+
+    Attributes:
+        handle: Of the pool, once a graph has been captured.
+        latest: The latest graph, with which the pool lives.
+    """
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self.latest: torch.cuda.CUDAGraph | None = None
+
+    @classmethod
+    def of(cls, device: torch.device) -> GraphPool:
+        """A pool that is free."""
+        try:
+            return _spare[device].pop()
+        except IndexError:
+            return cls()
+
+    def release(self, device: torch.device) -> None:
+        """Leaves the pool to others; its graphs must not be replayed any more."""
+        if self.latest is not None:
+            _spare[device].append(self)
+
+
+_spare: defaultdict[torch.device, list[GraphPool]] = defaultdict(list)
+
+
+def can_capture(device: torch.device) -> bool:
+    """Whether `capture` can capture on a device."""
+    return device.type == "cuda"
+
+
+def capture(body: Callable[[], None], device: torch.device, pool: GraphPool) -> torch.cuda.CUDAGraph | None:
+    """Captures what a function launches on a device, which is not run; None if it cannot be captured.
+
+    Args:
+        body: The function. Whatever it compiles or prepares once is done already.
+        device: A CUDA device.
+        pool: The memory of the graph.
+    """
+    current, (_, capture_stream) = torch.cuda.current_stream(device), _streams(device)
+    graph = torch.cuda.CUDAGraph()
+    # As `torch.cuda.graph`, which also waits for the device and frees what memory is unused: here a model decodes.
+    with _capturing, torch.cuda.device(device), torch.cuda.stream(current):
+        pool.handle = pool.handle or torch.cuda.graph_pool_handle()
+        capture_stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(capture_stream):
+                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+                try:
+                    body()
+                finally:
+                    graph.capture_end()
+        except RuntimeError:  # raised by torch and CUDA for what synchronizes, and by `page_locked`
+            return None
+    pool.latest = graph
+    record_setup()
+    return graph
+
+
 _SYNCHRONIZES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "item"}
 _INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _capturing = Lock()  # captures share streams, and libraries keep one workspace per stream
@@ -282,9 +348,9 @@ class CUDAGraphTarget:
         """Whether `forward_ahead` can read, unless a call cannot be captured."""
         return self._all_rows and self._graphs.works
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits | None:
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits | None:
         """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
-        both = self._replay(tokens, at)
+        both = self._replay(tokens, at, into)
         return None if both is None else split_cfg(both, self._target.cfg_factor == 2)
 
     def forward_tree(
@@ -372,8 +438,8 @@ class CUDAGraphTarget:
     def layer_features(self) -> Tensor:
         return self._target.layer_features()
 
-    def _replay(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor | None:
-        """A copy of the logits of the running rows; None if the call has to run eagerly."""
+    def _replay(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Tensor | None:
+        """A copy of the logits of the running rows, in `into` if given; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
         if not self._all_rows or not self._graphs.works or count > _MAX_WIDTH:
             return None
@@ -397,7 +463,10 @@ class CUDAGraphTarget:
             tokens_of[:, live[:rows], :count] = tokens
         logits, features = call(target.read)
         self._features, self._replayed = None, features[:, :count]
-        return logits[:, :count].clone() if live is None else logits[live, :count]
+        found = logits[:, :count] if live is None else logits[live, :count]
+        if into is not None:
+            return into.copy_(found)
+        return found.clone() if live is None else found
 
     def _first_slots(self, width: int) -> Tensor:
         """The slots of positions 0 to W - 1 of the running rows, int64 [B, W] on the device."""

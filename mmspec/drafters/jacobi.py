@@ -92,8 +92,6 @@ class Jacobi:
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
         self._kernel = continuation.kernel if isinstance(continuation, InitDrafter) and refresh is None else None
         self._accepted, self._p = self._offset, torch.empty(0)
-        # What `draft_ahead` has coupled: the distributions of the window, and its tokens.
-        self._coupled: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def calls(self) -> int:
@@ -107,8 +105,9 @@ class Jacobi:
         if self._kernel is not None:
             self._accepted, self._p = verdict.accepted, verdict.p
         if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
-            tokens = self._coupled_ahead(verdict.p)
-            self._tokens = self._coupling(verdict, state, draws) if tokens is None else tokens
+            self._tokens = _coupled_ahead(verdict)
+            if self._tokens is None:
+                self._tokens = self._coupling(verdict, state, draws)
             self._q = verdict.p  # q := p
         else:
             self._tokens = self._q = None
@@ -123,19 +122,8 @@ class Jacobi:
         if self._kernel is None:
             return None
         # The kernels read the counts on the device, and do without tokens to reuse where there are none.
-        tokens = None if self._coupling is None else self._coupling(verdict, state, draws)
-        self._coupled = verdict.p, tokens
+        tokens = verdict.coupled = None if self._coupling is None else self._coupling(verdict, state, draws)
         return self._kernel.draft(state, following, verdict.p, tokens, verdict.p, verdict.accepted)
-
-    def _coupled_ahead(self, p: Tensor) -> Tensor | None:
-        """The tokens that `draft_ahead` has coupled under these distributions, if it has."""
-        coupled, self._coupled = self._coupled, None
-        if coupled is None or coupled[0] is not p or coupled[1] is None:
-            return None
-        # Imported here: Triton may be missing.
-        from mmspec.sampling.lazy_probs import check_tokens
-
-        return check_tokens(p, coupled[1])
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._continuation.select_rows(row_ids)
@@ -191,6 +179,20 @@ class Jacobi:
             tokens, q, reused = self._refresh.refresh(state, tokens, q, reused, draws)
         draft = Draft(tokens, q)
         return self._continuation.extend(state, draft, reused, draws) if reused.min() < count else draft
+
+
+def _coupled_ahead(verdict: Verdict) -> Tensor | None:
+    """The tokens that `Jacobi.draft_ahead` has coupled, if it has.
+
+    Raises:
+        ModelError: If there are none because a distribution is invalid.
+    """
+    if verdict.coupled is None:
+        return None
+    # Imported here: Triton may be missing.
+    from mmspec.sampling.lazy_probs import check_tokens
+
+    return check_tokens(verdict.p, verdict.coupled)
 
 
 def build(context: DraftingContext) -> Jacobi:

@@ -108,7 +108,7 @@ class Constraint:
 
     def kinds(self, positions: NDArray[np.int64]) -> Tensor:
         """The kind of each position, int64 [B, W]."""
-        inside = torch.from_numpy(positions.clip(max=self.kind.shape[-1] - 1)).to(self.kind.device, non_blocking=True)
+        inside = on_device(np.asarray(positions).clip(max=self.kind.shape[-1] - 1), self.kind.device)
         return self.kind[inside] if self.batch_size is None else self.kind.gather(1, inside)
 
     def device_kinds(self, positions: NDArray[np.int64]) -> Tensor:

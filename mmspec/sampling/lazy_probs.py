@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -213,21 +213,60 @@ def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device)
 
 
-class PendingVerdict:
-    """The verdict of a window whose counts are on their way to the host.
+def copied_draft(draft: Draft, logits: Logits) -> Draft | None:
+    """A draft in memory of its own; None if it was not made by a kernel, or from logits of another shape.
 
-    Whether all distributions are valid is known then, too; what samples from p before takes them to be valid.
+    Args:
+        draft: The draft.
+        logits: Where the logits of its distributions are put.
+    """
+    if draft.window is None or not isinstance(draft.q, LazyProbs):
+        return None
+    stats = draft.q.stats
+    for there, given in zip(logits, (stats.cond, stats.uncond), strict=True):
+        if (there is None) != (given is None):
+            return None
+        if there is not None and given is not None:
+            if there.shape != given.shape or there.dtype != given.dtype:
+                return None
+            there.copy_(given)
+    window, (cond, uncond) = draft.window.clone(), logits
+    own = replace(stats, cond=cond, uncond=uncond, floats=stats.floats.clone(), ints=stats.ints.clone())
+    return Draft(window[:, 1:], LazyProbs.known(own), window)
+
+
+def overwrite_draft(draft: Draft, new: Draft) -> None:
+    """Writes the tokens of a new draft, and their distributions except for the logits, to that of `copied_draft`."""
+    assert draft.window is not None and new.window is not None
+    assert isinstance(draft.q, LazyProbs) and isinstance(new.q, LazyProbs)
+    draft.window.copy_(new.window)
+    draft.q.stats.floats.copy_(new.q.stats.floats)
+    draft.q.stats.ints.copy_(new.q.stats.ints)
+
+
+class PendingVerdict:
+    """The verdict of a window whose counts the host does not have yet.
+
+    Whether all distributions are valid is known with them; what samples from p before takes them to be valid. Where a
+    CUDA graph makes the verdict anew (`mmspec.decoding.captured`), it is sent and read anew.
 
     Attributes:
         verdict: The verdict; on the host, `accepted` is a lower bound of 0.
     """
 
     def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, exact: bool) -> None:
-        self._exact = exact
-        self._found = Download(verified.found)
+        self._exact, self._there, self._p = exact, verified.found, p
+        self._found: Download | None = None
         p._valid = True
+        self._accepted = verified.accepted
         accepted = mirrored(np.zeros(len(verified.accepted), dtype=np.int64), verified.accepted)
         self.verdict = Verdict(verified.tokens, accepted, p, draft)
+
+    def send(self) -> Self:
+        """Begins to copy the counts to the host."""
+        self._p._valid, self._p._dense = True, None
+        self._found = Download(self._there)
+        return self
 
     def read(self) -> Verdict:
         """The verdict with its counts; waits for them.
@@ -235,28 +274,35 @@ class PendingVerdict:
         Raises:
             ModelError: If a row's next token or a draft has no distribution.
         """
-        host, known, m = self._found.wait(), self.verdict, self.verdict.p.shape[1] - 1
-        first, invalid = host[:, 0].long().numpy(), host[:, 1].numpy()
-        assert isinstance(known.p, LazyProbs)
-        known.p._valid = not invalid.any()
-        if (invalid & (1 | BROKEN_DRAFT)).any():
+        assert self._found is not None, "send() comes first"
+        known, found = self.verdict, self._found.wait()
+        m, host = known.tokens.shape[1] - 1, found.numpy()
+        first, invalid = host[:, 0].astype(np.int64), host[:, 1]
+        self._p._valid = not invalid.any()
+        if not self._p._valid and (invalid & (1 | BROKEN_DRAFT)).any():
             raise ModelError(_INVALID)
-        excess = None if self._exact else host[:, 3 + m :].contiguous().view(torch.float32)
-        accepted = mirrored(first, on_device(known.accepted, known.tokens.device))
-        tokens_on_host = host[:, 2 : 3 + m].long().numpy()
-        return Verdict(known.tokens, accepted, known.p, known.draft, excess, tokens_on_host)
+        excess = None if self._exact else found[:, 3 + m :].contiguous().view(torch.float32)
+        accepted, tokens_on_host = mirrored(first, self._accepted), host[:, 2 : 3 + m].astype(np.int64)
+        return Verdict(known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled)
 
 
 class PendingTokens:
-    """Sampled tokens on their way to the host, which then learns whether their distributions are valid.
+    """Sampled tokens that the host does not have yet; with them it learns whether their distributions are valid.
 
     Attributes:
         tokens: int64 [B, W], on the device.
+        p: The distributions that they were sampled from.
     """
 
-    def __init__(self, tokens: Tensor) -> None:
-        self.tokens = tokens
-        self._found = Download(tokens)
+    def __init__(self, tokens: Tensor, p: LazyProbs) -> None:
+        self.tokens, self.p = tokens, p
+        self._found: Download | None = None
+
+    def send(self) -> Self:
+        """Begins to copy the tokens to the host."""
+        self.p._dense = None
+        self._found = Download(self.tokens)
+        return self
 
     def read(self) -> NDArray[np.int64]:
         """The tokens on the host, int64 [B, W]; waits for them.
@@ -264,6 +310,7 @@ class PendingTokens:
         Raises:
             ModelError: If a token has no distribution.
         """
+        assert self._found is not None, "send() comes first"
         found: NDArray[np.int64] = self._found.wait().numpy()
         if (found < 0).any():
             raise ModelError(_INVALID)
@@ -272,7 +319,7 @@ class PendingTokens:
 
 def launch_sampling(p: Tensor, u: Tensor) -> PendingTokens | None:
     """`mmspec.sampling.rejection.sample`, in one launch; None where the kernels do not sample."""
-    return PendingTokens(p.sample(u)) if isinstance(p, LazyProbs) else None
+    return PendingTokens(p.sample(u), p) if isinstance(p, LazyProbs) else None
 
 
 def launch_verification(
@@ -296,7 +343,7 @@ def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample
         return Verdict(sample(p, resample_u), np.zeros(len(accept_u), dtype=np.int64), p, draft)
     pending = launch_verification(p, draft, rule, accept_u, resample_u)
     if pending is not None:
-        return pending.read()
+        return pending.send().read()
     verdict = verify(p.dense(), draft, rule, accept_u, resample_u)
     verdict.p = p
     return verdict

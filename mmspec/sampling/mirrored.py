@@ -71,8 +71,16 @@ def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
 
 
 def page_locked(host: Tensor, device: torch.device) -> Tensor:
-    """A copy in page-locked memory, whose copies to a CUDA device are asynchronous; for other devices the tensor."""
-    return host.pin_memory() if device.type == "cuda" else host
+    """A copy in page-locked memory, whose copies to a CUDA device are asynchronous; for other devices the tensor.
+
+    Raises:
+        RuntimeError: While a CUDA graph is captured, which would copy the same numbers again and again.
+    """
+    if device.type != "cuda":
+        return host
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("numbers of the host cannot be captured")
+    return host.pin_memory()
 
 
 class Download:

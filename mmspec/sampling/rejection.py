@@ -56,6 +56,8 @@ class Verdict:
         excess: float32 [B, m], the distance of each slot's acceptance probability from the exact one; None if the rule
             is exact. On the device of `tokens` or on the host.
         on_host: Host int64 [B, m + 1], `tokens`, where they have come with `accepted`.
+        coupled: int64 [B, m + 1], the tokens of all slots after a coupling (`mmspec.sampling.coupling`), where the next
+            window was drafted before the counts were known.
     """
 
     tokens: Tensor
@@ -64,6 +66,7 @@ class Verdict:
     draft: Draft
     excess: Tensor | None = None
     on_host: NDArray[np.int64] | None = None
+    coupled: Tensor | None = None
 
     @property
     def tested(self) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ A kernel of `mmspec.kernels` counts as what its launcher launches; the values co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,6 +93,7 @@ class CountedDevice(TorchDispatchMode):
         self._idle_from: int | None = None  # the launches and uploads before the wait at which the device ran dry
         self.clear()
         self._locked: set[int] = set()
+        self._recorded: RecordedGraph | None = None  # the graph that is being recorded
 
     def clear(self) -> None:
         """Starts a new count."""
@@ -143,10 +144,16 @@ class CountedDevice(TorchDispatchMode):
             if not self._is_busy and self._idle_from is None:
                 self._idle_from = self._work()
         host_args, host_kwargs = tree_map(_to_host, (args, dict(kwargs)))
+        if self._recorded is not None:
+            if not there or from_host or name in _WAITS:
+                raise RuntimeError(f"{name} cannot be captured")
+            self._recorded.keep(func, host_args)
         if func.namespace == "mmspec":
             found = self._kernel(func, host_args, host_kwargs)
         else:
             found = func(*host_args, **host_kwargs)
+            if self._recorded is not None:
+                self._recorded.add(func, host_args, host_kwargs, found)
             if self.is_on and there and not from_host and _launches(func, host_args, found):
                 self.launches[name] += _SEVERAL.get(name, 1)
         if not there:
@@ -191,7 +198,72 @@ class CountedDevice(TorchDispatchMode):
             if {"_verify_window", "_fused_sample"} & found.keys():
                 self._is_busy = False
             patch.setenv(backend.VARIABLE, "torch")
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+        if self._recorded is not None:
+            self._recorded.add(func, args, kwargs, out)
+        return out
+
+    def capture(self, body: Callable[[], None], *_: Any) -> RecordedGraph | None:
+        """In place of `mmspec.decoding.cuda_graphs.capture`; None if an operator cannot be captured."""
+        graph, was_on, was_busy = RecordedGraph(self), self.is_on, self._is_busy
+        self._recorded, self.is_on = graph, False
+        try:
+            body()
+        except RuntimeError:
+            return None
+        finally:
+            self._recorded, self.is_on, self._is_busy = None, was_on, was_busy
+            graph.forget()
+        return graph
+
+
+class RecordedGraph:
+    """The operators of a captured graph. A capture runs nothing: what was computed meanwhile is undone.
+
+    Args:
+        counted: The device.
+    """
+
+    def __init__(self, counted: CountedDevice) -> None:
+        self._counted = counted
+        self._calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
+
+    def keep(self, func: Any, args: Sequence[Any]) -> None:
+        """Keeps the values of what an operator is about to write."""
+        for spec, value in zip(func._schema.arguments, args, strict=False):
+            if spec.alias_info is not None and spec.alias_info.is_write:
+                self._before.append((value, value.clone()))
+
+    def add(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """Notes an operator and what it has given."""
+        given = {t.untyped_storage()._cdata for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)}
+        outputs = [t for t in tree_flatten(found)[0] if isinstance(t, Tensor)]
+        new = [t for t in outputs if t.untyped_storage()._cdata not in given]
+        if new or func._schema.is_mutable:
+            self._calls.append((func, args, kwargs, new))
+
+    def forget(self) -> None:
+        """Undoes what was written, and spoils what was made."""
+        for tensor, before in reversed(self._before):
+            tensor.copy_(before)
+        for *_, new in self._calls:
+            for tensor in new:
+                tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
+        self._before = []
+
+    def replay(self) -> None:
+        """Runs the operators on the tensors that they were given, as one launch."""
+        counted, was_on = self._counted, self._counted.is_on
+        if was_on:
+            counted.launches["graph"] += 1
+        counted.is_on = False
+        for func, args, kwargs, new in self._calls:
+            found = counted._kernel(func, args, kwargs) if func.namespace == "mmspec" else func(*args, **kwargs)
+            if new:
+                for place, value in zip(new, [t for t in tree_flatten(found)[0] if isinstance(t, Tensor)], strict=True):
+                    place.copy_(value)
+        counted.is_on = was_on
 
 
 def _name(func: Any) -> str:

@@ -15,9 +15,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
-from counted_device import DEVICE, CountedTarget, counted_device
+from counted_device import DEVICE, CountedDevice, CountedTarget, counted_device
 
 from mmspec.codebook import Codebook
+from mmspec.decoding import captured as captured_windows
 from mmspec.decoding import loop
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
@@ -29,6 +30,7 @@ from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.errors import ModelError
 from mmspec.recipes import parse
+from mmspec.sampling import lazy_probs
 from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.params import SamplingParams
 from mmspec.setup_work import setups
@@ -50,10 +52,27 @@ RECIPES = [
     "plain",
 ]
 LARGE = {"scd", "sjd", "lantern", "typical", "draft", "plain"}  # with 64 rows too
+CAPTURED = [
+    "scd:window=6",
+    "sjd:window=5,start=random",
+    "scd:window=4,coupling=gumbel",
+    "lantern:window=5,k=3",
+    "plain",
+]
+MEASURED = {"scd:window=6", "plain"}
 AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain"]
 
 
-def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bool = False) -> dict[str, Any]:
+def windows(
+    recipe: str,
+    rows: int,
+    length: int,
+    ahead: bool = True,
+    failing: bool = False,
+    captured: bool = False,
+    stale: bool = False,
+    measured: bool = False,
+) -> dict[str, Any]:
     """What each window and each single step of a decode costs, and the tokens of the first rows.
 
     Args:
@@ -62,6 +81,9 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
         length: Of the sequence.
         ahead: Whether calls may be launched before the host has read what the call before has accepted.
         failing: Whether every third of these fails; all tokens are then read after each window.
+        captured: Whether what lies between two calls is captured.
+        stale: Whether the graphs leave out the drafts of every second window, which is wrong.
+        measured: Whether the entropy is measured.
     """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
@@ -94,7 +116,7 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
         target = CUDAGraphTarget(model)
-        step, count, append = RunningBatch.step, Meter.count, BatchState.append
+        step, count, append, gain = RunningBatch.step, Meter.count, BatchState.append, BatchState.gain
         widths: list[int] = []
         shape: list[tuple[int, int]] = [(0, 0)]
 
@@ -125,6 +147,12 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
                 found.append({"new": new, "ahead": is_ahead, "drafter_calls": len(drafting) - drafted, **costs()})
             return running
 
+        def gaining(state: BatchState, *rest: Any) -> Any:
+            if counted.launches["graph"] and rest[0].shape[1] == 1:  # a captured single step
+                steps.append({"rows": len(state.ids), "new": False, **costs()})
+                counted.clear()
+            return gain(state, *rest)
+
         def appending(state: BatchState, *rest: Any) -> Any:
             running = append(state, *rest)
             fewer = not steps or len(state.ids) != steps[-1]["rows"]
@@ -142,35 +170,58 @@ def windows(recipe: str, rows: int, length: int, ahead: bool = True, failing: bo
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)
             patch.setattr(BatchState, "append", appending)
+            patch.setattr(BatchState, "gain", gaining)
             if not ahead:
                 patch.setattr(loop, "parts_ahead", lambda *_: None)
             if failing:
                 patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
+            if captured:
+                capturing(patch, counted)
+            if stale:
+                patch.setattr(lazy_probs, "overwrite_draft", lambda draft, new: None)
             params = [SamplingParams(0.9, top_k=5, top_p=0.95, guidance_scale=2.0)] * rows
-            out = run(target, parse(recipe), layout, params, range(rows), resources)
+            out = run(target, parse(recipe), layout, params, range(rows), resources, measure_entropy=measured)
         tokens = out.tokens.cpu()
     return {
         "windows": found,
         "steps": steps,
         "tokens": tokens[:8].tolist(),
         "nfe": out.stats.nfe,
+        "stats": [out.stats.tv_bound, out.stats.entropy, out.stats.nll, *out.stats.acceptance],
         "reads": reads,
         "kept": kept,
     }
 
 
-def broken(recipe: str, slot: int) -> dict[str, Any]:
-    """What happens if the logits of a model are NaN from a slot on: the lowest token that it reads, and the error."""
-    with counted_device() as counted:
-        model: Any = CountedTarget(counted, 2, VOCAB, 36, guided=True)
+def broken(recipe: str, slot: int, length: int = 36) -> dict[str, Any]:
+    """What happens if the logits of a model are NaN from a slot on: the lowest token that it reads, and the error.
+
+    Args:
+        recipe: The recipe.
+        slot: The slot.
+        length: Of the sequence; of more than 100 tokens what lies between two calls is captured.
+    """
+    with counted_device() as counted, pytest.MonkeyPatch.context() as patch:
+        if length > 100:
+            capturing(patch, counted)
+        model: Any = CountedTarget(counted, 2, VOCAB, length, guided=True)
         model.broken_from, error = slot, ""
         table = torch.randint(0, VOCAB, (VOCAB + 1, VOCAB), generator=torch.Generator().manual_seed(0))
         resources = DraftResources(table=NGramTable(table.to(DEVICE)))
         try:
-            run(CUDAGraphTarget(model), parse(recipe), Layout(36, LINE), [SamplingParams()] * 2, range(2), resources)
+            run(
+                CUDAGraphTarget(model), parse(recipe), Layout(length, LINE), [SamplingParams()] * 2, range(2), resources
+            )
         except ModelError as raised:
             error = str(raised)
-        return {"lowest": model.lowest, "error": error}
+        return {"lowest": model.lowest, "error": error, "graphs": counted.launches["graph"]}
+
+
+def capturing(patch: pytest.MonkeyPatch, counted: CountedDevice) -> None:
+    """Makes the device capture what lies between two calls."""
+    for module in (loop, captured_windows):
+        patch.setattr(module, "can_capture", lambda device: True)
+    patch.setattr(captured_windows, "capture", counted.capture)
 
 
 def main() -> None:
@@ -185,6 +236,14 @@ def main() -> None:
     for recipe in AHEAD:
         for ahead, name in ((True, "ahead"), (False, "after")):
             cases[f"{recipe} {name}"] = windows(recipe, 4, 30, ahead)
+    for recipe in CAPTURED:
+        for captured, name in ((True, "replayed"), (False, "launched")):
+            cases[f"{recipe} {name}"] = windows(recipe, 5, 120, captured=captured)
+            if recipe in MEASURED:
+                cases[f"{recipe} measured {name}"] = windows(recipe, 2, 90, captured=captured, measured=True)
+    cases[f"{CAPTURED[0]} stale"] = windows(CAPTURED[0], 5, 120, captured=True, stale=True)
+    for recipe in ("scd:window=6", "plain"):
+        cases[f"{recipe} captured broken"] = broken(recipe, 40, 120)
     for recipe in (AHEAD[0], AHEAD[-1]):
         cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
     for recipe in ("plain", "scd:window=6", "table:window=6"):
