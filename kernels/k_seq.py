@@ -135,7 +135,7 @@ def _rest(p, q, columns, rho, factor, FLAGS: tl.constexpr):
 @kernel
 def _verify_drafts(
     cond, uncond, allowed, floats, ints, tokens, draft_probs, accept_us, resample_us, near, vectors, known,
-    out, entries, found, a, b, m, n, chains, height, vocab, group, neighbors, dimensions,
+    out, entries, path, found, a, b, m, n, chains, height, vocab, group, neighbors, dimensions,
     slots, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr,
     RULE: tl.constexpr, NEAR: tl.constexpr, NEIGHBORS: tl.constexpr, DIM: tl.constexpr,
@@ -150,13 +150,14 @@ def _verify_drafts(
     draft_probs += row * n * vocab
     out += row * (height + 1)
     entries += row * (height + 1)
-    report = found + row * (3 + 2 * height)
+    path += row * height
+    report = found + row * (4 + 3 * height)
     ids, lanes = tl.arange(0, RANKS), tl.arange(0, BLOCK)
     one = tl.zeros((1,), tl.int64)
     alive = (ids < chains).to(tl.int32)  # the drafts that begin with the accepted tokens
     entry = tl.zeros((), tl.int64)
     rho, factor = tl.full((), 1.0, tl.float32), tl.zeros((), tl.float32)
-    depth, depths, going = 0, 0, 1
+    depth, depths, going, broken = 0, 0, 1, 0
     tl.store(entries, entry)
     while (depth < height) & (going != 0):
         p = (source, row * (m + 1) + entry)
@@ -172,6 +173,7 @@ def _verify_drafts(
                 x = tl.load(tokens + node)
                 p_x = tl.sum(slot_probs(p, x + one, FLAGS), 0)
                 q_x = tl.sum(_row(q, x + one, FLAGS), 0)
+                broken = tl.where(q_x != q_x, 1, broken)
                 chance = tl.div_rn(tl.div_rn(p_x, rho), q_x)
                 if RULE != 0:
                     exact = tl.div_rn(p_x, q_x)
@@ -191,7 +193,9 @@ def _verify_drafts(
         if going != 0:
             tl.store(out + depth, x)
             tl.store(entries + depth + 1, entry)
+            tl.store(path + depth, entry)
             tl.store(report + 3 + depth, entry.to(tl.int32))
+            tl.store(report + 3 + 2 * height + depth, x.to(tl.int32))
             others = tl.load(tokens + depth * chains + ids, mask=ids < chains, other=-1)
             alive = tl.where(others == x, alive, 0)
             depth += 1
@@ -216,4 +220,4 @@ def _verify_drafts(
             sampled = seek(left, goal - below, BLOCK, GROUP)
             token = tl.where((token < 0) & (sampled < BLOCK), start + sampled, token)
             below += mass(left, BLOCK, GROUP)
-    finish_walk(out, entries, report, token, entry, depth, depths, height, GROUP)
+    finish_walk(out, entries, path, report, token, entry, depth, depths, height, broken, GROUP)

@@ -44,9 +44,12 @@ def block(seeds: Tensor, counter: tuple[Tensor | int, ...]) -> list[Tensor]:
     return words
 
 
-def uniforms_reference(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
+def uniforms_reference(
+    seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int, indices: Tensor | None = None
+) -> Tensor:
     """`uniforms` in torch."""
     index = torch.arange(first, first + count, device=seeds.device)
+    index = index if indices is None else index + indices[..., None]
     shape = (*positions.shape, count)
     words = block(seeds[:, None, None].expand(shape), (positions[..., None], iterations[..., None], UNIFORMS, index))
     return torch.stack([(word >> 8).float() * 2.0**-24 for word in words])
@@ -82,7 +85,10 @@ def gumbels(seed, position, columns):
 
 
 @kernel
-def _uniforms(out, seeds, positions, iterations, first, count, width, slots, BLOCK: tl.constexpr):
+def _uniforms(
+    out, seeds, positions, iterations, indices, first, count, width, slots, indices_row,
+    INDEXED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = slots.to(tl.int64) * count
     inside = at < total
@@ -91,6 +97,8 @@ def _uniforms(out, seeds, positions, iterations, first, count, width, slots, BLO
     position = tl.load(positions + slot, mask=inside, other=0)
     iteration = tl.load(iterations + slot, mask=inside, other=0)
     index = first + at % count
+    if INDEXED:
+        index += tl.load(indices + slot // width * indices_row + slot % width, mask=inside, other=0)
     zero, one, two, three = words(seed, position, iteration, index * 0, index)
     tl.store(out + at, (zero >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
     tl.store(out + total + at, (one >> 8).to(tl.float32) * 5.9604644775390625e-08, mask=inside)
@@ -99,7 +107,9 @@ def _uniforms(out, seeds, positions, iterations, first, count, width, slots, BLO
 
 
 @operator("mmspec::uniforms", mutates_args=())
-def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
+def uniforms(
+    seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int, indices: Tensor | None = None
+) -> Tensor:
     """Uniform random numbers in [0, 1), multiples of 2**-24, one slice per stream of `mmspec.sampling.rng`.
 
     Args:
@@ -108,12 +118,13 @@ def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, c
         iterations: int64 [B, W], from 0 to 2**32 - 1.
         first: The index of the first number of each position.
         count: Numbers per position.
+        indices: int64 [B or 1, W], added to `first`, for positions that occur several times; None for 0.
 
     Returns:
         float32 [4, B, W, count].
     """
     if chosen(positions) == "torch":
-        return uniforms_reference(seeds, positions, iterations, first, count)
+        return uniforms_reference(seeds, positions, iterations, first, count, indices)
     slots = positions.numel()
     out = torch.empty((4, *positions.shape, count), dtype=torch.float32, device=positions.device)
     with launchable(out):
@@ -122,15 +133,20 @@ def uniforms(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, c
             seeds,
             positions.contiguous(),
             iterations.contiguous(),
+            None if indices is None else indices.contiguous(),
             first,
             count,
             positions.shape[1],
             slots,
+            0 if indices is None or len(indices) == 1 else positions.shape[1],
+            INDEXED=indices is not None,
             BLOCK=256,
         )
     return out
 
 
 @uniforms.register_fake
-def _(seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int) -> Tensor:
+def _(
+    seeds: Tensor, positions: Tensor, iterations: Tensor, first: int, count: int, indices: Tensor | None = None
+) -> Tensor:
     return torch.empty((4, *positions.shape, count), dtype=torch.float32, device=positions.device)

@@ -13,6 +13,7 @@ or, if `point` is not -1, 1 for that token and 0 for all others: greedy rows, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -96,11 +97,17 @@ def point_mass_stats(like: SoftmaxStats, tokens: Tensor) -> SoftmaxStats:
 def stats_of_probs(p: Tensor) -> SoftmaxStats:
     """The statistics of probabilities float [B, W, V]: their logits are log(p)."""
     batch, width, _ = p.shape
-    floats = torch.tensor([1.0, 1.0, -torch.inf, 0.0, 1.0], device=p.device).repeat(batch, width, 1)
+    floats = _floats_of_probs(p.device).repeat(batch, width, 1)
     ints = torch.zeros(batch, width, 5, dtype=torch.int32, device=p.device)
     ints[..., LINE] = torch.arange(batch * width, device=p.device).view(batch, width)
     ints[..., LAST], ints[..., POINT] = p.shape[-1], -1
     return SoftmaxStats(p.log(), None, None, floats, ints)
+
+
+@cache
+def _floats_of_probs(device: torch.device) -> Tensor:
+    """The floats of a slot whose logits are log(p)."""
+    return torch.tensor([1.0, 1.0, -torch.inf, 0.0, 1.0], device=device)
 
 
 def mix(

@@ -16,7 +16,8 @@ import triton
 COUNTS = {
     "width", "slots", "q_slots", "m", "n", "group", "neighbors", "dimensions", "cells", "max_samples", "max_children",
     "height", "children_stride", "count", "first", "drafts_row", "drafted", "most", "line", "before_width",
-    "forced_row", "forced_last", "heads", "following", "chains",
+    "forced_row", "forced_last", "indices_row",
+    "entries_row", "table_row", "heads", "following", "chains",
 }  # fmt: skip
 WIDE = {"cond", "uncond", "q_cond", "q_uncond", "allowed", "q_allowed", "vectors", "draft_probs"}
 """Tensors as wide as the vocabulary or a codebook."""

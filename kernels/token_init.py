@@ -18,7 +18,7 @@ from mmspec.kernels.backend import chosen, launchable, operator
 from mmspec.kernels.softmax_stats import POINT
 from mmspec.kernels.specialization import kernel
 
-LEFT, UP, RANDOM, TABLE = range(4)
+LEFT, UP, RANDOM, TABLE, RECYCLE = range(5)
 
 
 class Previous(NamedTuple):
@@ -72,10 +72,11 @@ def draft_window(
         rows: int64 [B], the row of `tokens` of each row.
         positions: int64 [B, m + 1]; the first one is at least 1, and that of the first draft.
         u: float32 [B, m + 1] in [0, 1), for RANDOM; None for the others.
-        init: LEFT, UP, RANDOM or TABLE.
+        init: LEFT, UP, RANDOM, TABLE or RECYCLE.
         line: Positions per line of a token map; 0 for a stream, whose upper neighbor is the token before the last.
         vocab_size: V.
-        table: Integer [V + 1, V], for TABLE; see `mmspec.drafters.ngram.NGramTable`.
+        table: Integer [V + 1, V], for TABLE; see `mmspec.drafters.ngram.NGramTable`. int32 [B, entries] for RECYCLE;
+            see `mmspec.drafters.recycle.Recycle`. Contiguous.
         forced: int64 [n] or [B, n], the token that a position is forced to, -1 for none; positions past the end count
             as the last. None if no position is forced.
         previous: The previous window; None to fill all slots.
@@ -123,6 +124,9 @@ def draft_window_reference(
                 token = min(int(u[row, slot] * vocab_size), vocab_size - 1)
             elif init == TABLE and table is not None:
                 token = int(table[up, left])
+            elif init == RECYCLE and table is not None:
+                known = int(table[row, (max(up + 1, 0) * vocab_size + max(left, 0)) % table.shape[1]])
+                token = known if known >= 0 else up if line and up >= 0 else left
             else:
                 token = left
             if forced is not None:
@@ -144,7 +148,7 @@ def _pick(held, lanes, index):
 @kernel
 def _draft_window(
     tokens, rows, positions, us, table, forced, before, before_floats, before_ints, accepted, window, floats, ints,
-    m, most, line, vocab, before_width, forced_row, forced_last,
+    m, most, line, vocab, before_width, forced_row, forced_last, table_row,
     INIT: tl.constexpr, LINES: tl.constexpr, FORCED: tl.constexpr, REUSES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -182,6 +186,10 @@ def _draft_window(
             token = tl.minimum(scaled.to(tl.int64), vocab - 1)
         elif INIT == 3:
             token = tl.load(table + tl.where(up < 0, vocab, up) * vocab + tl.maximum(left, 0)).to(tl.int64)
+        elif INIT == 4:
+            entry = (tl.maximum(up + 1, 0) * vocab + tl.maximum(left, 0)) % table_row
+            known = tl.load(table + row * table_row + entry).to(tl.int64)
+            token = tl.where(known >= 0, known, tl.where((up >= 0) & LINES, up, left))
         if FORCED:
             only = tl.load(forced + row * forced_row + tl.minimum(position, forced_last))
             token = tl.where(only >= 0, only, token)
@@ -228,7 +236,7 @@ def draft_window_op(
     with launchable(tokens):
         _draft_window[(len(positions),)](
             tokens, rows, positions.contiguous(), u, table, forced, *given, *outputs,
-            m, tokens.shape[1], line, vocab_size, width, forced_row, last,
+            m, tokens.shape[1], line, vocab_size, width, forced_row, last, 0 if table is None else table.shape[1],
             INIT=init, LINES=line > 0, FORCED=forced is not None, REUSES=reuses,
             BLOCK=max(32, triton.next_power_of_2(m)), num_warps=1,
         )  # fmt: skip

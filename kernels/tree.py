@@ -55,19 +55,23 @@ class Walked(NamedTuple):
         tokens: int64 [B, D + 1], the tokens of the accepted path, then the resampled or bonus token (-1 if p is not a
             distribution), then zeros.
         entries: int64 [B, D + 1], the root and the entries of the path, its last one again after its end.
-        found: int32 [B, 3 + 2 D], what the host has to know: the number of accepted tokens; the number of depths at
-            which a sibling was tested; 1 if the token after them has no distribution; `entries` without the root; and
-            the bits of D float32, the distances of the acceptance probabilities of the tested siblings from the exact
-            ones, summed for each depth.
+        path: int64 [B, D], the entries of the path without the root; after its end i + 1 at i, as in
+            `mmspec.sampling.tree_rejection.TreeVerdict`.
+        found: int32 [B, 4 + 3 D], what the host has to know: the number of accepted tokens; the number of depths at
+            which a sibling was tested; 1 if the token after them has no distribution, or a sibling that was met;
+            `entries` without the root; the bits of D float32, the distances of the acceptance probabilities of the
+            tested siblings from the exact ones, summed for each depth; and `tokens`.
     """
 
     tokens: Tensor
     entries: Tensor
+    path: Tensor
     found: Tensor
 
     def excess(self) -> Tensor:
-        """The last D numbers of `found`, float32 [B, D]."""
-        return self.found[:, 2 + self.tokens.shape[1] :].view(torch.float32)
+        """Float32 [B, D], a part of `found`."""
+        height = self.path.shape[1]
+        return self.found[:, 3 + height : 3 + 2 * height].view(torch.float32)
 
 
 def walk_tree(
@@ -117,6 +121,7 @@ def walk_tree_reference(
                         q[before] = 0.0
                         q = q / q.sum().clamp(min=torch.finfo(torch.float32).tiny)
                 before.append(x)
+                numbers[row, 2] |= int(q[x].isnan())
                 if not q[x] > 0:
                     continue
                 any_tested = True
@@ -134,9 +139,11 @@ def walk_tree_reference(
             depth += int(going)
             entries[row, depth:] = entry
         tokens[row, depth] = sample_reference(probs, resample_u[row, depth])
-        numbers[row] = torch.tensor([depth, tested, int(tokens[row, depth] < 0)])
-    found = torch.cat([numbers, entries[:, 1:].int(), excess.view(torch.int32)], dim=1)
-    return Walked(tokens.to(p.device), entries.to(p.device), found.to(p.device))
+        numbers[row] = torch.tensor([depth, tested, int(numbers[row, 2]) | int(tokens[row, depth] < 0)])
+    steps = torch.arange(height)
+    path = torch.where(steps < numbers[:, :1], entries[:, 1:], steps + 1)
+    found = torch.cat([numbers, entries[:, 1:].int(), excess.view(torch.int32), tokens.int()], dim=1)
+    return Walked(*(each.to(p.device) for each in (tokens, entries, path, found)))
 
 
 @triton.jit
@@ -196,7 +203,7 @@ def _left(left, columns, FLAGS: tl.constexpr):
 @kernel
 def _walk_tree(
     cond, uncond, allowed, floats, ints, tokens, children, draft_probs, accept_us, resample_us, near, vectors, known,
-    out, entries, found, a, b, m, n, max_children, height, vocab, group, neighbors, dimensions, children_stride,
+    out, entries, path, found, a, b, m, n, max_children, height, vocab, group, neighbors, dimensions, children_stride,
     slots, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, MODE: tl.constexpr,
     RULE: tl.constexpr, NEAR: tl.constexpr, NEIGHBORS: tl.constexpr, DIM: tl.constexpr,
@@ -214,13 +221,14 @@ def _walk_tree(
     drafts = (draft_probs, tokens, children, n, max_children, vocab)
     out += row * (height + 1)
     entries += row * (height + 1)
-    report = found + row * (3 + 2 * height)
+    path += row * height
+    report = found + row * (4 + 3 * height)
     ids, lanes = tl.arange(0, RANKS), tl.arange(0, BLOCK)
     one = tl.zeros((1,), tl.int64)
     sums, norms = tl.zeros((RANKS,), tl.float32), tl.full((RANKS,), 1.0, tl.float32)
     entry, child = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
     slot = row * (m + 1)
-    depth, depths, going, rank = 0, 0, 1, 0
+    depth, depths, going, rank, broken = 0, 0, 1, 0, 0
     tl.store(entries, entry)
     while going != 0:
         sums, norms = tl.zeros((RANKS,), tl.float32), tl.full((RANKS,), 1.0, tl.float32)
@@ -238,6 +246,7 @@ def _walk_tree(
                     norm = tl.maximum(rest.to(tl.float32), 1.1754943508222875e-38)
                 norms = tl.where(ids == rank, norm, norms)
             q_x = tl.sum(_sibling(drafts, x + one, entry, rank, norm, MODE), 0)
+            broken = tl.where(q_x != q_x, 1, broken)
             if q_x > 0:
                 any_tested = 1
                 left = (source, drafts, slot, entry, rank, sums, norms)
@@ -252,7 +261,9 @@ def _walk_tree(
                 if tl.load(accept_us + row * m + child - 1) < chance:
                     tl.store(out + depth, x)
                     tl.store(entries + depth + 1, child)
+                    tl.store(path + depth, child)
                     tl.store(report + 3 + depth, child.to(tl.int32))
+                    tl.store(report + 3 + 2 * height + depth, x.to(tl.int32))
                     going = 1
                 else:
                     rest = tl.zeros((), tl.float64)
@@ -284,19 +295,21 @@ def _walk_tree(
             sampled = seek(probs, goal - below, BLOCK, GROUP)
             token = tl.where((token < 0) & (sampled < BLOCK), start + sampled, token)
             below += mass(probs, BLOCK, GROUP)
-    finish_walk(out, entries, report, token, entry, depth, depths, height, GROUP)
+    finish_walk(out, entries, path, report, token, entry, depth, depths, height, broken, GROUP)
 
 
 @triton.jit
-def finish_walk(out, entries, report, token, entry, depth, depths, height, GROUP: tl.constexpr):
+def finish_walk(out, entries, path, report, token, entry, depth, depths, height, broken, GROUP: tl.constexpr):
     """Writes what a walk that ended at `entry` has not written yet; the pointers are those of its row."""
     tl.store(report, depth)
     tl.store(report + 1, depths)
-    tl.store(report + 2, (token < 0).to(tl.int32))
+    tl.store(report + 2, broken | (token < 0).to(tl.int32))
     for start in range(0, height + 1, GROUP):
         at = start + tl.arange(0, GROUP)
         after, inside = at > depth, at <= height
         tl.store(out + at, tl.where(after, 0, token).to(tl.int64), mask=inside & (at >= depth))
+        tl.store(report + 3 + 2 * height + at, tl.where(after, 0, token), mask=inside & (at >= depth))
+        tl.store(path + at, (at + 1).to(tl.int64), mask=(at < height) & (at >= depth))
         tl.store(entries + at, entry + at * 0, mask=inside & after)
         tl.store(report + 2 + at, (entry + at * 0).to(tl.int32), mask=inside & after)
         tl.store(report + 3 + height + at, 0, mask=(at < height) & after)
@@ -323,7 +336,7 @@ def walk_tree_op(
     near: Tensor | None,
     vectors: Tensor | None,
     known: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`walk_tree` with plain tensors; the first five are p."""
     p = (cond, uncond, allowed, floats, ints)
     if chosen(cond) == "torch":
@@ -357,14 +370,14 @@ def walk_tree_op(
 
 
 @walk_tree_op.register_fake
-def _(cond: Tensor, *rest: Tensor | int | float | None) -> tuple[Tensor, Tensor, Tensor]:
+def _(cond: Tensor, *rest: Tensor | int | float | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tokens, height = rest[4], rest[9]
     assert isinstance(tokens, Tensor) and isinstance(height, int)
     return empty_walk(tokens, height)
 
 
-def empty_walk(tokens: Tensor, height: int) -> tuple[Tensor, Tensor, Tensor]:
+def empty_walk(tokens: Tensor, height: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The tensors of a `Walked`, not initialized."""
     batch = tokens.shape[0]
-    walk = tokens.new_empty((batch, height + 1)), tokens.new_empty((batch, height + 1))
-    return *walk, tokens.new_empty((batch, 3 + 2 * height), dtype=torch.int32)
+    tokens_of, entries, path = (tokens.new_empty((batch, n)) for n in (height + 1, height + 1, height))
+    return tokens_of, entries, path, tokens.new_empty((batch, 4 + 3 * height), dtype=torch.int32)

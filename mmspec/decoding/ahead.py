@@ -66,6 +66,11 @@ class DraftsAhead(Protocol):
         """Whether it can do so in this decode. It then reads nothing of the target but its distributions."""
         ...
 
+    @property
+    def replays(self) -> bool:
+        """Whether what `draft_ahead` launches can be captured: besides the draft, it leaves nothing of a window."""
+        ...
+
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
         """Drafts the window after a verdict. `observe` is called with the same verdict, once its counts are known.
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.sampling.mirrored import mirrored, on_device, split_mirror, upload
+from mmspec.sampling.mirrored import mirrored, on_device, part, split_mirror, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
+from mmspec.sampling.tree import Tree, TreeNumbers
 
 _RECENT = 2  # tokens before a window that a draft model may not have read, see `BatchState.recent`
 
@@ -168,14 +169,48 @@ class BatchState:
             width: W.
             iteration: Host int64 [B, 1], of the random numbers.
         """
+        return self.window_with(width, iteration, [])[0]
+
+    def window_with(
+        self, width: int, iteration: NDArray[np.int64], others: Sequence[NDArray[np.int64]]
+    ) -> tuple[WindowRNG, Sequence[NDArray[np.int64]]]:
+        """As `window`; other host arrays that the window needs, int64, are copied with its own."""
         positions = self.positions(width)
         if self.device.type == "cpu":
-            return self.rng.window(positions, iteration)
+            return self.rng.window(positions, iteration), others
+        self.close()  # a window that an error has left open
         iterations = np.broadcast_to(iteration, positions.shape)
         needed = [self.length - 1, self.recent(_RECENT), positions, iterations]
-        before, recent, positions, iterations = upload(needed, self.device)
+        before, recent, positions, iterations, *copies = upload([*needed, *others], self.device)
         self._window = _Window(before, recent, positions, iterations)
-        return self.rng.window(positions, iterations)
+        return self.rng.window(positions, iterations), copies
+
+    def tree_numbers(
+        self, tree: Tree, iteration: NDArray[np.int64], others: Sequence[NDArray[np.int64]] = ()
+    ) -> tuple[TreeNumbers, Sequence[NDArray[np.int64]]]:
+        """Begins a window with a tree: its positions and its random numbers; see `window_with`."""
+        after = self.length[:, None] + tree.depth
+        at = after[:, 1:] - 1
+        of_nodes = np.broadcast_to(iteration, at.shape)
+        own = [after, at, of_nodes]
+        draws, (after, at, of_nodes, *copies) = self.window_with(tree.height + 1, iteration, [*own, *others])
+        return TreeNumbers(tree, draws, after, at, of_nodes), copies
+
+    def positions_after(self, depth: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions after entries of a tree, host int64 [B, n], of their depths, host int64 [B or 1, n].
+
+        Those of entries of one depth, or of depths one after another, are parts of the open window, if there is one.
+        """
+        positions = self.length[:, None] + depth
+        opened, first, count = self._window, int(depth[0, 0]), depth.shape[1]
+        if opened is None or depth.max() >= opened.positions.shape[1]:
+            return positions
+        if (depth == first + np.arange(count)).all():
+            return part(opened.positions, np.s_[:, first : first + count])
+        if (depth != first).any():
+            return positions
+        there = on_device(opened.positions, self.device)[:, first : first + 1]
+        return mirrored(positions, there.expand(positions.shape))
 
     def follow(self, tokens: Tensor, accepted: Tensor, width: int) -> WindowRNG:
         """Appends the tokens of the open window on the device, and begins the next one there.

@@ -79,16 +79,20 @@ def decode_tree(
     iteration = meter.iteration(state.ids)
     draft = drafter.propose(state, iteration)
     meter.clock.lap("drafter")
-    tree, at = draft.tree, state.length - 1
-    logits = target.forward_tree(torch.cat([state.last(), draft.tokens], dim=1), at, tree)
+    tree, numbers, window = draft.tree, draft.numbers, draft.window
+    if numbers is None:
+        numbers, _ = state.tree_numbers(tree, iteration)
+    if window is None:
+        window = torch.cat([state.last(), draft.tokens], dim=1)
+    at = state.before
+    logits = target.forward_tree(window, at, tree)
     meter.clock.lap("target")
-    p = sampler(logits, state.length[:, None] + tree.depth)
-    accept_u = tree.uniforms(state.rng, state.length, iteration)[ACCEPT]
-    resample_u = state.rng.uniforms(state.positions(tree.height + 1), iteration)[RESAMPLE]
-    verdict = drafter.verify(p, draft, bind_features(rule, target, len(state.ids)), accept_u, resample_u)
+    p = sampler(logits, numbers.after)
+    uniforms = numbers.of_nodes(ACCEPT), numbers.of_depths(RESAMPLE)
+    verdict = drafter.verify(p, draft, bind_features(rule, target, len(state.ids)), *uniforms)
     meter.clock.lap("rule")
     target.settle(at, verdict.path)
     meter.clock.lap("target")
     drafter.observe(verdict, state)
     meter.clock.lap("drafter")
-    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted), state.ids)
+    meter.count(verdict, state.commit(verdict.tokens, verdict.accepted, verdict.on_host), state.ids)

@@ -15,6 +15,7 @@ from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -180,7 +181,7 @@ class BlockRunner:
         # A block is at least as long as in training.
         width = max(depth, head.count) + (not head.sample_from_anchor)
         block = F.pad(anchor, (0, max(width - anchor.shape[1], 0)))[:, :width]
-        masked = torch.from_numpy(np.arange(width) > known[:, None]).to(block.device)
+        masked = copied(torch.from_numpy(np.arange(width) > known[:, None]), block.device)
         block = block.masked_fill(masked, head.mask_token_id).to(head.device)
         slots = self._with_uncond(head.prefix + state.length[:, None] + np.arange(width))
         end = head.prefix + int(state.length.max())
@@ -188,7 +189,7 @@ class BlockRunner:
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "only caches of targets are quantized"
         keys, values = keys[:, :, :, :end], values[:, :, :, :end]
         at = np.arange(end)
-        missing = torch.from_numpy(at < self._empty[:, None]).to(head.device)
+        missing = copied(torch.from_numpy(at < self._empty[:, None]), head.device)
         visible = self._with_uncond(at < head.prefix + state.length[:, None]) & ~missing
         context = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         both = block.repeat(1 + self._guided, 1)
@@ -225,7 +226,7 @@ class BlockRunner:
 
     def _with_uncond(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
-        return torch.from_numpy(np.concatenate([values] * (1 + self._guided))).to(self._head.device)
+        return copied(torch.from_numpy(np.concatenate([values] * (1 + self._guided))), self._head.device)
 
     def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
         """Slots int64 [B, W] as an index for `gather` on features, [R, W, layers * D]."""

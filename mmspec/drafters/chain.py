@@ -13,6 +13,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
 from mmspec.drafters.runners import build_runner
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rejection import Draft, Verdict, sample_draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
@@ -70,7 +71,7 @@ class ChainDrafter:
             x, x_probs = sample_draft(q, u[:, i : i + 1]), q
             if draft is not None and (is_reused := reused > i).any():
                 # Rows that reuse more drafts than others: the runner reads these like sampled ones.
-                keep = torch.from_numpy(is_reused[:, None]).to(x.device)
+                keep = copied(torch.from_numpy(is_reused[:, None]), x.device)
                 x = torch.where(keep, draft.tokens[:, i : i + 1], x)
                 x_probs = torch.where(keep[..., None], draft.q[:, i : i + 1], q)
             tokens.append(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -51,6 +52,19 @@ class DraftRunner(Protocol):
 
     def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
         """Takes in the rows of another runner; see `mmspec.decoding.loop.JoinableDrafter`."""
+        ...
+
+
+@runtime_checkable
+class SharesUpload(DraftRunner, Protocol):
+    """A runner that needs numbers of the host on the device for its root, which are copied with those of the window."""
+
+    def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
+        """The numbers for the next root, in the order in which `take_arrays` takes them."""
+        ...
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """Sets the numbers of the next call of `root`, with their copies; see `mmspec.sampling.mirrored`."""
         ...
 
 

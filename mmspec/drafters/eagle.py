@@ -7,6 +7,8 @@ Rollback is writing again: accepted tokens are read once more, with the target's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,10 +24,11 @@ from mmspec.heads.eagle import EagleHead
 from mmspec.heads.eagle3 import Eagle3Head
 from mmspec.heads.mtp import MTPHead
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import mirrored, on_device, upload
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
 
 class EagleRunner:
@@ -62,18 +65,25 @@ class EagleRunner:
         # By slot: the target's feature that the token there was sampled from, [R, capacity, D], and the KV cache.
         self._features = torch.empty(0)
         self._cache = KVCache(1, 0, head.heads, 0, head.head_dim, head.dtype, head.device)
+        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
         self._predicted = torch.empty(0)  # [R, entries, D], the features predicted after the entries read so far
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         if not self._started:
             self._start()
             return
-        entries = np.pad(verdict.path, ((0, 0), (1, 0)))
-        features = self._target_features()
-        row = torch.arange(len(features), device=features.device)[:, None]
-        slots = self._head.prefix + state.length[:, None] + np.arange(entries.shape[1])
-        new = features[row, self._with_uncond(entries).to(features.device)].to(self._features)
-        self._features.scatter_(1, self._feature_index(slots), new)
+        features, count = self._target_features(), 1 + verdict.path.shape[1]
+        if isinstance(verdict, TreeVerdict):
+            path = on_device(verdict.path, features.device).repeat(1 + self._guided, 1)
+            row = torch.arange(len(features), device=features.device)[:, None]
+            features = features[row, F.pad(path, (1, 0))]
+        # Those of a window follow one another.
+        new, first = features[:, :count].to(self._features), state.length + self._head.prefix
+        if (first == first[0]).all():
+            self._features[:, first[0] : first[0] + count] = new
+        else:
+            slots = _shifted(state.positions_after(np.arange(count)[None]), self._head.prefix)
+            self._features.scatter_(1, self._feature_index(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -96,7 +106,13 @@ class EagleRunner:
         self._unread = max(self._unread, 1)
         self.calls += other.calls
 
-    def root(self, state: BatchState) -> Tensor:
+    def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
+        """See `mmspec.drafters.draft_runner.SharesUpload`.
+
+        Returns:
+            The positions of the tokens that are read, host int64 [B, n]; their slots, [B, n]; and the place of the root
+            among those of each row, [B, 1].
+        """
         if not self._started:
             self._start()
         prefix = self._head.prefix
@@ -105,14 +121,26 @@ class EagleRunner:
         # Rows with fewer slots repeat their last token after the root, where no output is used.
         start = np.maximum(last + 1 - self._unread, 0)
         slots = start[:, None] + np.arange(self._unread)
-        tokens = state.at(np.minimum(slots, last[:, None]) - prefix).clamp(min=0)
-        features = self._features.gather(1, self._feature_index(slots))
+        return [np.minimum(slots, last[:, None]) - prefix, slots, (last - start)[:, None]]
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.drafters.draft_runner.SharesUpload`."""
+        self._arrays = arrays
+
+    def root(self, state: BatchState) -> Tensor:
+        arrays, self._arrays = self._arrays, None
+        if arrays is None:
+            arrays = self.root_arrays(state)
+            arrays = arrays if state.device.type == "cpu" else upload(arrays, state.device)
+        positions, slots, place = arrays
+        tokens, features = state.at(positions).clamp(min=0), self._at(self._features, slots)
         mask = None
         if self._unread > 1 or (slots != slots[0]).any():
-            mask = torch.from_numpy(slots[..., None] >= np.arange(int(slots.max()) + 1)).to(features.device)
+            own, end = on_device(slots, features.device), int(slots.max()) + 1
+            mask = own[..., None] >= torch.arange(end, device=features.device)
         self._unread = 0
         predicted = self._forward(tokens, features, slots, slots, mask)
-        self._predicted = predicted.gather(1, self._feature_index((last - start)[:, None]))
+        self._predicted = self._at(predicted, place)
         return self._sampler.root(state, self._logits(self._predicted))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
@@ -124,20 +152,31 @@ class EagleRunner:
                 stop += 1
             probs.append(self._level(state, tokens[:, first - begin : stop - begin], tree, first))
             first = stop
-        return torch.cat(probs, dim=1)
+        return probs[0] if len(probs) == 1 else torch.cat(probs, dim=1)
 
     def _level(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         """As `nodes`, for nodes whose parents have all been read."""
-        entries = np.arange(first, first + tokens.shape[1])
-        root = self._head.prefix + state.length[:, None] - 1
+        last, prefix = first + tokens.shape[1], self._head.prefix
+        entries = np.arange(first, last)
+        root = prefix + state.length - 1
         depth = np.broadcast_to(tree.depth[:, entries], tokens.shape)
-        parents = np.broadcast_to(tree.parents[:, entries - 1], tokens.shape)
-        features = self._predicted.gather(1, self._feature_index(parents))
+        parents = tree.parents[:, entries - 1]
+        if len(parents) == 1:
+            there = tree.device_parents[:, first - 1 : last - 1].expand(tokens.shape)
+            parents = mirrored(np.broadcast_to(parents, tokens.shape), there)
+        features = self._at(self._predicted, parents)
         mask = None
         if not tree.chain or (root != root[0]).any():
-            roots, last = torch.from_numpy(root[:, 0]).to(tree.sees.device), first + tokens.shape[1]
+            roots = on_device(state.before, tree.sees.device) + prefix
             mask = tree_mask(roots, tree.sees[:, first:last, 1:last], int(root.max()) + last)
-        predicted = self._forward(tokens, features, root + depth, root + entries, mask)
+        positions = _shifted(state.positions_after(depth), prefix - 1)
+        slots = positions
+        if not tree.chain:
+            slots = root[:, None] + entries
+            if (root != root[0]).any():  # otherwise they are not needed on the device
+                start = on_device(state.before, features.device)[:, None]
+                slots = mirrored(slots, start + (prefix + torch.arange(first, last, device=features.device)))
+        predicted = self._forward(tokens, features, positions, slots, mask)
         self._predicted = torch.cat([self._predicted, predicted], dim=1)
         return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))
 
@@ -198,9 +237,24 @@ class EagleRunner:
         return split_cfg(self._target.head(outputs.to(self._target.features())), self._guided)
 
     def _with_uncond(self, slots: NDArray[np.int64]) -> Tensor:
-        """Slots int64 [B, ...], repeated for the unconditional rows: [R, ...]."""
-        return torch.from_numpy(np.concatenate([slots] * (1 + self._guided))).to(self._features.device)
+        """Slots int64 [B, W], repeated for the unconditional rows: [R, W]."""
+        there = on_device(slots, self._features.device)
+        return there.repeat(2, 1) if self._guided else there
+
+    def _at(self, features: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        """The features [R, W, D] at slots int64 [B, W]."""
+        first, count = int(slots[0, 0]), slots.shape[1]
+        if features.device.type != "cpu" and (slots == first + np.arange(count)).all():
+            return features[:, first : first + count]
+        return features.gather(1, self._feature_index(slots))
 
     def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
         """Slots int64 [B, W] as an index for `gather` on features, [R, W, D]."""
         return self._with_uncond(slots)[..., None].expand(-1, -1, self._head.hidden_size)
+
+
+def _shifted(positions: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
+    """Positions and an offset, with their copy on the device if the positions have one."""
+    there = getattr(positions, "mirror", None)
+    found = np.asarray(positions) + offset
+    return found if there is None else mirrored(found, there + offset)

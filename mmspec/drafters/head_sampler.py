@@ -49,7 +49,7 @@ class HeadSampler:
         if self._processed is not None:
             self._entries = state.last()
             logits = self._processed.process(logits, *self._prefixes(state, None, 0))
-        return self._sampler(logits, state.positions(1))
+        return self._sampler(logits, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int, logits: Logits) -> Tensor:
         """The distribution after each of the nodes `first` and following, float32 [B, W, V].
@@ -66,7 +66,7 @@ class HeadSampler:
             assert self._entries is not None, "the root comes before its nodes"
             self._entries = torch.cat([self._entries[:, :first], tokens], dim=1)
             logits = self._processed.process(logits, *self._prefixes(state, tree, first))
-        return self._sampler(logits, state.length[:, None] + np.broadcast_to(depth, tokens.shape))
+        return self._sampler(logits, state.positions_after(np.broadcast_to(depth, tokens.shape)))
 
     def _prefixes(self, state: BatchState, tree: Tree | None, first: int) -> tuple[Tensor, NDArray[np.int64]]:
         """Committed tokens and entries, int64 [B, n], and the slots of each prefix there, host int64 [B, W, L].

@@ -16,6 +16,7 @@ from mmspec.drafters.kernel_drafts import KernelDrafts, kernel_drafts
 from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, TokenInit, host_version, repeat_left, repeat_up
 from mmspec.errors import ArgumentError
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rejection import Draft, Verdict, point_mass
 from mmspec.sampling.rng import INIT, WindowRNG
 
@@ -37,9 +38,19 @@ class InitDrafter:
         self._recycle = init if isinstance(init, Recycle) else None
         self.kernel: KernelDrafts | None = kernel_drafts(init)  # drafts whole windows where the Triton kernels run
 
+    @property
+    def learns(self) -> bool:
+        """Whether it changes with every window."""
+        return self._recycle is not None
+
+    def observe_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """The part of `observe` that does not need the counts, which are not on the host yet."""
+        if self._recycle is not None:
+            self._recycle.update(verdict, state, draws)
+
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         if self._recycle is not None:
-            self._recycle.update(verdict, state)
+            self._recycle.update(verdict, state, draws)
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._recycle is not None:
@@ -96,7 +107,7 @@ def _numpy(values: Tensor | NDArray[Any]) -> Any:
 
 
 def _on_device(device: torch.device, values: Tensor | NDArray[Any]) -> Any:
-    return values if isinstance(values, Tensor) else torch.from_numpy(values).to(device)
+    return values if isinstance(values, Tensor) else copied(torch.from_numpy(values), device)
 
 
 def token_init(context: DraftingContext, name: str) -> TokenInit | Recycle:

@@ -117,11 +117,18 @@ class Jacobi:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         return self._kernel is not None
 
+    @property
+    def replays(self) -> bool:
+        """See `mmspec.decoding.ahead.DraftsAhead`."""
+        return isinstance(self._continuation, InitDrafter) and not self._continuation.learns
+
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
         """See `mmspec.decoding.ahead.DraftsAhead`."""
         if self._kernel is None:
             return None
         # The kernels read the counts on the device, and do without tokens to reuse where there are none.
+        assert isinstance(self._continuation, InitDrafter)
+        self._continuation.observe_ahead(verdict, state, draws)
         tokens = verdict.coupled = None if self._coupling is None else self._coupling(verdict, state, draws)
         return self._kernel.draft(state, following, verdict.p, tokens, verdict.p, verdict.accepted)
 

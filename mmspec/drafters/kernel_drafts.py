@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.ngram import NGramTable
+from mmspec.drafters.recycle import Recycle
 from mmspec.drafters.token_init import RandomToken, repeat_left, repeat_up
 from mmspec.kernels.backend import choose
 from mmspec.sampling.constraints import Constraint
@@ -21,20 +22,40 @@ from mmspec.sampling.rng import INIT, WindowRNG
 _WIDEST = 256  # drafts, which one program holds
 
 
+class ForcedOnDevice:
+    """The tokens that positions are forced to, on the device: copied once for each constraint."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Constraint, Tensor | None] | None = None  # of the latest constraint
+
+    def __call__(self, state: BatchState) -> Tensor | None:
+        """Of a batch, int64 [N] or [B, N]; None if all are free."""
+        constraint = state.layout.constraint
+        if constraint is None:
+            return None
+        if self._known is None or self._known[0] is not constraint:
+            tokens = constraint.forced.tokens
+            forced = torch.from_numpy(tokens).to(state.device) if (tokens >= 0).any() else None
+            self._known = constraint, forced
+        return self._known[1]
+
+
 @dataclass
 class KernelDrafts:
     """A token initialization that `mmspec.kernels.token_init` knows.
 
     Attributes:
-        kind: "left", "up", "random" or "table".
+        kind: "left", "up", "random", "table" or "recycle".
         table: Of "table", integer [V + 1, V].
+        recycle: Of "recycle".
     """
 
     kind: str
     table: Tensor | None = None
+    recycle: Recycle | None = None
 
     def __post_init__(self) -> None:
-        self._forced: tuple[Constraint, Tensor | None] | None = None  # of the latest constraint
+        self._forced = ForcedOnDevice()
 
     def draft(
         self,
@@ -75,33 +96,24 @@ class KernelDrafts:
             previous = token_init.Previous(tokens, stats.floats, stats.ints, counts)
         else:
             stats = p.stats
-        kind = {"left": token_init.LEFT, "up": token_init.UP, "random": token_init.RANDOM, "table": token_init.TABLE}
+        kind = ("left", "up", "random", "table", "recycle").index(self.kind)  # in the order of the kernel's numbers
         positions = on_device(draws.positions, state.device)
         # The others need no random numbers, which are then computed while the model runs.
         u = draws[INIT] if self.kind == "random" else None
         found = token_init.draft_window(
-            *state.storage(), positions, u, kind[self.kind], state.layout.width or 0, p.shape[-1],
-            self.table, self._forced_tokens(state), previous,
+            *state.storage(), positions, u, kind, state.layout.width or 0, p.shape[-1],
+            self.table if self.recycle is None else self.recycle.table, self._forced(state), previous,
         )  # fmt: skip
         drafted = LazyProbs.known(replace(stats, floats=found.floats, ints=found.ints))
         return Draft(found.window[:, 1:], drafted, found.window)
-
-    def _forced_tokens(self, state: BatchState) -> Tensor | None:
-        """The tokens that positions are forced to, int64 [N] or [B, N]; None if all are free."""
-        constraint = state.layout.constraint
-        if constraint is None:
-            return None
-        if self._forced is None or self._forced[0] is not constraint:
-            tokens = constraint.forced.tokens
-            forced = torch.from_numpy(tokens).to(state.device) if (tokens >= 0).any() else None
-            self._forced = constraint, forced
-        return self._forced[1]
 
 
 def kernel_drafts(init: object) -> KernelDrafts | None:
     """The same initialization in the kernel; None if the kernel does not know it."""
     if isinstance(init, NGramTable):
         return KernelDrafts("table", init.best.contiguous())
+    if isinstance(init, Recycle):
+        return KernelDrafts("recycle", recycle=init)
     kind = "left" if init is repeat_left else "up" if init is repeat_up else None
     if isinstance(init, RandomToken):
         kind = "random"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +9,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.sampling.logits import cfg_rows
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree_rejection import Outcome
@@ -42,10 +42,10 @@ class LastFeatureRunner:
         if self._feature is None:
             self.feature()
             return
-        last = np.pad(verdict.path, ((0, 0), (1, 0)))[np.arange(len(verdict.path)), verdict.accepted]
         features = self._target.features()
+        last = on_device(verdict.last, features.device)
         row = torch.arange(len(features), device=features.device)
-        self._feature = features[row, torch.from_numpy(np.resize(last, len(features))).to(features.device)]
+        self._feature = features[row, last.repeat(len(features) // len(last))]
 
     def select_rows(self, row_ids: list[int]) -> None:
         rows = self._sampler.rows

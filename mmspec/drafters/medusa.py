@@ -11,6 +11,7 @@ from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.last_feature import LastFeatureRunner
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.sampling.logits import split_cfg
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
 
@@ -37,8 +38,11 @@ class MedusaRunner(LastFeatureRunner):
         return self._sampler.root(state, split_cfg(self._logits[:, :1], len(feature) > len(state.ids)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
-        depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
-        factor = len(self._logits) // len(tokens)
-        index = torch.from_numpy(np.concatenate([depth] * factor)).to(self._logits.device)[..., None]
-        logits = self._logits.gather(1, index.expand(-1, -1, self._logits.shape[-1]))
+        depth = tree.depth[:, first : first + tokens.shape[1]]
+        factor, vocab_size = len(self._logits) // len(tokens), self._logits.shape[-1]
+        if (depth == (one := int(depth[0, 0]))).all():  # a level of a tree
+            logits = self._logits[:, one : one + 1].expand(-1, tokens.shape[1], -1)
+        else:
+            index = on_device(np.concatenate([np.broadcast_to(depth, tokens.shape)] * factor), self._logits.device)
+            logits = self._logits.gather(1, index[..., None].expand(-1, -1, vocab_size))
         return self._sampler.nodes(state, tokens, tree, first, split_cfg(logits, factor > 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,6 +12,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import Target, TreeTarget, join_targets
 from mmspec.sampling.logits import Logits
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -33,6 +36,7 @@ class ModelRunner:
         self._sampler = sampler
         # Host int64 [B], the length of each row that was read as committed tokens; None before the prefill.
         self._read: NDArray[np.int64] | None = None
+        self._arrays: Sequence[NDArray[np.int64]] | None = None  # of the next root, see `root_arrays`
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: `root` reads the new tokens from `state`."""
@@ -55,8 +59,13 @@ class ModelRunner:
         self._read = put_host_rows(self._read, other._read, row_ids)
         self.calls += other.calls
 
-    def root(self, state: BatchState) -> Tensor:
-        """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
+    def root_arrays(self, state: BatchState) -> list[NDArray[np.int64]]:
+        """See `mmspec.drafters.draft_runner.SharesUpload`.
+
+        Returns:
+            The positions that are read, host int64 [B, n]; the first of each row, [B]; and the place of the root among
+            those of each row, [B].
+        """
         if self._read is None:
             # An early exit has read the prompts already: its prefill returns no logits and does not count as a call.
             self.calls += self._model.prefill().cond.shape[1]
@@ -66,19 +75,25 @@ class ModelRunner:
         unread = int((state.length - self._read).max())
         start = np.maximum(state.length - unread, 0)
         last = state.length - 1
-        tokens = state.at(np.minimum(start[:, None] + np.arange(unread), last[:, None]))
-        logits = self._model.forward(tokens, start)
+        return [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, last - start]
+
+    def take_arrays(self, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """See `mmspec.drafters.draft_runner.SharesUpload`."""
+        self._arrays = arrays
+
+    def root(self, state: BatchState) -> Tensor:
+        """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
+        arrays, self._arrays = self._arrays, None
+        positions, start, root = self.root_arrays(state) if arrays is None else arrays
+        logits = self._model.forward(state.at(positions), start)
         self.calls += 1
         self._read = state.length
-        root = torch.from_numpy(last - start).to(tokens.device)
-        row = torch.arange(len(root), device=root.device)
-        cond, uncond = logits
-        newest = Logits(cond[row, root][:, None], None if uncond is None else uncond[row, root][:, None])
-        return self._sampler(newest, state.positions(1))
+        newest = at_slot(logits, root)
+        return self._sampler(newest, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         """Reads nodes; returns the distribution after each, float32 [B, W, V]."""
-        root = state.length - 1
+        root = state.before
         if tree.chain:
             logits = self._model.forward(tokens, root + first)
         else:
@@ -86,4 +101,15 @@ class ModelRunner:
             logits = self._model.forward_tree(tokens, root, tree, first)
         self.calls += 1
         depth = tree.depth[:, first : first + tokens.shape[1]]
-        return self._sampler(logits, state.length[:, None] + np.broadcast_to(depth, tokens.shape))
+        return self._sampler(logits, state.positions_after(np.broadcast_to(depth, tokens.shape)))
+
+
+def at_slot(logits: Logits, slot: NDArray[np.int64]) -> Logits:
+    """The logits [B, 1, V] at one slot of each row, host int64 [B]."""
+    cond, uncond = logits
+    if (slot == slot[0]).all():
+        same = slice(int(slot[0]), int(slot[0]) + 1)
+        return Logits(cond[:, same], None if uncond is None else uncond[:, same])
+    there = on_device(slot, cond.device)
+    row = torch.arange(len(there), device=there.device)
+    return Logits(cond[row, there][:, None], None if uncond is None else uncond[row, there][:, None])

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
 from mmspec.drafters.token_init import TokenInit, host_version
+from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rejection import Verdict
+from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.rows import put_rows
 
 _ENTRIES = 2**15  # the largest table of a row; pairs that share an entry overwrite each other
@@ -29,42 +31,65 @@ class Recycle:
         vocab_size: V.
         fallback: The initialization for pairs of neighbors that have not occurred.
         device: Of the tokens.
+
+    Attributes:
+        table: int32 [B, entries], the token after each pair of neighbors, -1 for none; see `table_entry`.
     """
 
     def __init__(self, batch_size: int, vocab_size: int, fallback: TokenInit, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._fallback = fallback
         self._host_fallback = host_version(fallback)
+        self._stored: Tensor | None = None  # the distributions that `update` was called with last
         entries = min(_ENTRIES, (vocab_size + 1) * vocab_size)
-        self._table = torch.full((batch_size, entries), -1, dtype=torch.int32, device=device)
+        self.table = torch.full((batch_size, entries), -1, dtype=torch.int32, device=device)
 
     def __call__(self, left: Tensor, up: Tensor, u: Tensor) -> Tensor:
-        found = self._table.gather(1, self._entry(left, up)[:, None])[:, 0].long()
+        found = self.table.gather(1, self._entry(left, up)[:, None])[:, 0].long()
         return torch.where(found >= 0, found, self._fallback(left, up, u))
 
     def on_host(self, left: NDArray[np.int64], up: NDArray[np.int64], u: NDArray[np.float32]) -> NDArray[np.int64]:
         """See `mmspec.drafters.token_init.SupportsHost`."""
-        entry = ((up + 1) * self._vocab_size + left) % self._table.shape[1]
-        found = self._table.numpy()[np.arange(len(left)), entry]
+        entry = ((up + 1) * self._vocab_size + left) % self.table.shape[1]
+        found = self.table.numpy()[np.arange(len(left)), entry]
         return np.where(found >= 0, found, self._host_fallback(left, up, u))
 
-    def update(self, verdict: Verdict, state: BatchState) -> None:
-        """Stores the most likely token of each slot; `state` still ends where the window began."""
-        if state.length.min() == 0:
+    def update(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
+        """Stores the most likely token of each slot; `state` still ends where the window began.
+
+        What a window stores does not depend on how much of it was accepted, so that this is done before the host knows;
+        a second call for the same window does nothing.
+        """
+        if verdict.p is self._stored or state.length.min() == 0:
             return  # the first token has no neighbors
+        self._stored = verdict.p
+        if type(verdict.p) is not Tensor and not state.layout.cell and self.table.is_contiguous():
+            # Imported here: Triton may be missing.
+            from mmspec.sampling.lazy_probs import LazyProbs
+
+            if isinstance(verdict.p, LazyProbs):
+                self._update_by_kernel(verdict, verdict.p.stats.ints, state, draws)
+                return
         left, up = neighbors_of_window(verdict, state)
-        self._table.scatter_(1, self._entry(left, up), verdict.p.argmax(-1).int())
+        self.table.scatter_(1, self._entry(left, up), verdict.p.argmax(-1).int())
+
+    def _update_by_kernel(self, verdict: Verdict, ints: Tensor, state: BatchState, draws: WindowRNG) -> None:
+        from mmspec.kernels.recycle import recycle
+
+        positions = on_device(draws.positions, state.device)
+        drafts = verdict.draft.tokens if verdict.p.shape[1] > 1 else verdict.tokens[:, :0]
+        recycle(*state.storage(), positions, drafts, ints, self.table, state.layout.width or 0, self._vocab_size)
 
     def select_rows(self, row_ids: list[int]) -> None:
         """Keeps these rows, in this order, and drops all others."""
-        self._table = self._table[row_ids]
+        self.table = self.table[row_ids]
 
     def join(self, other: Recycle, row_ids: list[int]) -> None:
         """Takes in the rows of `other`; row i of it becomes row `row_ids[i]`, or is appended."""
-        self._table = put_rows(self._table, other._table, row_ids)
+        self.table = put_rows(self.table, other.table, row_ids)
 
     def _entry(self, left: Tensor, up: Tensor) -> Tensor:
-        return table_entry(left, up, self._vocab_size, self._table.shape[1])
+        return table_entry(left, up, self._vocab_size, self.table.shape[1])
 
 
 def table_entry(left: Tensor, up: Tensor, vocab_size: int, entries: int) -> Tensor:
@@ -89,6 +114,6 @@ def neighbors_of_window(verdict: Verdict, state: BatchState) -> tuple[Tensor, Te
         if count > width:
             # The token above is in this window.
             up = torch.cat([up[:, :width], verdict.draft.tokens[:, : count - width]], dim=1)
-        first = torch.from_numpy(positions % width == 0).to(up.device)
+        first = copied(torch.from_numpy(positions % width == 0), up.device)
         left = torch.where(first & (up >= 0), up, left)
     return left, up

@@ -19,7 +19,8 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.datastore import ContextIndex, Datastore, Tokens, neighbor_distances
-from mmspec.sampling.rejection import Draft, Verdict, point_mass
+from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
 
@@ -54,17 +55,22 @@ class RetrievalDrafter:
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         """See `mmspec.decoding.loop.Drafter`."""
         batch, reach = len(state.ids), int(self._distances.max())
-        everything = np.arange(-reach, int(state.length.max()))
-        history = state.at(np.tile(everything, (batch, 1))).cpu().numpy()
+        history = np.full((batch, reach + int(state.length.max())), -1)
+        if state.device.type == "cpu":
+            history[:, reach:] = state.at(np.tile(np.arange(history.shape[1] - reach), (batch, 1))).numpy()
+        else:  # from the second window on without waiting for the device
+            known = state.on_host()
+            for row, tokens in zip(history, (known[i] for i in state.ids), strict=True):
+                row[reach : reach + len(tokens)] = tokens
         found: dict[bytes, Tokens] = {}  # rows with the same tokens so far are continued once
         for row, length in zip(history, state.length, strict=True):
             before = row[: reach + length]
             if (key := before.tobytes()) not in found:
                 found[key] = self._continue(before, count)
         drafts = np.stack([found[row[: reach + n].tobytes()] for row, n in zip(history, state.length, strict=True)])
-        tokens = torch.from_numpy(drafts).to(state.device)
+        tokens = on_device(drafts, state.device)
         q = torch.zeros(batch, count, self._vocab_size, device=state.device)
-        return Draft(tokens, point_mass(q, tokens, 0, np.ones(drafts.shape, dtype=bool), inplace=True))
+        return Draft(tokens, q.scatter_(-1, tokens[..., None], 1.0))
 
     def _continue(self, row: Tokens, count: int) -> Tokens:
         """`count` drafts after the tokens of a row, int64 [reach + n], whose first `reach` entries are -1."""

@@ -19,6 +19,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.recycle import neighbors_of_window, table_entry
 from mmspec.drafters.token_init import TokenInit
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.rows import put_rows
@@ -74,10 +75,11 @@ class StandDrafter:
         self._sampled = []
         draft = self._slots.extend(state, draft, reused, draws)
         first, q = int(reused.min()), draft.q.clone()  # a copy, as assigning to `LazyProbs` would change nothing
+        kept = copied(torch.from_numpy(np.arange(q.shape[1]) < reused[:, None]), q.device)
         for slot, (sampled, tokens, probs) in enumerate(self._sampled, first):
             # A forced token, a reused one and one of the fallback were not sampled, and keep their q.
             stored = (probs.sum(-1) > 0) & (draft.tokens[:, slot] == sampled)
-            stored &= torch.from_numpy(reused <= slot).to(stored.device)
+            stored &= ~kept[:, slot]
             own = torch.zeros_like(q[:, slot]).scatter_(-1, tokens, probs)
             q[:, slot] = torch.where(stored[:, None], own, q[:, slot])
         return Draft(draft.tokens, q)

@@ -23,6 +23,7 @@ from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree
 
@@ -340,7 +341,7 @@ class CausalTarget:
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
-        return torch.from_numpy(np.concatenate([slots] * factor)).to(self.device)
+        return copied(torch.from_numpy(np.concatenate([slots] * factor)), self.device)
 
     def _causal_mask(self, slots: Tensor, end: int, dtype: torch.dtype) -> Tensor:
         """The additive mask [R, 1, W, end] of tokens in `slots`, int64 [R, W]: causal, without padding."""

@@ -26,13 +26,11 @@ from torch.utils._pytree import tree_map_only
 from mmspec.errors import ModelError
 from mmspec.kernels import columns as columns_kernel
 from mmspec.kernels import coupling as coupling_kernels
-from mmspec.kernels import k_seq as k_seq_kernel
 from mmspec.kernels.accept import BROKEN_DRAFT, Verified, verify_window
 from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
-from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, Walked, walk_tree
 from mmspec.sampling import k_seq
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
@@ -41,10 +39,9 @@ from mmspec.sampling.mirrored import Download, mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, sample_draft, verify
 from mmspec.sampling.rng import CounterRNG, WindowRNG
-from mmspec.sampling.tree import Chosen, Independent, TreeDraft, WithoutReplacement
 from mmspec.sampling.tree_rejection import TreeVerdict, verify_tree
 
-_INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
+INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 
 
 class LazyProbs(Tensor):
@@ -61,6 +58,7 @@ class LazyProbs(Tensor):
     _samples: Tensor | None  # the tokens at `_u`
     _dense: Tensor | None
     _valid: bool  # whether all are known to be distributions, so that no check needs to wait for the device
+    _path: tuple[LazyProbs, Tensor] | None  # the distributions that these are some of, and which ones, see `along`
 
     @staticmethod
     def of(logits: Logits, settings: Settings) -> LazyProbs:
@@ -76,13 +74,20 @@ class LazyProbs(Tensor):
         probs._stats = stats
         return probs
 
+    @staticmethod
+    def along(p: LazyProbs, entries: Tensor) -> LazyProbs:
+        """The distributions of some slots of each row, int64 [B, n]; nothing is launched before they are needed."""
+        probs = _empty((*entries.shape, p.shape[-1]), p.device)
+        probs._path, probs._valid = (p, entries), p._valid
+        return probs
+
     def fused_sample(self, u: Tensor, drafts: Tensor | None = None) -> Tensor | None:
         """Reads the logits unless a kernel has done so, and samples tokens at `u` in the same launch.
 
         Returns:
             The probabilities of the drafts, or None if the logits had been read before.
         """
-        if self._stats is not None:
+        if self._stats is not None or self._path is not None:
             return None
         assert self._logits is not None and self._settings is not None
         fused = fused_sample(self._logits.cond, self._logits.uncond, self._settings, u.flatten(1), drafts)
@@ -92,9 +97,13 @@ class LazyProbs(Tensor):
 
     @property
     def stats(self) -> SoftmaxStats:
+        if self._stats is None and self._path is not None:
+            p, entries = self._path
+            row = torch.arange(len(entries), device=entries.device)[:, None]
+            self._stats = p.stats[row, entries]
         if self._stats is None:
             with torch._C.DisableTorchFunctionSubclass():
-                u = torch.zeros(self.shape[:-1], device=self.device)
+                u = _zeros(tuple(self.shape[:-1]), self.device)
             self.fused_sample(u)
         assert self._stats is not None
         return self._stats
@@ -157,17 +166,23 @@ class _LazyResidual:
 
 def _empty(shape: Sequence[int], device: torch.device) -> LazyProbs:
     probs = Tensor._make_wrapper_subclass(LazyProbs, tuple(shape), dtype=torch.float32, device=device)
-    probs._logits = probs._settings = probs._stats = probs._u = probs._samples = probs._dense = None
+    probs._logits = probs._settings = probs._stats = probs._u = probs._samples = probs._dense = probs._path = None
     probs._valid = False
     return probs
 
 
-def _dense(probs: Tensor) -> Tensor:
+@lru_cache(maxsize=64)
+def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Random numbers of samples that are not used."""
+    return torch.zeros(shape, device=device)
+
+
+def dense_of(probs: Tensor) -> Tensor:
     """The probabilities themselves, of lazy or plain distributions."""
     return probs.dense() if isinstance(probs, LazyProbs) else probs
 
 
-def _stats_of(probs: Tensor) -> SoftmaxStats:
+def stats_of(probs: Tensor) -> SoftmaxStats:
     """The statistics of lazy or plain distributions [B, m, ..., V]."""
     if isinstance(probs, LazyProbs):
         return probs.stats
@@ -197,7 +212,7 @@ def _cat(probs: Sequence[Tensor], dim: int = 0) -> Tensor:
         for one, p in zip(every, probs, strict=True)
     )  # fmt: skip
     if not alike or dim != 1 or first.cond.shape[1] != 1:
-        return torch.cat([_dense(one) for one in probs], dim)
+        return torch.cat([dense_of(one) for one in probs], dim)
     uncond = [one.uncond for one in every if one.uncond is not None]
     ints = torch.cat([one.ints for one in every], dim=1)
     lines = ints[..., LINE]  # row r of each becomes row r * count + its number of the whole
@@ -280,7 +295,7 @@ class PendingVerdict:
         first, invalid = host[:, 0].astype(np.int64), host[:, 1]
         self._p._valid = not invalid.any()
         if not self._p._valid and (invalid & (1 | BROKEN_DRAFT)).any():
-            raise ModelError(_INVALID)
+            raise ModelError(INVALID)
         excess = None if self._exact else found[:, 3 + m :].contiguous().view(torch.float32)
         accepted, tokens_on_host = mirrored(first, self._accepted), host[:, 2 : 3 + m].astype(np.int64)
         return Verdict(known.tokens, accepted, known.p, known.draft, excess, tokens_on_host, known.coupled)
@@ -313,7 +328,7 @@ class PendingTokens:
         assert self._found is not None, "send() comes first"
         found: NDArray[np.int64] = self._found.wait().numpy()
         if (found < 0).any():
-            raise ModelError(_INVALID)
+            raise ModelError(INVALID)
         return found
 
 
@@ -326,14 +341,14 @@ def launch_verification(
     p: Tensor, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor
 ) -> PendingVerdict | None:
     """`mmspec.sampling.rejection.verify`, in two launches; None where the kernels cannot verify such a window."""
-    kernel_rule = _kernel_rule(rule, p.device) if isinstance(p, LazyProbs) and accept_u.shape[1] > 1 else None
-    if not isinstance(p, LazyProbs) or kernel_rule is None:
+    known = kernel_rule(rule, p.device) if isinstance(p, LazyProbs) and accept_u.shape[1] > 1 else None
+    if not isinstance(p, LazyProbs) or known is None:
         return None
-    x, q = _rows_of(draft.tokens), _stats_of(draft.q)
+    x, q = _rows_of(draft.tokens), stats_of(draft.q)
     chance = p.fused_sample(resample_u, x)
     if chance is None:
         chance = F.pad(at(*p.stats[:, :-1].source(), x), (0, 1))
-    verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, kernel_rule)
+    verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, known)
     return PendingVerdict(verified, p, draft, rule is ratio)
 
 
@@ -368,7 +383,7 @@ def _couple_maximally(p: LazyProbs, verdict: Verdict, accept_u: Tensor, resample
     draft = verdict.draft
     if p.shape[1] == 1 or first_reused(verdict) == p.shape[1] - 1:
         return _couple_fresh(p, verdict, resample_u)
-    accepted, q = on_device(verdict.accepted, p.device), _stats_of(draft.q)
+    accepted, q = on_device(verdict.accepted, p.device), stats_of(draft.q)
     numbers = verdict.tokens, p.sample(resample_u), accepted, accept_u, resample_u
     return _checked(p, coupling_kernels.couple_maximally(p.stats, q, _rows_of(draft.tokens), *numbers))
 
@@ -391,11 +406,11 @@ def _checked(p: LazyProbs, tokens: Tensor) -> Tensor:
         ModelError: If there are none because a distribution is invalid.
     """
     if not p._valid and bool((tokens < 0).any()):
-        raise ModelError(_INVALID)
+        raise ModelError(INVALID)
     return tokens
 
 
-def _kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
+def kernel_rule(rule: Accept, device: torch.device) -> KernelRule | None:
     """A rule in the form that the kernel reads; None if the kernel does not support it."""
     if rule is ratio:
         return KernelRule()
@@ -408,61 +423,24 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
     return rule.kernel_rule(device)
 
 
-def _verify_tree(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
+def _verify_tree(*given: Any) -> TreeVerdict:
     """`mmspec.sampling.tree_rejection.verify_tree`, in two launches and one wait for the device."""
-    branches, kernel_rule = _branches(draft), _kernel_rule(rule, p.device)
-    # On devices before an H100, GSD on chosen siblings needs more registers than there are.
-    spills = isinstance(draft.siblings, Chosen) and kernel_rule is not None and kernel_rule.name == "gsd"
-    if kernel_rule is None or branches is None or spills:
-        return verify_tree(p.dense(), draft, rule, accept_u, resample_u)
-    return _walked(p, walk_tree(p.stats, branches, accept_u, resample_u, kernel_rule), rule)
+    from mmspec.sampling import lazy_trees
+
+    return lazy_trees.verify_tree(*given)
 
 
-def _verify_drafts(p: LazyProbs, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:
+def _verify_drafts(*given: Any) -> TreeVerdict:
     """`mmspec.sampling.k_seq.verify_drafts`, in two launches and one wait for the device."""
-    kernel_rule, siblings = _kernel_rule(rule, p.device), draft.siblings
-    if kernel_rule is None or not isinstance(siblings, Independent):
-        return k_seq.verify_drafts(p.dense(), draft, rule, accept_u, resample_u)
-    count = draft.tokens.shape[1] // draft.tree.height
-    given = draft.tokens, _dense(siblings.probs), count, accept_u, resample_u
-    return _walked(p, k_seq_kernel.verify_drafts(p.stats, *given, kernel_rule), rule)
+    from mmspec.sampling import lazy_trees
 
-
-def _walked(p: LazyProbs, walk: Walked, rule: Accept) -> TreeVerdict:
-    """The verdict of a walk down a tree, whose counts are read.
-
-    Raises:
-        ModelError: If a row's next token has no distribution.
-    """
-    host, height = walk.found.cpu(), walk.tokens.shape[1] - 1
-    accepted, tested, invalid = host[:, :3].long().numpy().T
-    if invalid.any():
-        raise ModelError(_INVALID)
-    steps, entries = np.arange(height), host[:, 3 : 3 + height].long().numpy()
-    path = np.where(steps < accepted[:, None], entries, steps + 1)
-    row = torch.arange(len(host), device=p.device)[:, None]
-    excess = None if rule is ratio else host[:, 3 + height :].contiguous().view(torch.float32)
-    return TreeVerdict(walk.tokens, accepted, tested, path, p[row, walk.entries], excess)
-
-
-def _branches(draft: TreeDraft) -> Branches | None:
-    """A tree draft in the form that the kernel reads; None if the kernel does not support its siblings."""
-    tree, siblings = draft.tree, draft.siblings
-    shape = draft.tokens, tree.children, tree.height
-    match siblings:
-        case WithoutReplacement():
-            return Branches(*shape, WITHOUT_REPLACEMENT, _dense(siblings.probs))
-        case Independent():
-            return Branches(*shape, INDEPENDENT, _dense(siblings.probs))
-        case Chosen():
-            return Branches(*shape, CHOSEN, None)
-    return None
+    return lazy_trees.verify_drafts(*given)
 
 
 def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
     """`mmspec.sampling.multi_codebook.verify_columns`, in two launches and one wait for the device."""
     if rule is not ratio:
-        verdict = verify_columns(p.dense(), Draft(draft.tokens, _dense(draft.q)), rule, rng, free)
+        verdict = verify_columns(p.dense(), Draft(draft.tokens, dense_of(draft.q)), rule, rng, free)
         return Verdict(verdict.tokens, verdict.accepted, p, draft, verdict.excess)
     device, (batch, width, cells) = p.device, p.shape[:3]
     free = torch.ones(batch, width, cells, dtype=torch.bool, device=device) if free is None else free
@@ -470,14 +448,14 @@ def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, fr
         torch.from_numpy(n).to(device, non_blocking=True)
         for n in (rng.source.seeds, rng.positions, rng.iteration.copy())
     )
-    p_stats, q_stats = p.stats.view(batch, width * cells), _stats_of(draft.q).view(batch, (width - 1) * cells)
+    p_stats, q_stats = p.stats.view(batch, width * cells), stats_of(draft.q).view(batch, (width - 1) * cells)
     x = entries(draft.tokens, p.shape[-1])
     first, resampled = columns_kernel.verify_columns(
         p_stats, q_stats, x, free, seeds, positions, iteration, MAX_SAMPLES
     )
     host = torch.stack([first, (resampled < 0).any(1).long()]).cpu().numpy()
     if host[1].any():
-        raise ModelError(_INVALID)
+        raise ModelError(INVALID)
     return Verdict(with_resampled(draft.tokens, first, resampled), host[0], p, draft)
 
 
@@ -492,7 +470,7 @@ def _ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
 
 def _residual(p: Tensor, q: Tensor) -> Any:
     """`mmspec.sampling.rejection.residual`."""
-    return _LazyResidual(p, _stats_of(q)) if isinstance(p, LazyProbs) else residual(p, _dense(q))
+    return _LazyResidual(p, stats_of(q)) if isinstance(p, LazyProbs) else residual(p, dense_of(q))
 
 
 def _point_mass(q: LazyProbs, tokens: Tensor, first: int, new: NDArray[np.bool_]) -> LazyProbs:

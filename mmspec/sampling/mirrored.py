@@ -66,7 +66,11 @@ def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
     mirror = getattr(array, "mirror", None)
     if mirror is not None and mirror.device == device:
         return mirror
-    host = torch.from_numpy(np.require(array, requirements="W"))
+    return copied(torch.from_numpy(np.require(array, requirements="W")), device)
+
+
+def copied(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, in an asynchronous copy; on a CPU the tensor itself."""
     return host if device.type == "cpu" else page_locked(host, device).to(device, non_blocking=True)
 
 

@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.errors import ModelError
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.precision import widest
 
 _GROUP, _SMALL = 128, 4096  # tokens
@@ -74,6 +75,11 @@ class Verdict:
         return np.minimum(self.accepted + 1, self.p.shape[1] - 1)
 
     @property
+    def last(self) -> NDArray[np.int64]:
+        """The last accepted entry, host int64 [B], as for a tree; 0 if that is the root."""
+        return self.accepted
+
+    @property
     def path(self) -> NDArray[np.int64]:
         """The entries of the accepted path, host int64 [B, m], as for a tree: those of a window follow one another."""
         return np.broadcast_to(np.arange(1, self.p.shape[1]), (len(self.p), self.p.shape[1] - 1))
@@ -121,7 +127,7 @@ def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_], in
         return q
     one_hot = torch.zeros_like(q[:, first:]).scatter_(-1, tokens[:, first:, ..., None], 1.0)
     if not new.all():
-        one_hot = torch.where(torch.from_numpy(new).to(q.device)[..., None], one_hot, q[:, first:])
+        one_hot = torch.where(copied(torch.from_numpy(new), q.device)[..., None], one_hot, q[:, first:])
     return torch.cat([q[:, :first], one_hot], dim=1)
 
 

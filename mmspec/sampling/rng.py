@@ -145,18 +145,30 @@ class CounterRNG:
         return pairs.flatten(2)[..., :count]
 
     def by_kernel(
-        self, positions: NDArray[np.int64], iteration: NDArray[np.int64], first: int, count: int
+        self,
+        positions: NDArray[np.int64],
+        iteration: NDArray[np.int64],
+        first: int,
+        count: int,
+        indices: Tensor | None = None,
     ) -> Tensor | None:
         """Numbers `first` to `first + count - 1` of all streams, float32 [4, B, W, count].
 
         None where the kernels do not run, and on a CPU, where NumPy is faster.
+
+        Args:
+            positions: Host int64 [B, W].
+            iteration: Host int64 [B, W].
+            first: The first number.
+            count: Numbers per position.
+            indices: int64 [B or 1, W] on the device, added to `first`; None for 0.
         """
         if self._device.type == "cpu" or choose(self._device.type) != "triton":
             return None
         from mmspec.kernels.philox import uniforms  # Triton may be missing
 
         there = on_device(positions, self._device), on_device(iteration, self._device)
-        return uniforms(self.device_seeds(), *there, first, count)
+        return uniforms(self.device_seeds(), *there, first, count, indices)
 
     def window(self, positions: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> WindowRNG:
         """The random numbers of a window at positions int64 [B, W]; see `uniforms`."""

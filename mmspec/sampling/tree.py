@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.sampling.rng import CounterRNG
+from mmspec.sampling.mirrored import copied, on_device
+from mmspec.sampling.rng import WindowRNG
 
 
 class Tree:
@@ -59,8 +61,18 @@ class Tree:
         self.height = int(depth.max())
         self.chain = bool((parents == np.arange(m)).all())
         self.widest = [int(counts[depth == d].max()) for d in range(self.height)]
-        self.sees = torch.from_numpy(sees).to(device)
-        self.children = torch.from_numpy(children).to(device)
+        self.sees = copied(torch.from_numpy(sees), device)
+        self.children = on_device(children, device)
+
+    @cached_property
+    def device_order(self) -> Tensor:
+        """`order` of the nodes, int64 [R, m] on the device."""
+        return on_device(self.order[:, 1:], self.children.device)
+
+    @cached_property
+    def device_parents(self) -> Tensor:
+        """`parents` on the device."""
+        return on_device(self.parents, self.children.device)
 
     @staticmethod
     def branching(siblings: Sequence[int], device: torch.device) -> Tree:
@@ -71,18 +83,49 @@ class Tree:
             level = level[-1] + 1 + np.arange(len(level) * count)
         return Tree(np.concatenate(parents)[None], device)
 
-    def uniforms(self, rng: CounterRNG, start: NDArray[np.int64], iteration: NDArray[np.int64] | int) -> list[Tensor]:
-        """The random numbers of the nodes, one float32 [B, m] tensor per stream.
 
-        The first node of each depth has the numbers of the draft at its position in a window without branches.
+class TreeNumbers:
+    """The positions and the random numbers of a tree in a batch.
 
-        Args:
-            rng: The random numbers of the rows.
-            start: Host int64 [B], the position of the nodes of depth 1: the length of each row.
-            iteration: The iteration of each row, host int64 [R, 1], or one for all rows.
+    Arrays that have a copy on the device, see `mmspec.sampling.mirrored`, are not copied again.
+
+    Args:
+        tree: The tree.
+        draws: The random numbers of the depths, at the D + 1 positions from that of the nodes of depth 1 on.
+        after: Host int64 [B, 1 + m], the position after each entry.
+        at: Host int64 [B, m], the position of each node.
+        iteration: Host int64 [B, m], the iteration of its random numbers.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        draws: WindowRNG,
+        after: NDArray[np.int64],
+        at: NDArray[np.int64],
+        iteration: NDArray[np.int64],
+    ) -> None:
+        self.draws, self.after, self.at, self.iteration = draws, after, at, iteration
+        self._tree = tree
+        self._streams: list[Tensor] | None = None
+
+    def of_nodes(self, stream: int) -> Tensor:
+        """The random numbers of the nodes, float32 [B, m].
+
+        The first node of each depth has the number of the draft at its position in a window without branches.
         """
-        positions = start[:, None] - 1 + self.depth[:, 1:]
-        return rng.uniforms(positions, iteration, self.order[:, 1:])
+        if self._streams is None:
+            rng = self.draws.source
+            found = rng.by_kernel(self.at, self.iteration, 0, 1, self._tree.device_order)
+            if found is None:
+                self._streams = rng.uniforms(self.at, self.iteration, self._tree.order[:, 1:])
+            else:
+                self._streams = list(found[..., 0])
+        return self._streams[stream]
+
+    def of_depths(self, stream: int) -> Tensor:
+        """Those of the depths, float32 [B, D + 1]."""
+        return self.draws[stream]
 
 
 def _earlier_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -165,8 +208,13 @@ class TreeDraft:
         tree: The shape.
         tokens: int64 [B, m], the tokens of the nodes.
         siblings: How siblings were sampled.
+        numbers: The positions and the random numbers of the tree, where the drafter has used them.
+        window: int64 [B, 1 + m], the last token of each row and the nodes, where a kernel has written them next to each
+            other.
     """
 
     tree: Tree
     tokens: Tensor
     siblings: Siblings
+    numbers: TreeNumbers | None = None
+    window: Tensor | None = None

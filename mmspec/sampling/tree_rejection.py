@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, FeatureRule
+from mmspec.sampling.mirrored import mirrored
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.tree import TreeDraft
 
@@ -39,7 +40,9 @@ class TreeVerdict:
         path: Host int64 [B, D], the entries of the path; after its end i + 1 at i, which moves nothing.
         p: float32 [B, D + 1, V], the target distribution at each entry of the path, the root's first.
         excess: float32 [B, D], the distances of the acceptance probabilities of the tested siblings from the exact
-            ones, summed for each depth; None if the rule is exact.
+            ones, summed for each depth; None if the rule is exact. On the device of `tokens` or on the host.
+        on_host: Host int64 [B, D + 1], `tokens`, where they have come with `accepted`.
+        last: Host int64 [B], the last entry of the path, 0 if that is the root.
     """
 
     tokens: Tensor
@@ -48,6 +51,13 @@ class TreeVerdict:
     path: NDArray[np.int64]
     p: Tensor
     excess: Tensor | None = None
+    on_host: NDArray[np.int64] | None = None
+    last_on_device: Tensor | None = None
+
+    @property
+    def last(self) -> NDArray[np.int64]:
+        last = np.pad(self.path, ((0, 0), (1, 0)))[np.arange(len(self.path)), self.accepted]
+        return last if self.last_on_device is None else mirrored(last, self.last_on_device)
 
 
 Outcome = Verdict | TreeVerdict

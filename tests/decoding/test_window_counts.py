@@ -18,7 +18,12 @@ LAUNCHES, UPLOADS, WAITS = 12, 1, 1
 PLAIN_UPLOADS = 3  # of a single step: positions for the call, for constraints, and to append at where rows differ
 # A graph, the slots and tokens of the model's call, and its logits; with rows that have left, what selects the others.
 REPLAY_LAUNCHES, REPLAYED = 7, {"graph", "add", "copy_", "index_put_", "index", "_index_put_impl_"}
-TREE_LAUNCHES, TREE_UPLOADS, TREE_WAITS = 57, 10, 7  # measured, not a goal: trees miss the limits above
+HEADS = {  # launches and uploads
+    "medusa:window=4": (27, 1),
+    "tree-medusa:branch=2/1": (19, 1),
+    "eagle:window=4": (87, 2),
+    "tree-eagle:branch=2/1": (67, 1),
+}
 PER_DRAFTER_CALL = 7  # launches: what a captured call reads and gives, after rows have left, and the draft with its q
 OTHERS = ("after", "failing", "broken", "tree", "replayed", "launched", "stale")  # cases of tests of their own
 
@@ -38,9 +43,13 @@ def cases(root: Path) -> dict[str, Any]:
 
 def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]) -> None:
     """Exact and relaxed rules and a draft model at batch 1 and 64, with guidance, cuts, constraints and end tokens."""
-    by_batch = {name: case for name, case in cases.items() if " B=" in name and not name.startswith("plain")}
+    by_batch = {
+        name: case for name, case in cases.items()
+        if " B=" in name and not name.startswith("plain") and name.split(" ")[0] not in HEADS
+    }  # fmt: skip
     assert {name.split(":")[0] for name in by_batch} == {
         "scd", "sjd", "table", "gsd", "lantern", "beta", "top-m", "typical", "fallback", "pcg", "draft",
+        "recycle", "tree-table", "tree",
     }  # fmt: skip
     for name, case in by_batch.items():
         usual = [one for one in case["windows"] if not one["new"]]
@@ -50,19 +59,33 @@ def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]
             assert one["uploads"] <= UPLOADS and one["waits"] <= WAITS, (name, one)
 
 
+def test_a_window_of_a_head_has_one_wait(cases: dict[str, Any]) -> None:
+    """The networks of the heads are not counted, but the writes to their caches and the masks of their attention."""
+    for recipe, (launches, uploads) in HEADS.items():
+        for rows in (1, 64):
+            usual = [one for one in cases[f"{recipe} B={rows}"]["windows"] if not one["new"]]
+            assert len(usual) >= 3, f"a weak test: {recipe} has {len(usual)} windows"
+            for one in usual:
+                assert one["launches"] <= launches and one["uploads"] <= uploads and one["waits"] <= WAITS, (
+                    recipe,
+                    one,
+                )
+
+
 def test_a_tree_is_verified_in_one_launch(cases: dict[str, Any]) -> None:
-    """The whole window misses the limits of other windows by far; what it costs now may not grow."""
-    usual = [one for one in cases["tree-table:branch=2/1 tree"]["windows"] if not one["new"]]
-    assert len(usual) >= 3, f"a weak test: {len(usual)} windows"
-    for one in usual:
-        assert one["names"]["_walk_tree"] == 1, one
-        assert one["launches"] <= TREE_LAUNCHES and one["uploads"] <= TREE_UPLOADS and one["waits"] <= TREE_WAITS, one
+    """Its levels are sampled in one launch each, and a tree of a table in one launch altogether."""
+    for recipe, kernel, count in (("tree-table", "_draft_tree", 1), ("tree", "_sample_siblings", 2)):
+        for rows in (1, 64):
+            usual = [one for one in cases[f"{recipe}:branch=2/1 B={rows}"]["windows"] if not one["new"]]
+            assert len(usual) >= 3, f"a weak test: {len(usual)} windows"
+            for one in usual:
+                assert one["names"]["_walk_tree"] == 1 and one["names"][kernel] == count, one
 
 
 def test_the_next_call_is_launched_before_the_host_waits(cases: dict[str, Any]) -> None:
     """Between two calls of the model the device waits for nothing from the host: no launch, no upload."""
     for name, case in cases.items():
-        if name.startswith("draft") or name.endswith(OTHERS):
+        if name.startswith(("draft", "tree", "medusa", "eagle")) or name.endswith(OTHERS):
             continue
         steps = case["steps"][2:-1] if name.startswith("plain") else case["windows"]
         # The first window of a row of them uploads its positions, and the last one has nothing to launch ahead of.

@@ -18,11 +18,14 @@ from mmspec.kernels import (
     columns,
     commit,
     coupling,
+    draft_tree,
     fused_sampler,
     k_seq,
     layers,
     philox,
+    recycle,
     residual,
+    siblings,
     token_init,
     tree,
 )
@@ -41,7 +44,7 @@ POINTERS = {
     "qkv": "bf16", "cos": "fp32", "sin": "fp32", "keys": "bf16", "values": "bf16", "gate": "bf16", "up": "bf16",
     "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
     "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32", "storage": "i64",
-    "limits": "i64",
+    "limits": "i64", "plan": "i64", "levels": "i64",
 }  # fmt: skip
 COMMON = {
     "GUIDED": True,
@@ -65,7 +68,9 @@ TREE_RULES = ((0, 9, 6), (0, 6), (0, 7))  # by kind of siblings; `_verify_tree` 
 
 def variants() -> list[tuple[Any, dict[str, Any], int]]:
     """The kernels, with their compile-time constants (and the type of `out`) and numbers of warps."""
-    kernels: list[tuple[Any, dict[str, Any], int]] = [(philox._uniforms, {"BLOCK": 256, "out": "fp32"}, 4)]
+    kernels: list[tuple[Any, dict[str, Any], int]] = [
+        (philox._uniforms, {"INDEXED": indexed, "BLOCK": 256, "out": "fp32"}, 4) for indexed in (False, True)
+    ]
     for chunks, block in ((1, 16384), (4, 8192)):
         for top_k, top_p, gumbel in (
             (False, False, False),
@@ -82,9 +87,13 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         kernels.append((coupling._couple_maximally, {**size, "out": "i64"}, 16))
         kernels.append((accept._verify_window, {**size, "RULE": 0, "NEAR": False, "NEIGHBORS": 1, "DIM": 1}, 16))
     kernels.append((coupling._couple_by_noise, {"BLOCK": 8192, "out": "i64"}, 16))
-    for init in range(4):
+    for init in range(5):
         more = {"INIT": init, "LINES": init > 0, "FORCED": True, "REUSES": True, "BLOCK": 32}
         kernels.append((token_init._draft_window, more, 1))
+    kernels.append((draft_tree._draft_tree, {"LINES": True, "FORCED": True, "BLOCK": 64}, 1))
+    kernels.append((recycle._recycle, {"LINES": True, "PLACE": 4, "table": "i32"}, 1))
+    for distinct in (False, True):
+        kernels.append((siblings._sample_siblings, {"DISTINCT": distinct, "RANKS": 4, "BLOCK": 8192}, 16))
     kernels.append((commit._begin_window, {"BLOCK": 32, "out": "i64"}, 1))
     kernels += [(accept._verify_window, more | {"CHUNKS": 2, "BLOCK": 8192}, 16) for more in RULES[1:]]
     for mode in (2, 1, 0):  # the last variant is compiled for all devices
@@ -124,9 +133,9 @@ CAPABILITIES = (80, 120)  # of the devices, besides 90, for which one variant of
 def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90) -> Any:
     """A kernel compiled as it is launched on contiguous logits whose vocabulary is divisible by 16."""
     names = kernel.arg_names
-    known = {k: v for k, v in (COMMON | more).items() if k in names and k != "out"}
+    known = {k: v for k, v in (COMMON | more).items() if k in names and k not in ("out", "table")}
     known |= {name: 1 for name in names if name.endswith("stride_column")}
-    pointers = POINTERS | ({"out": more["out"]} if "out" in more else {})
+    pointers = POINTERS | {name: more[name] for name in ("out", "table") if name in more}
     pointers |= dict.fromkeys(("q", "keys", "values", "mask"), more["dtype"]) if "dtype" in more else {}
     signature = {
         name: "constexpr" if name in known else f"*{pointers[name]}" if name in pointers

@@ -26,6 +26,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from triton.runtime.interpreter import InterpretedFunction
 
+from mmspec.heads.eagle import EagleHead
+from mmspec.heads.medusa import MedusaHeads
 from mmspec.kernels import backend
 from mmspec.sampling import mirrored
 from mmspec.sampling.tree import Tree
@@ -345,13 +347,20 @@ class CountedTarget:
         self._counted.model_is_called()
         return DeviceTensor(logits), DeviceTensor(logits)
 
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: None = None) -> Any:
+        """A window outside of captured calls."""
+        from mmspec.sampling.tree import Tree
+
+        parents = np.arange(max(tokens.shape[1] - 1, 1))[None]
+        return self.forward_tree(tokens, at, Tree(parents, torch.device("cpu")))
+
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: None = None
     ) -> Any:
         from mmspec.sampling.logits import split_cfg
 
         assert isinstance(tokens, DeviceTensor)
-        slots = np.broadcast_to(at[:, None] + tree.depth, (len(at), tree.depth.shape[1]))
+        slots = np.broadcast_to(np.asarray(at)[:, None] + tree.depth, (len(at), tree.depth.shape[1]))
         places = torch.from_numpy(slots[:, first : first + tokens.shape[1]].copy())
         both, slots_of_both = (DeviceTensor(one.repeat(self.cfg_factor, 1)) for one in (tokens.host, places))
         logits, self._last = self.read(both, slots_of_both, 0)
@@ -375,4 +384,36 @@ class CountedTarget:
         return features
 
     def select_rows(self, row_ids: list[int]) -> None:
-        raise NotImplementedError
+        self.rows = len(row_ids)
+
+
+class CountedEagle(EagleHead):
+    """A head on the device whose own network is not counted, nor the kernels of its attention."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, vocab_size, 8, 1)
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def project(self, *inputs: Tensor) -> Any:
+        return tree_map(DeviceTensor, super().project(*map(_to_host, inputs)))
+
+    def finish(self, *inputs: Any) -> Tensor:
+        return DeviceTensor(super().finish(*tree_map(_to_host, inputs)))
+
+
+class CountedMedusa(MedusaHeads):
+    """Heads on the device whose own network is not counted."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def forward(self, features: Tensor) -> Tensor:
+        assert isinstance(features, DeviceTensor)
+        return DeviceTensor(super().forward(features.host))

@@ -15,7 +15,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
-from counted_device import DEVICE, CountedDevice, CountedTarget, counted_device
+from counted_device import (
+    DEVICE,
+    CountedDevice,
+    CountedEagle,
+    CountedMedusa,
+    CountedTarget,
+    counted_device,
+)  # fmt: skip
 
 from mmspec.codebook import Codebook
 from mmspec.decoding import captured as captured_windows
@@ -48,10 +55,16 @@ RECIPES = [
     "typical:window=6",
     "fallback:window=6",
     "pcg:window=6,size=4,theta=0.98",
+    "recycle:window=6",
     "draft:window=4",
+    "tree-table:branch=2/1",
+    "tree:branch=2/1",
+    "medusa:window=4",
+    "tree-medusa:branch=2/1",
+    "eagle:window=4",
+    "tree-eagle:branch=2/1",
     "plain",
 ]
-LARGE = {"scd", "sjd", "lantern", "typical", "draft", "plain"}  # with 64 rows too
 CAPTURED = [
     "scd:window=6",
     "sjd:window=5,start=random",
@@ -60,6 +73,7 @@ CAPTURED = [
     "plain",
 ]
 MEASURED = {"scd:window=6", "plain"}
+ALONE = {"table", "gsd", "beta", "top-m", "fallback", "pcg"}  # with one row only
 AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain"]
 
 
@@ -112,6 +126,7 @@ def windows(
             table=NGramTable(table.to(DEVICE)),
             codebook=lambda: Codebook(vectors),
             draft_model=draft_model,
+            heads={"eagle": CountedEagle(VOCAB), "medusa": CountedMedusa(VOCAB)},
         )
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
@@ -231,7 +246,7 @@ def main() -> None:
         f"{recipe} B={rows}": windows(recipe, rows, length)
         for recipe in RECIPES
         for rows, length in ((1, 36), (64, 24))
-        if rows == 1 or recipe.split(":")[0] in LARGE
+        if rows == 1 or recipe.split(":")[0] not in ALONE
     }
     for recipe in AHEAD:
         for ahead, name in ((True, "ahead"), (False, "after")):
@@ -248,7 +263,6 @@ def main() -> None:
         cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
     for recipe in ("plain", "scd:window=6", "table:window=6"):
         cases[f"{recipe} broken"] = broken(recipe, 14)
-    cases["tree-table:branch=2/1 tree"] = windows("tree-table:branch=2/1", 1, 36)
     print(json.dumps(cases))
 
 

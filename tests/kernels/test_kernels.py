@@ -43,6 +43,7 @@ from mmspec.kernels import (
     columns,
     commit,
     coupling,
+    draft_tree,
     fused_sampler,
     k_seq,
     philox,
@@ -133,9 +134,14 @@ def test_uniforms_equal_the_core_s(device: torch.device) -> None:
     wanted = torch.stack(core.uniforms(positions[..., None], 4, indices))
     as_int64 = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds], device=device)
     there = torch.from_numpy(positions).to(device)
-    given = (as_int64, there, torch.full_like(there, 4), 5, 2)
+    given: tuple[Any, ...] = (as_int64, there, torch.full_like(there, 4), 5, 2)
     assert torch.equal(philox.uniforms(*given).cpu(), wanted)
     assert torch.equal(philox.uniforms_reference(*given).cpu(), wanted)
+    for of_slots in (np.array([[0, 7, 1]]), np.arange(12).reshape(4, 3)):
+        wanted = torch.stack(core.uniforms(positions, 4, of_slots))[..., None]
+        given = (as_int64, there, torch.full_like(there, 4), 0, 1, torch.from_numpy(of_slots).to(device))
+        assert torch.equal(philox.uniforms(*given).cpu(), wanted)
+        assert torch.equal(philox.uniforms_reference(*given).cpu(), wanted)
 
 
 def test_a_token_that_only_one_side_of_guidance_forbids(device: torch.device) -> None:
@@ -549,6 +555,8 @@ def same_walk(got: tree.Walked, wanted: TreeVerdict) -> None:
         entries = got.entries[row, 1:].tolist()
         assert entries[:count] == wanted.path[row, :count].tolist()
         assert set(entries[count:]) <= {entries[count - 1] if count else 0}
+    assert got.path.tolist() == wanted.path.tolist()
+    assert torch.equal(host[:, 3 + 2 * height :], got.tokens.cpu().int())
     excess = torch.zeros(len(host), height) if wanted.excess is None else wanted.excess.cpu()
     assert torch.allclose(got.excess().cpu(), excess, atol=1e-5)
 
@@ -693,8 +701,11 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
     x = drafts[:, :2, None]
     before = found[:, :2].source()
     source, shape = found.source(), Tree.branching((2,), torch.device("cpu"))
+    plan = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([0, 2])
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (philox.uniforms, (drafts[:, 0], drafts, drafts, 1, 2)),
+        (philox.uniforms, (drafts[:, 0], drafts, drafts, 0, 1, drafts[:1])),
+        (draft_tree.draft_tree, (drafts, drafts[:, 0], drafts + 1, drafts.new_zeros(12, 11), None, *plan, 0)),
         (fused_sampler.fused_sample_op, (cond, None, *settings, u, drafts, None, None)),
         (
             accept.verify_window_op,

@@ -15,10 +15,13 @@ from mmspec.kernels import (
     columns,
     commit,
     coupling,
+    draft_tree,
     fused_sampler,
     k_seq,
     philox,
+    recycle,
     residual,
+    siblings,
     softmax_stats,
     token_init,
     tree,
@@ -31,7 +34,8 @@ from mmspec.testing.toys import ToyTarget
 KERNELS = [
     accept._verify_window, columns._verify_columns, coupling._couple_by_noise, coupling._couple_maximally,
     fused_sampler._fused_sample, philox._uniforms, residual._resample, softmax_stats._at, token_init._draft_window,
-    tree._walk_tree, commit._begin_window, k_seq._verify_drafts,
+    tree._walk_tree, commit._begin_window, k_seq._verify_drafts, draft_tree._draft_tree, siblings._sample_siblings,
+    recycle._recycle,
 ]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

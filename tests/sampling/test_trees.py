@@ -37,7 +37,7 @@ from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.rejection import ratio, residual, sample
 from mmspec.sampling.rng import DRAFT, CounterRNG
-from mmspec.sampling.tree import Chosen, Tree, TreeDraft, WithoutReplacement
+from mmspec.sampling.tree import Chosen, Tree, TreeDraft, TreeNumbers, WithoutReplacement
 from mmspec.sampling.tree_rejection import verify_tree
 from mmspec.testing.exactness import ExactnessResult, check
 from mmspec.testing.toys import ToyTarget
@@ -283,10 +283,10 @@ def rejected_drafts_are_counted(patch: pytest.MonkeyPatch) -> None:
 def shared_numbers(patch: pytest.MonkeyPatch) -> None:
     """Siblings share their random numbers."""
 
-    def uniforms(self: Tree, rng: CounterRNG, start: NDArray[np.int64], iteration: int) -> list[Tensor]:
-        return rng.uniforms(start[:, None] - 1 + self.depth[:, 1:], iteration)
+    def of_nodes(self: TreeNumbers, stream: int) -> Tensor:
+        return self.draws.source.uniforms(self.at, self.iteration)[stream]
 
-    patch.setattr(Tree, "uniforms", uniforms)
+    patch.setattr(TreeNumbers, "of_nodes", of_nodes)
 
 
 def shared_numbers_node_by_node(patch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import copied
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree
 from mmspec.vision.llamagen.fused_layers import can_fuse, fused_features
@@ -268,7 +269,7 @@ class LlamaGenTarget:
 
     def _repeat(self, factor: int, slots: NDArray[np.int64]) -> Tensor:
         """Host slots int64 [B, ...] for the conditional rows, and for the unconditional ones if `factor` is 2."""
-        return torch.from_numpy(np.concatenate([slots] * factor)).to(self.device)
+        return copied(torch.from_numpy(np.concatenate([slots] * factor)), self.device)
 
     def _span(self, start: int, end: int, batch_size: int) -> Span:
         """The first `batch_size` rows of the cache, all at slots `start` to `end - 1`."""

@@ -6,18 +6,24 @@ Siblings are chosen, not sampled, so that they have one-hot q: a sibling x is ac
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mmspec.decoding.adaptive_branching import Branches, Branching
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
-from mmspec.drafters.ngram import Table
+from mmspec.drafters.kernel_drafts import ForcedOnDevice
+from mmspec.drafters.ngram import NGramTable, Table
 from mmspec.drafters.tree.specinfer import branching_of
 from mmspec.errors import ArgumentError
+from mmspec.kernels.backend import choose
+from mmspec.sampling.mirrored import copied, on_device
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
 from mmspec.sampling.tree_rejection import Outcome, verify_tree
@@ -43,6 +49,11 @@ class NGramTreeDrafter:
         self._branch: Branches = ()  # of the latest tree
         self._tree = cache(lambda branch: Tree.branching(branch, device))
         self._siblings = Chosen(vocab_size)
+        self._plan = cache(lambda branch, line: tree_plan(self._tree(branch), branch, line, device))
+        self._forced = ForcedOnDevice()
+        # The table in the form of the kernel, where it has one.
+        small = isinstance(table, NGramTable) and table.best.shape[1] == vocab_size
+        self._best = table.best.contiguous() if small and isinstance(table, NGramTable) else None
 
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
         self._branching.observe(verdict, state, self._branch)
@@ -56,6 +67,8 @@ class NGramTreeDrafter:
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         width, constraint = state.layout.width, state.layout.constraint
         branch = self._branch = self._branching.choose()
+        if self._best is not None and choose(state.device.type) == "triton":
+            return self._draft_by_kernel(state, branch, self._best, iteration)
         positions = state.positions(len(branch))
         before, last = state.last(2).split(1, dim=1)
         above = state.at(positions - width) if width else before
@@ -71,15 +84,52 @@ class NGramTreeDrafter:
                 up = above[:, depth : depth + 1].expand_as(left)
             if width and (position % width == 0).any():
                 # The first token of a line has no left neighbor; the token above replaces it.
-                line_start = torch.from_numpy(position % width == 0).to(up.device)[:, None]
+                line_start = copied(torch.from_numpy(position % width == 0), up.device)[:, None]
                 left = torch.where(line_start & (up >= 0), up, left)
             found = self._table.candidates(left, up, count).flatten(1)
             if constraint is not None:
                 forced = torch.from_numpy(constraint.forced[position.clip(max=len(constraint.forced) - 1)])
-                must = forced.to(found.device)[:, None]
+                must = copied(forced, found.device)[:, None]
                 found = torch.where(must >= 0, must, found)
             levels.append(found)
         return TreeDraft(self._tree(branch), torch.cat(levels[1:], dim=1), self._siblings)
+
+    def _draft_by_kernel(
+        self, state: BatchState, branch: Branches, best: Tensor, iteration: NDArray[np.int64] | int
+    ) -> TreeDraft:
+        """As `propose`, in one launch."""
+        # Imported here: Triton may be missing.
+        from mmspec.kernels.draft_tree import draft_tree
+
+        tree, line = self._tree(branch), state.layout.width or 0
+        numbers, _ = state.tree_numbers(tree, np.asarray(iteration))
+        positions = on_device(numbers.draws.positions, state.device)
+        plan, levels = self._plan(branch, line)
+        window = draft_tree(*state.storage(), positions, best, self._forced(state), plan, levels, line)
+        return TreeDraft(tree, window[:, 1:], self._siblings, numbers, window)
+
+
+def tree_plan(tree: Tree, branch: Branches, line: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `mmspec.kernels.draft_tree.draft_tree` has to know of a static tree, on the device.
+
+    Args:
+        tree: `Tree.branching(branch)`.
+        branch: The number of children of an entry at each depth.
+        line: Tokens per line; 0 for a stream.
+        device: Of the result.
+
+    Returns:
+        Its `plan` and `levels`.
+    """
+    parents, distance = tree.parents[0], line or 2
+    first = np.array([0, *accumulate(accumulate(branch, mul))])
+    plan = np.zeros((3, len(parents)), dtype=np.int64)
+    for node, (parent, depth) in enumerate(zip(parents, tree.depth[0, 1:], strict=True)):
+        upper = node + 1 if depth >= distance else -1
+        for _ in range(distance if upper >= 0 else 0):
+            upper = parents[upper - 1]
+        plan[:, node] = parent, (node - first[depth - 1]) % branch[depth - 1], upper
+    return on_device(plan, device), on_device(first, device)
 
 
 def build(context: DraftingContext) -> NGramTreeDrafter:

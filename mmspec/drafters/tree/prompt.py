@@ -23,6 +23,7 @@ from mmspec.drafters.tree.specinfer import DISTINCT, StaticTreeDrafter, branchin
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.heads.prompt import PromptTokens
 from mmspec.sampling.acceptance import Accept
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.tree import Tree, TreeDraft
@@ -53,9 +54,8 @@ class PromptRunner:
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         if isinstance(verdict, TreeVerdict):  # a single step reads no prompts
-            last = np.pad(verdict.path, ((0, 0), (1, 0)))[np.arange(len(verdict.path)), verdict.accepted]
-            row = torch.arange(len(last), device=self._read.device)
-            self._q = self._read[row, torch.from_numpy(last).to(row.device)]
+            last = on_device(verdict.last, self._read.device)
+            self._q = self._read[torch.arange(len(last), device=last.device), last]
 
     def select_rows(self, row_ids: list[int]) -> None:
         self._q = self._q[row_ids]

@@ -22,7 +22,7 @@ from mmspec.decoding.adaptive_branching import AdaptiveBranching, Branches, Bran
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.tree_loop import TreeVerification
-from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.draft_runner import DraftRunner, SharesUpload
 from mmspec.drafters.runners import build_runner
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
@@ -31,7 +31,7 @@ from mmspec.knobs import LARGEST, branches
 from mmspec.sampling.k_seq import verify_drafts
 from mmspec.sampling.rejection import sample
 from mmspec.sampling.rng import DRAFT, WindowRNG
-from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, WithoutReplacement
+from mmspec.sampling.tree import Independent, Siblings, Tree, TreeDraft, TreeNumbers, WithoutReplacement
 from mmspec.sampling.tree_rejection import Outcome, verify_tree
 
 
@@ -44,11 +44,13 @@ class SiblingSampler:
             [B, n, k].
         siblings: Makes the q of all siblings from the distributions of all entries, for the test.
         verify: The acceptance test.
+        distinct: Whether they are sampled without replacement.
     """
 
     draw: Callable[[Tensor, Tensor], Tensor]
     siblings: Callable[[Tensor], Siblings]
     verify: TreeVerification = verify_tree
+    distinct: bool = False
 
 
 class StaticTreeDrafter:
@@ -88,9 +90,16 @@ class StaticTreeDrafter:
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         branch = self._branch = self._branching.choose()
-        tree = self._tree(branch)
-        u = tree.uniforms(state.rng, state.length, iteration)[DRAFT]
-        probs = [self._runner.root(state)]
+        tree, runner = self._tree(branch), self._runner
+        shares = runner if isinstance(runner, SharesUpload) else None
+        needed = [] if shares is None else shares.root_arrays(state)
+        numbers, arrays = state.tree_numbers(tree, np.asarray(iteration), needed)
+        if shares is not None:
+            shares.take_arrays(arrays)
+        u, root = numbers.of_nodes(DRAFT), runner.root(state)
+        if type(root) is not Tensor:
+            return self._sample_by_kernel(state, tree, branch, numbers, root)
+        probs = [root]
         levels: list[Tensor] = []
         first = 1
         for count in branch:
@@ -99,7 +108,22 @@ class StaticTreeDrafter:
                 first += levels[-1].shape[1]
             size = probs[-1].shape[1] * count
             levels.append(self._sampler.draw(probs[-1], u[:, first - 1 : first - 1 + size].unflatten(1, (-1, count))))
-        return TreeDraft(tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)))
+        return TreeDraft(tree, torch.cat(levels, dim=1), self._sampler.siblings(torch.cat(probs, dim=1)), numbers)
+
+    def _sample_by_kernel(
+        self, state: BatchState, tree: Tree, branch: Branches, numbers: TreeNumbers, root: Tensor
+    ) -> TreeDraft:
+        """As `propose`, after the call of `root`, with one launch per level."""
+        # Imported here: Triton may be missing.
+        from mmspec.sampling.lazy_trees import TreeSampler
+
+        sampler = TreeSampler(state.last(), tree, root.shape[-1], numbers.of_nodes(DRAFT), self._sampler.distinct)
+        level = sampler.sample(root, branch[0])
+        for count in branch[1:]:
+            first = sampler.count - level.shape[1]
+            level = sampler.sample(self._runner.nodes(state, level, tree, first), count)
+        siblings = self._sampler.siblings(sampler.probs)
+        return TreeDraft(tree, sampler.window[:, 1:], siblings, numbers, sampler.window)
 
 
 def sample_independent(q: Tensor, u: Tensor) -> Tensor:
@@ -120,7 +144,7 @@ def sample_without_replacement(q: Tensor, u: Tensor) -> Tensor:
     return torch.stack(children, dim=-1).flatten(1)
 
 
-DISTINCT = SiblingSampler(sample_without_replacement, WithoutReplacement)
+DISTINCT = SiblingSampler(sample_without_replacement, WithoutReplacement, distinct=True)
 INDEPENDENT = SiblingSampler(sample_independent, Independent)
 K_SEQ = SiblingSampler(sample_independent, Independent, verify_drafts)
 
