@@ -12,7 +12,8 @@ opened again from the numbers of the host. Tokens are the same in either way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from mmspec.decoding.captured import Captured
 
 
-@runtime_checkable
 class ReadsAhead(Protocol):
     """A target that can read a window whose positions only the device knows."""
 
@@ -57,7 +57,6 @@ class ReadsAhead(Protocol):
         ...
 
 
-@runtime_checkable
 class DraftsAhead(Protocol):
     """A drafter that can draft the next window from the counts on the device."""
 
@@ -125,7 +124,6 @@ class PendingTokens(Protocol):
         ...
 
 
-@runtime_checkable
 class SamplesAhead(Protocol):
     """A sampler whose tokens and verdicts can be used on the device before the host reads them."""
 
@@ -188,11 +186,22 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
         return None
     if layout.kind != "tokens" or layout.ends is not None or layout.stops is not None:
         return None
-    if not (isinstance(target, ReadsAhead) and target.reads_ahead and isinstance(sampler, SamplesAhead)):
+    if not (_implements(type(target), ReadsAhead) and _implements(type(sampler), SamplesAhead)):
+        return None
+    reads, samples = cast(ReadsAhead, target), cast(SamplesAhead, sampler)
+    if not reads.reads_ahead:
         return None
     if drafter is None:
-        return Ahead(target, sampler, None)
-    return Ahead(target, sampler, drafter) if isinstance(drafter, DraftsAhead) and drafter.drafts_ahead else None
+        return Ahead(reads, samples, None)
+    if not (_implements(type(drafter), DraftsAhead) and cast(DraftsAhead, drafter).drafts_ahead):
+        return None
+    return Ahead(reads, samples, cast(DraftsAhead, drafter))
+
+
+@lru_cache(maxsize=64)
+def _implements(kind: Any, protocol: Any) -> bool:
+    """Whether the objects of a class have what a protocol has; `isinstance` would take longer than a launch."""
+    return all(hasattr(kind, name) for name in vars(protocol) if not name.startswith("_"))
 
 
 def following_width(state: BatchState, width: int, wanted: int) -> int:

@@ -223,7 +223,7 @@ class BatchState:
             accepted: int64 [B] on the device, the number of accepted drafts of each row.
             width: W', of the next window.
         """
-        return self.following(self.write(tokens, accepted, width), tokens.shape[1], width)
+        return self.following(self.split(self.write(tokens, accepted, width), width), tokens.shape[1], width)
 
     def write(self, tokens: Tensor, accepted: Tensor, width: int) -> Tensor:
         """The device's part of `follow`; see `mmspec.kernels.commit.begin_window` for what it returns."""
@@ -236,11 +236,17 @@ class BatchState:
         positions, iterations, limits = (on_device(array, self.device) for array in arrays)
         return begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
 
-    def following(self, numbers: Tensor, width: int, following: int) -> WindowRNG:
+    def split(self, numbers: Tensor, width: int) -> list[Tensor]:
+        """The parts of what `write` returns for a next window of `width` tokens, in the shapes of a window's arrays."""
+        rows = len(self.ids)
+        before, recent, *rest = numbers.split([rows, rows * _RECENT, rows * width, rows * width])
+        return [before, recent.view(rows, _RECENT), *(part.view(rows, width) for part in rest)]
+
+    def following(self, numbers: Sequence[Tensor], width: int, following: int) -> WindowRNG:
         """Begins the window after the open one, whose numbers are on the device already; the host's part of `follow`.
 
         Args:
-            numbers: What `write` returns.
+            numbers: What `write` returns, split by `split`.
             width: W, of the open window.
             following: W', of the next window.
         """
@@ -252,7 +258,7 @@ class BatchState:
             length - 1, length[:, None] - np.arange(_RECENT, 0, -1), length[:, None] + np.arange(following),
             opened.iterations[:, :1] + 1 + spread,
         ]  # fmt: skip
-        self._window = _Window(*split_mirror(arrays, numbers))
+        self._window = _Window(*map(mirrored, arrays, numbers))
         return self.rng.window(self._window.positions, self._window.iterations)
 
     def move(self) -> tuple[Tensor, WindowRNG]:

@@ -69,14 +69,14 @@ class _Half(Generic[R]):
         graph: The graph.
         logits: [R, W, V], where it reads the logits of its window.
         pending: The results of its window.
-        numbers: What it leaves of the next window, see `BatchState.write`.
+        numbers: What it leaves of the next window, see `BatchState.following`.
         draft: The drafts of the next window.
     """
 
     graph: Any
     logits: Tensor
     pending: R
-    numbers: Tensor
+    numbers: list[Tensor]
     draft: Draft
 
 
@@ -219,13 +219,14 @@ def _capture(
     def between(place: Tensor, draft: Draft, draws: WindowRNG) -> None:
         launched = launch(split_cfg(place, guided), draft, draws)
         numbers = state.write(launched.tokens, launched.accepted, width)
-        following = state.following(numbers, width, width)
+        parts = state.split(numbers, width)
+        following = state.following(parts, width, width)
         new = launched.draft(following)
         if halves:  # the second one leaves its results where the first one reads them
             first_numbers.copy_(numbers)
             overwrite(first, new)
-            numbers, new = first_numbers, first
-        made[:] = launched.pending, numbers, new, following
+            parts, new = state.split(first_numbers, width), first
+        made[:] = launched.pending, parts, new, following
 
     with state.unchanged():
         first_numbers, draws = state.move()
@@ -234,8 +235,8 @@ def _capture(
             graph = capture(partial(between, place, draft, draws), state.device, pool)
             if graph is None:
                 return None
-            pending, numbers, draft, draws = made
-            halves.append(_Half(graph, place, pending, numbers, draft))
+            pending, parts, draft, draws = made
+            halves.append(_Half(graph, place, pending, parts, draft))
     captured = Captured((halves[0], halves[1]), width)
     finalize(captured, pool.release, state.device).atexit = False
     return captured

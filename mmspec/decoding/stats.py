@@ -54,7 +54,8 @@ class Stats:
         draft_calls: Calls of the drafter's own model.
         seconds: Wall-clock time of decoding.
         seconds_by_part: Seconds in the target, in the drafter, in sampler and acceptance rule ("rule"), and in the
-            rest. Encoding the text of the prompt and decoding the tokens to pixels or audio are not included.
+            rest; a CUDA graph that verifies and drafts counts as the rule. Encoding the text of the prompt and decoding
+            the tokens to pixels or audio are not included.
         peak_memory: Bytes: of the CUDA device, or of the process so far on a CPU.
         tv_bound: For a relaxed rule, an estimate of an upper bound of the total variation between the distribution of
             an emitted token and the target distribution: |relaxed - exact| acceptance probability of the tested drafts,
@@ -220,7 +221,7 @@ class Meter:
         self.nfe += 1
         self.calls[ids] += gained > 0
         self.tokens[ids] += gained
-        drafts = p.shape[1] - 1
+        drafts = verdict.tokens.shape[1] - 1
         if drafts > len(self.tested):
             grow = drafts - len(self.tested)
             self.accepted, self.tested = np.pad(self.accepted, (0, grow)), np.pad(self.tested, (0, grow))

@@ -104,7 +104,7 @@ class Jacobi:
         self._offset = verdict.accepted + 1
         if self._kernel is not None:
             self._accepted, self._p = verdict.accepted, verdict.p
-        if self._coupling is not None and self._offset.min() < verdict.p.shape[1]:
+        if self._coupling is not None and self._offset.min() < verdict.tokens.shape[1]:
             self._tokens = _coupled_ahead(verdict)
             if self._tokens is None:
                 self._tokens = self._coupling(verdict, state, draws)

@@ -72,7 +72,7 @@ class Verdict:
     @property
     def tested(self) -> NDArray[np.int64]:
         """The number of tested drafts, host int64 [B]: all up to and including the first rejected one."""
-        return np.minimum(self.accepted + 1, self.p.shape[1] - 1)
+        return np.minimum(self.accepted + 1, self.tokens.shape[1] - 1)
 
     @property
     def last(self) -> NDArray[np.int64]:
