@@ -1,10 +1,10 @@
 """Kernel 1, the fused sampler: guidance, forbidden tokens, temperature, top-k, top-p and a sample in one pass.
 
 Each program handles one slot. It mixes guidance in, masks forbidden tokens, divides by the temperature, finds the top-k
-and top-p thresholds by bisection over the bits of the logits, and samples a token. Up to 16384 logits stay in
-registers, so that memory is read once; longer rows are read again from the cache in each pass. Of the weights only the
-sums of groups are kept; the group of the sample is read again. The output is 40 bytes per slot (`SoftmaxStats`), a
-token, and the probability of the slot's draft.
+and top-p thresholds (`mmspec.kernels.thresholds`), and samples a token. Up to 16384 logits stay in registers, so that
+memory is read once; longer rows are read again from the cache in each pass. Of the weights only the sums of groups are
+kept; the group of the sample is read again. The output is 40 bytes per slot (`SoftmaxStats`), a token, and the
+probability of the slot's draft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from mmspec.kernels.inverse_cdf import (
     GROUP,
     cdf_goal,
     group_sums,
-    mass,
     place,
     sample_reference,
     seek_group,
@@ -30,8 +29,9 @@ from mmspec.kernels.inverse_cdf import (
 from mmspec.kernels.philox import gumbel_reference, gumbels
 from mmspec.kernels.softmax_stats import SoftmaxStats, logits, mix, quotient, weights
 from mmspec.kernels.specialization import kernel
+from mmspec.kernels.thresholds import from_key, join_moments, join_sums, key_of, search, span, tile
 
-WHOLE = 16384  # logits that a program can hold in registers; half as many with top-p, which needs more of them
+WHOLE = 16384  # logits that a program can hold in registers
 CHUNK = 8192
 
 
@@ -157,35 +157,6 @@ def fused_sample_reference(
     )
 
 
-@triton.jit
-def _key(z):
-    """An int32 with the order of z."""
-    bits = tl.where(z == 0, 0.0, z).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _from_key(key):
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _span(low, high):
-    """How far `high` lies above `low`, uint32: the difference of two int32 may not fit into one."""
-    return high.to(tl.uint32, bitcast=True) - low.to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _tile(
-    held, columns, source, line, kind, scale, temperature,
-    GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """The logits of the tokens `columns`: `held`, if the whole row is in registers, else read again."""
-    if WHOLE:
-        return held
-    return logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
-
-
 @kernel
 def _fused_sample(
     cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts, seeds, positions,
@@ -209,49 +180,42 @@ def _fused_sample(
 
     # The most likely token. A maximum drops NaN; a sum of all weights does not.
     peak, best = float("-inf"), vocab
+    count, first, second = tl.zeros((), tl.float32), tl.zeros((), tl.float32), tl.zeros((), tl.float32)
     for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-        z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-        top = tl.max(z, 0)
+        z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+        if TOP_K:
+            some = z > float("-inf")
+            known = tl.where(some, z, 0.0)
+            top, ones, sum_one, sum_two = tl.reduce((z, some.to(tl.float32), known, known * known), 0, join_moments)
+            count, first, second = count + ones, first + sum_one, second + sum_two
+        else:
+            top = tl.max(z, 0)
         found = tl.min(tl.where(z == top, start + lanes, vocab), 0)
         best = tl.where((top > peak) | (best == vocab), found, best)
         peak = tl.maximum(peak, top)
     best = tl.where(best == vocab, 0, best)
     finite = (peak > float("-inf")) & (peak < float("inf"))
 
-    # Top-k: the largest key that k tokens reach. Three pivots per step, until one of them has exactly k tokens.
+    # Top-k: the largest key that k tokens reach.
     k = tl.zeros((), tl.int32)
     if TOP_K:
         k += tl.load(top_ks + row)
-    low = _key(tl.full((), float("-inf"), tl.float32))
-    if (k > 0) & (k < vocab) & finite & (greedy == 0):
-        high, reached = _key(peak) + 1, vocab
-        while (_span(low, high) > 1) & (reached != k):
-            step = ((_span(low, high) + 3) >> 2).to(tl.int32, bitcast=True)
-            one, two, three = low + step, tl.minimum(low + 2 * step, high), tl.minimum(low + 3 * step, high)
-            first, second, third = tl.zeros((), tl.int32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-            for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-                z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-                key = _key(z)
-                # Two counts of at most 2**15 share a sum.
-                both = tl.sum((key >= one).to(tl.int32) + ((key >= two).to(tl.int32) << 16), 0)
-                first, second = first + (both & 0xFFFF), second + (both >> 16)
-                third += tl.sum((key >= three).to(tl.int32), 0)
-            base = low
-            low = tl.where(third >= k, three, tl.where(second >= k, two, tl.where(first >= k, one, base)))
-            high = tl.where(first < k, one, tl.where(second < k, two, tl.where(third < k, three, high)))
-            reached = tl.where(third >= k, third, tl.where(second >= k, second, tl.where(first >= k, first, reached)))
-        # The pivot may lie between two keys: the threshold is the least one of the tokens that reach it.
-        lowest = float("inf")
-        for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-            z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-            lowest = tl.minimum(lowest, tl.min(tl.where(_key(z) >= low, z, float("inf")), 0))
-        low = _key(lowest)
-    floor, last = _from_key(low), vocab
+    low = key_of(tl.full((), float("-inf"), tl.float32))
+    if TOP_K:
+        goal = k.to(tl.float32)
+        if (k > 0) & (k < vocab) & finite & (greedy == 0) & (goal <= count):
+            mean = first / count
+            deviation = tl.sqrt(tl.maximum(second / count - mean * mean, 0.0))
+            low = search(
+                held, source, line, kind, scale, temperature, low + 1, key_of(peak) + 1, count, goal, mean, deviation,
+                peak, False, GUIDED, MASKED, UNIT, WHOLE, BLOCK,
+            )  # fmt: skip
+    floor, last = from_key(low), vocab
 
     # The kept mass. NaN is not below the floor.
     sums = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
     for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-        z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+        z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
         w = tl.exp(z - peak)
         if TOP_K:
             w = tl.where(z < floor, 0.0, w)
@@ -259,58 +223,69 @@ def _fused_sample(
     total = tl.sum(sums, 0)
     bad = total != total
 
-    # Top-p: the smallest key above which less than this share of the mass lies. Three pivots per step.
+    # Top-p: the smallest key above which less than this share of the mass lies.
     if TOP_P:
         share = tl.load(top_ps + row)
         if (share < 1) & (bad == 0) & (greedy == 0):
-            goal = share.to(tl.float64) * total
+            enough = tl.maximum(share.to(tl.float64) * total, 1e-300)
             # Tokens 104 below the peak weigh nothing.
-            low, high = tl.maximum(low, _key(peak - 104)) - 1, _key(peak)
+            low, high = tl.maximum(low, key_of(peak - 104)), key_of(peak) + 1
+            mass_of, first, second = total.to(tl.float32), tl.zeros((), tl.float32), tl.zeros((), tl.float32)
+            for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
+                z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                below = tl.where(z >= from_key(low), z - peak, 0.0)
+                w = tl.exp(below) * below
+                sum_one, sum_two = tl.reduce((w, w * below), 0, join_sums)
+                first, second = first + sum_one, second + sum_two
+            mean = first / mass_of
+            deviation = tl.sqrt(tl.maximum(second / mass_of - mean * mean, 0.0))
+            one = search(
+                held, source, line, kind, scale, temperature, low, high, mass_of, enough.to(tl.float32), peak + mean,
+                deviation, peak, True, GUIDED, MASKED, UNIT, WHOLE, BLOCK,
+            )  # fmt: skip
+            # Rounding may have misled the search. Sums in a fixed order, which never grow with the pivot, decide: as a
+            # rule two of them, at the token found and above it.
+            two = one + 1
             above = tl.zeros((), tl.float64)
-            while _span(low, high) > 1:
-                step = tl.maximum(_span(low, high) >> 2, 1).to(tl.int32, bitcast=True)
-                one, three = low + step, high - step
-                two = low + (_span(low, high) >> 1).to(tl.int32, bitcast=True)
-                first, second, third = tl.zeros((), tl.float64), tl.zeros((), tl.float64), tl.zeros((), tl.float64)
-                bottom, top = high, low + 1
+            while span(low, high) > 1:
+                first_mass, second_mass = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
                 for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-                    z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-                    key, w = _key(z), tl.exp(z - peak)
-                    first += mass(tl.where(key > one, w, 0.0), BLOCK, GROUP)
-                    second += mass(tl.where(key > two, w, 0.0), BLOCK, GROUP)
-                    third += mass(tl.where(key > three, w, 0.0), BLOCK, GROUP)
-                    between = (key > low) & (key <= high)
-                    bottom = tl.minimum(bottom, tl.min(tl.where(between, key, high), 0))
-                    top = tl.maximum(top, tl.max(tl.where(between, key, low + 1), 0))
-                # Two halvings, whose result is the same for any pivots: a sum in a fixed order never grows with its
-                # pivot, rounded or not.
-                down = second < goal
-                above, high = tl.where(down, second, above), tl.where(down, two, high)
-                low = tl.where(down, low, two)
-                pivot, over = tl.where(down, one, three), tl.where(down, first, third)
-                down = over < goal
-                above, high = tl.where(down, over, above), tl.where(down, pivot, high)
-                low = tl.where(down, low, pivot)
-                # No token lies between the bounds and the first and the last token between them.
-                bottom, top = tl.maximum(low, bottom - 1), tl.minimum(high, top)
-                tight = bottom < top
-                low, high = tl.where(tight, bottom, low), tl.where(tight, top, high)
-            floor = _from_key(high)
+                    z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                    w = tl.exp(z - tl.maximum(peak, from_key(low)))
+                    parts = (
+                        group_sums(tl.where(z >= from_key(one), w, 0.0), BLOCK, GROUP),
+                        group_sums(tl.where(z >= from_key(two), w, 0.0), BLOCK, GROUP),
+                    )  # fmt: skip
+                    more, most = tl.reduce(parts, 0, join_sums)
+                    first_mass, second_mass = first_mass + more, second_mass + most
+                if second_mass >= enough:
+                    low = two
+                elif first_mass >= enough:
+                    low = one
+                if first_mass < enough:
+                    high, above = one, first_mass
+                elif second_mass < enough:
+                    high, above = two, second_mass
+                third = tl.maximum(span(low, high) // 3, 1).to(tl.int32, bitcast=True)
+                one, two = tl.minimum(low + third, high - third), tl.maximum(low + third, high - third)
+            floor = from_key(low)
             # Of the tokens that tie at the threshold, the first ones stay, as many as the share needs.
             each = tl.exp(floor - peak).to(tl.float64)
-            wanted = tl.maximum(tl.ceil((goal - above) / tl.maximum(each, 1e-300)), 1.0)
-            seen = tl.zeros((), tl.int32)
-            last, total = 0, above
+            wanted = tl.maximum(tl.ceil((enough - above) / tl.maximum(each, 1e-300)), 1.0)
+            ties = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
             for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-                z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-                tie = (z == floor).to(tl.int32)
-                stays = (tie > 0) & ((seen + tl.cumsum(tie, 0)).to(tl.float64) <= wanted)
-                last = tl.maximum(last, tl.max(tl.where(stays, start + lanes, 0), 0))
-                total += each * tl.sum(stays.to(tl.int32), 0).to(tl.float64)
-                seen += tl.sum(tie, 0)
+                z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                some = group_sums(tl.where(z == floor, 1.0, 0.0), BLOCK, GROUP)
+                ties += place(some, start, BLOCK, GROUP, CHUNKS)
+            wanted = tl.minimum(wanted, tl.sum(ties, 0))
+            total = above + each * wanted
+            group, base = seek_group(ties, wanted - 0.5, CHUNKS * (BLOCK // GROUP))
+            columns = group * GROUP + tl.arange(0, GROUP)
+            near = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
+            last = group * GROUP + seek_lane(tl.where(near == floor, 1.0, 0.0), base, wanted - 0.5, GROUP)
             sums = tl.zeros((CHUNKS * (BLOCK // GROUP),), tl.float64)
             for start in range(0, BLOCK if WHOLE else vocab, BLOCK):
-                z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+                z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
                 w = weights(z, start + lanes, floor, last, peak)
                 sums += place(group_sums(w, BLOCK, GROUP), start, BLOCK, GROUP, CHUNKS)
 
@@ -318,7 +293,7 @@ def _fused_sample(
         seed, position = tl.load(seeds + row), tl.load(positions + slot)
         token, most = vocab, float("-inf")
         for start in range(0, vocab, BLOCK):
-            z = _tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
+            z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
             p = weights(z, start + lanes, floor, last, peak) / total.to(tl.float32)
             noise = gumbels(seed, position, start + lanes)
             score = tl.where(p > 0, tl.log(tl.where(p > 0, p, 1.0)) + noise, float("-inf"))
@@ -379,11 +354,8 @@ def fused_sample_op(
         return fused_sample_reference(*arguments)
     batch, width, vocab = cond.shape
     floats, ints, tokens, chance = _outputs(cond)
-    whole = vocab <= (WHOLE if top_p is None else CHUNK)
-    block = max(GROUP, triton.next_power_of_2(vocab)) if whole else CHUNK
+    block, many, registers = launch_shape(vocab, top_k is not None, top_p is not None, seeds is not None)
     chunks = triton.next_power_of_2(triton.cdiv(vocab, block))
-    # Without a search for thresholds a thread can hold twice as many logits, and two programs share a multiprocessor.
-    many = warps(block // 2 if whole and top_k is None and top_p is None and seeds is None else block)
     rest = [t if t is None or t is drafts else t.contiguous() for t in arguments[2:]]
     drafted, row = (0, 0) if drafts is None else (drafts.shape[1], drafts.stride(0))
     with launchable(cond):
@@ -391,9 +363,26 @@ def fused_sample_op(
             cond, uncond, *rest, floats, ints, tokens, chance, width, vocab, row, drafted, *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
             TOP_K=top_k is not None, TOP_P=top_p is not None, DRAFTED=drafts is not None, GUMBEL=seeds is not None,
-            CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many,
+            CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many, maxnreg=registers,
         )  # fmt: skip
     return floats, ints, tokens, chance
+
+
+def launch_shape(vocab: int, top_k: bool, top_p: bool, gumbel: bool) -> tuple[int, int, int | None]:
+    """The logits of a tile, the warps of a program, and the most registers of a thread (None: as many as it takes).
+
+    Without noise a thread holds 32 logits or more, so that two programs share a multiprocessor: while one reads memory
+    or adds up over its warps, the other one computes. Top-p needs twice the registers.
+    """
+    if vocab > WHOLE or gumbel:
+        block = CHUNK if vocab > WHOLE else max(GROUP, triton.next_power_of_2(vocab))
+        return block, warps(block), None
+    block = max(GROUP, triton.next_power_of_2(vocab))
+    if top_p:
+        return block, warps(block // 2), 128
+    if top_k:
+        return block, warps(block // 4), 128
+    return block, warps(block // 2), None
 
 
 @fused_sample_op.register_fake

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import Any, TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,7 +172,7 @@ class Ahead:
     drafter: DraftsAhead | None
 
 
-def parts_ahead(target: object, drafter: object, sampler: object, state: BatchState) -> Ahead | None:
+def parts_ahead(target: Any, drafter: Any, sampler: Any, state: BatchState) -> Ahead | None:
     """The parts of a decode, if they can go ahead of the host; what ends a row must come with its tokens.
 
     Args:

@@ -141,7 +141,8 @@ def capture_windows(
     Returns:
         None if it cannot be captured, or would not pay.
     """
-    if not can_capture(state.device) or state.remaining < WORTH or ahead.drafter is None or not ahead.drafter.replays:
+    drafter = ahead.drafter
+    if not can_capture(state.device) or state.remaining < WORTH or drafter is None or not drafter.replays:
         return None
     # Imported here: Triton may be missing.
     from mmspec.sampling.lazy_probs import copied_draft, overwrite_draft
@@ -157,7 +158,7 @@ def capture_windows(
         verdict = pending.verdict
 
         def following(draws_after: WindowRNG) -> Draft:
-            drafted = ahead.drafter.draft_ahead(verdict, state, draws, draws_after)
+            drafted = drafter.draft_ahead(verdict, state, draws, draws_after)
             assert drafted is not None
             return drafted
 

@@ -71,17 +71,19 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
     kernels: list[tuple[Any, dict[str, Any], int]] = [
         (philox._uniforms, {"INDEXED": indexed, "BLOCK": 256, "out": "fp32"}, 4) for indexed in (False, True)
     ]
-    for chunks, block in ((1, 16384), (4, 8192)):
+    for chunks, vocab in ((1, 16384), (4, 32768)):
         for top_k, top_p, gumbel in (
             (False, False, False),
             (True, False, False),
             (True, True, False),
             (True, True, True),
         ):
-            if top_p and chunks == 1:
-                continue  # with top-p only 8192 tokens are held
-            more = {"TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "CHUNKS": chunks, "BLOCK": block}
-            kernels.append((fused_sampler._fused_sample, more, 16 if chunks > 1 or not top_k else 32))
+            block, many, registers = fused_sampler.launch_shape(vocab, top_k, top_p, gumbel)
+            more = {
+                "TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "CHUNKS": chunks, "BLOCK": block,
+                "maxnreg": registers,
+            }  # fmt: skip
+            kernels.append((fused_sampler._fused_sample, more, many))
         size = {"CHUNKS": chunks, "BLOCK": 8192}
         kernels.append((residual._resample, size, 16))
         kernels.append((coupling._couple_maximally, {**size, "out": "i64"}, 16))
@@ -147,7 +149,7 @@ def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in wide - known.keys()}
     return compile(
         ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=divisible),
-        target=GPUTarget("cuda", capability, 32), options={"num_warps": warps},
+        target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "maxnreg": more.get("maxnreg")},
     )  # fmt: skip
 
 

@@ -220,13 +220,10 @@ def test_slots(
         assert same_tokens(got.tokens, wanted.tokens, wanted.stats.dense(torch.float64), u)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_nucleus_of_rows_that_a_search_may_lose_its_way_in(
-    device: torch.device, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ties everywhere, one token of all mass, neighbors of one bit, logits of any size and sign, hardly any token."""
-    if not whole:
-        monkeypatch.setattr(fused_sampler, "CHUNK", 128)
+def misleading_rows() -> Tensor:
+    """Rows [15, 300] that mislead a search: ties everywhere, one token of all mass, neighbors of one bit, logits of any
+    size and sign, hardly any token.
+    """
     ramp = torch.arange(300.0)
     one = torch.full((300,), -1e9).index_fill(0, torch.tensor([7]), 1.0)
     some = torch.full((300,), -torch.inf).index_fill(0, torch.tensor([3, 140, 299]), -5.0)
@@ -234,7 +231,33 @@ def test_the_nucleus_of_rows_that_a_search_may_lose_its_way_in(
     steps, sizes = (ramp % 3) * 40, 10.0 ** (ramp % 40 - 36)
     rows = [ramp * 0, ramp * 0 - 1e30, one, some, nudged, -nudged, steps, sizes, -sizes, ramp * 1e30, ramp / 37, -ramp]
     rows += [ramp * 1e-40, ramp * 1e-7 - 104, (ramp * 7919 % 300) / 11]
-    cond = torch.stack(rows)[:, None].to(device)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_kth_largest_of_rows_that_a_search_may_lose_its_way_in(
+    device: torch.device, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not whole:
+        monkeypatch.setattr(fused_sampler, "WHOLE", 0)
+        monkeypatch.setattr(fused_sampler, "CHUNK", 128)
+    rows = misleading_rows()
+    for first in (1, 143) if whole else (290,):
+        k = (first + torch.arange(len(rows)) * 7) % 300
+        got = run_sampler(rows[:, None].to(device), top_k=k)
+        wanted = rows.sort(dim=-1, descending=True).values.gather(-1, k[:, None] - 1)
+        assert torch.equal(got.stats.floats[..., softmax_stats.FLOOR].cpu(), wanted)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_nucleus_of_rows_that_a_search_may_lose_its_way_in(
+    device: torch.device, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not whole:
+        monkeypatch.setattr(fused_sampler, "WHOLE", 0)
+        monkeypatch.setattr(fused_sampler, "CHUNK", 128)
+    rows = misleading_rows()
+    cond = rows[:, None].to(device)
     u = torch.full((len(rows), 1), 0.377, device=device)  # on no edge of equally likely tokens
     for share in (0.9, 1e-6, 1 - 2.0**-24) if whole else (0.503,):
         settings = {"top_p": torch.full((len(rows),), share), "top_k": torch.arange(len(rows)) % 4 * 60}
@@ -256,6 +279,7 @@ def test_the_nucleus_of_rows_beside_invalid_ones(
 ) -> None:
     """NaN, nothing allowed, one token allowed, a share of 1 and a tiny one, bfloat16; V is no multiple of a block."""
     if not whole:
+        monkeypatch.setattr(fused_sampler, "WHOLE", 0)
         monkeypatch.setattr(fused_sampler, "CHUNK", 128)
     vocab = 131
     rows = torch.randn(8, vocab).mul(2).round()
