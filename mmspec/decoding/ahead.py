@@ -11,9 +11,10 @@ opened again from the numbers of the host. Tokens are the same in either way.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,7 +173,7 @@ class Ahead:
     drafter: DraftsAhead | None
 
 
-def parts_ahead(target: Any, drafter: Any, sampler: Any, state: BatchState) -> Ahead | None:
+def parts_ahead(target: object, drafter: object, sampler: object, state: BatchState) -> Ahead | None:
     """The parts of a decode, if they can go ahead of the host; what ends a row must come with its tokens.
 
     Args:
@@ -186,21 +187,25 @@ def parts_ahead(target: Any, drafter: Any, sampler: Any, state: BatchState) -> A
         return None
     if layout.kind != "tokens" or layout.ends is not None or layout.stops is not None:
         return None
-    if not (_implements(type(target), ReadsAhead) and _implements(type(sampler), SamplesAhead)):
+    if not (_implements(target, ReadsAhead) and _implements(sampler, SamplesAhead)):
         return None
     reads, samples = cast(ReadsAhead, target), cast(SamplesAhead, sampler)
     if not reads.reads_ahead:
         return None
     if drafter is None:
         return Ahead(reads, samples, None)
-    if not (_implements(type(drafter), DraftsAhead) and cast(DraftsAhead, drafter).drafts_ahead):
+    if not (_implements(drafter, DraftsAhead) and cast(DraftsAhead, drafter).drafts_ahead):
         return None
     return Ahead(reads, samples, cast(DraftsAhead, drafter))
 
 
+def _implements(part: object, protocol: Any) -> bool:
+    """Whether a part has what a protocol has; `isinstance` would take longer than a launch."""
+    return _has_members(cast(Hashable, type(part)), protocol)
+
+
 @lru_cache(maxsize=64)
-def _implements(kind: Any, protocol: Any) -> bool:
-    """Whether the objects of a class have what a protocol has; `isinstance` would take longer than a launch."""
+def _has_members(kind: Any, protocol: Any) -> bool:
     return all(hasattr(kind, name) for name in vars(protocol) if not name.startswith("_"))
 
 
