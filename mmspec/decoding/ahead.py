@@ -11,9 +11,7 @@ opened again from the numbers of the host. Tokens are the same in either way.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
@@ -187,26 +185,21 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
         return None
     if layout.kind != "tokens" or layout.ends is not None or layout.stops is not None:
         return None
-    if not (_implements(target, ReadsAhead) and _implements(sampler, SamplesAhead)):
+    if not (_has(target, "reads_ahead", "forward_ahead") and _has(sampler, "sample_ahead", "verify_ahead")):
         return None
     reads, samples = cast(ReadsAhead, target), cast(SamplesAhead, sampler)
     if not reads.reads_ahead:
         return None
     if drafter is None:
         return Ahead(reads, samples, None)
-    if not (_implements(drafter, DraftsAhead) and cast(DraftsAhead, drafter).drafts_ahead):
+    if not (_has(drafter, "drafts_ahead", "draft_ahead") and cast(DraftsAhead, drafter).drafts_ahead):
         return None
     return Ahead(reads, samples, cast(DraftsAhead, drafter))
 
 
-def _implements(part: object, protocol: Any) -> bool:
-    """Whether a part has what a protocol has; `isinstance` would take longer than a launch."""
-    return _has_members(cast(Hashable, type(part)), protocol)
-
-
-@lru_cache(maxsize=64)
-def _has_members(kind: Any, protocol: Any) -> bool:
-    return all(hasattr(kind, name) for name in vars(protocol) if not name.startswith("_"))
+def _has(part: object, *names: str) -> bool:
+    """Whether a part has what a protocol asks for; `isinstance` of a protocol would take longer than a launch."""
+    return all(hasattr(type(part), name) for name in names)
 
 
 def following_width(state: BatchState, width: int, wanted: int) -> int:

@@ -31,7 +31,9 @@ from mmspec.sampling.rejection import Draft
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import Sampler
 
-WORTH = 64  # tokens that a row must lack: a capture takes longer than a few windows without
+# Tokens that a row must lack, as a capture takes longer than a few windows without. A step is launched in half the time
+# of a window, and many hosts are faster with it than the model.
+WORTH, WORTH_STEPS = 64, 256
 
 
 class Sendable(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
 from mmspec.decoding.batch import BatchState, Step
-from mmspec.decoding.captured import WORTH, CapturedSteps, CapturedWindows, capture_steps, capture_windows
+from mmspec.decoding.captured import WORTH_STEPS, CapturedSteps, CapturedWindows, capture_steps, capture_windows
 from mmspec.decoding.cuda_graphs import can_capture
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
@@ -524,7 +524,7 @@ def _captured_steps(
     ahead: Ahead, sampler: Sampler, state: BatchState, count: int, logits: Logits, meter: Meter
 ) -> CapturedSteps | None:
     """The next `count` steps, if they can be captured and are enough; a window of one token is then open."""
-    if not can_capture(state.device) or min(count, state.remaining) < WORTH:
+    if not can_capture(state.device) or min(count, state.remaining) < WORTH_STEPS:
         return None
     state.window(1, meter.iteration(state.ids))
     captured = capture_steps(ahead, sampler, state, logits)

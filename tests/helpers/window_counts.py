@@ -237,6 +237,7 @@ def capturing(patch: pytest.MonkeyPatch, counted: CountedDevice) -> None:
     for module in (loop, captured_windows):
         patch.setattr(module, "can_capture", lambda device: True)
     patch.setattr(captured_windows, "capture", counted.capture)
+    patch.setattr(loop, "WORTH_STEPS", 64)
 
 
 def main() -> None:
