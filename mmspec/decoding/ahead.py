@@ -12,7 +12,7 @@ opened again from the numbers of the host. Tokens are the same in either way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 
 if TYPE_CHECKING:
-    from mmspec.decoding.captured import Captured
+    from mmspec.decoding.captured import CapturedWindows
 
 
 class ReadsAhead(Protocol):
@@ -109,15 +109,6 @@ class PendingTokens(Protocol):
         """The tokens on the device."""
         ...
 
-    @property
-    def p(self) -> Tensor:
-        """The distributions that they were sampled from."""
-        ...
-
-    def send(self) -> Self:
-        """Begins to copy the tokens to the host."""
-        ...
-
     def read(self) -> NDArray[np.int64]:
         """The tokens on the host; waits for them."""
         ...
@@ -153,7 +144,7 @@ class OpenedWindow:
     draws: WindowRNG
     draft: Draft
     logits: Logits
-    captured: Captured[Any] | None = None
+    captured: CapturedWindows | None = None
 
 
 @dataclass(frozen=True)

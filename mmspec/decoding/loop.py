@@ -18,13 +18,11 @@ from torch import Tensor
 
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
 from mmspec.decoding.batch import BatchState, Step
-from mmspec.decoding.captured import WORTH_STEPS, CapturedSteps, CapturedWindows, capture_steps, capture_windows
-from mmspec.decoding.cuda_graphs import can_capture
+from mmspec.decoding.captured import CapturedWindows, capture_windows
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.sampling.acceptance import Accept, FeatureRule
-from mmspec.sampling.logits import Logits
 from mmspec.sampling.rejection import Draft, Verdict
 from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.sampler import JoinableSampler, Sampler, join_samplers
@@ -88,9 +86,9 @@ NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without d
 # One window: draft, call the target, verify, commit.
 WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter], None]
 
-# Windows and single steps that are launched kernel by kernel, which compiles their kernels, before those like them are
-# captured.
-_ALIKE, _ALIKE_STEPS = 1, 2
+# Windows that are launched kernel by kernel, which compiles their kernels, before those like them are captured.
+_ALIKE = 2
+_IDLE = 2e-4  # seconds; a host that waits longer for a window has time left, and a capture would gain nothing
 # Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
 _KEPT = 4
 
@@ -227,6 +225,7 @@ class RunningBatch:
         following = following_width(state, opened.width, following)
         captured = self._captured(ahead, opened) if following == opened.width else None
         pending: PendingVerdict | None = None
+        launched = False
         if captured is not None:
             pending, self._opened = captured.take(ahead, state, meter)
         else:
@@ -236,21 +235,30 @@ class RunningBatch:
                 pending.send()
                 meter.clock.lap("rule")
                 self._opened = open_following(ahead, pending.verdict, state, draws, following, meter)
-                self._note(opened.width, following)
+                launched = True
         if pending is None:
             verdict = self.sampler.verify(p, draft, rule, draws)
             meter.clock.lap("rule")
             gained = _commit(verdict, draws, self.drafter, state, meter)
         else:
+            start = time.perf_counter()
             verdict = pending.read()
+            if launched:
+                self._note(opened.width, following, time.perf_counter() - start)
             self.drafter.observe(verdict, state, draws)
             gained = state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
         meter.count(verdict, gained, state.ids)
 
-    def _note(self, width: int, following: int) -> None:
-        """Counts windows that could have been captured; `following` is the width of the window after this one."""
+    def _note(self, width: int, following: int, waited: float) -> None:
+        """Counts windows that could have been captured with a gain.
+
+        Args:
+            width: Of the window.
+            following: Of the one after it.
+            waited: Seconds that the host has waited for the window.
+        """
         ids, before = self._like
-        like = self._opened is not None and self.state.ids is ids and width == following == before
+        like = self._opened is not None and self.state.ids is ids and width == following == before and waited < _IDLE
         self._alike, self._like = self._alike + 1 if like else 0, (self.state.ids, following)
 
     def _captured(self, ahead: Ahead, opened: OpenedWindow) -> CapturedWindows | None:
@@ -468,69 +476,42 @@ def decode_steps(
     draws = state.rng.window(positions, meter.iteration(state.ids) + np.arange(count))
     tokens = state.last()
     ahead, opened = parts_ahead(target, drafter, sampler, state), None
-    captured: CapturedSteps | None = None
-    alike = 0  # steps in a row that could have been captured
     for n in range(count):
-        if ahead is not None and opened is not None and drafter is None and alike == _ALIKE_STEPS:
-            captured, alike = _captured_steps(ahead, sampler, state, count - n, opened, meter), alike + 1
-        more = n + 1 < count and state.remaining > 1
-        if captured is not None and ahead is not None:
-            step, window = captured.take(ahead, state, meter, more)
-            tokens, found = step.tokens, step.read()
-            captured, opened = (None, None) if window is None else (captured, window.logits)
-            meter.count_plain(step.p, tokens, state.ids, state.is_running)
-            state.gain(tokens, np.zeros(len(tokens), dtype=np.int64), found)
-            running = state.running()
+        meter.clock.lap("other")
+        if opened is not None:
+            logits = opened
         else:
-            meter.clock.lap("other")
-            if opened is not None:
-                logits = opened
-            else:
-                has_prefilled = meter.calls[state.ids].any()
-                logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
+            has_prefilled = meter.calls[state.ids].any()
+            logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
+            meter.clock.lap("target")
+        p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
+        pending = None if ahead is None else ahead.sampler.sample_ahead(p, slot_draws)
+        on_host = opened = None
+        if ahead is None or pending is None:
+            tokens = sampler.sample(p, slot_draws)
+            meter.clock.lap("rule")
+        else:
+            tokens = pending.tokens
+            meter.clock.lap("rule")
+            if n + 1 < count and state.remaining > 1:
+                # Rows that the token ends are read as if they went on, and what is read is not used.
+                read = tokens.clamp(min=0)  # -1 where there is no distribution
+                opened = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
                 meter.clock.lap("target")
-            p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
-            pending = None if ahead is None else ahead.sampler.sample_ahead(p, slot_draws)
-            on_host = opened = None
-            if ahead is None or pending is None:
-                tokens = sampler.sample(p, slot_draws)
-                meter.clock.lap("rule")
-            else:
-                tokens = pending.send().tokens
-                meter.clock.lap("rule")
-                if more:
-                    # Rows that the token ends are read as if they went on, and what is read is not used.
-                    read = tokens.clamp(min=0)  # -1 where there is no distribution
-                    opened = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
-                    alike += 1
-                    meter.clock.lap("target")
-                on_host = pending.read()
-            if drafter is not None:
-                drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
-                meter.clock.lap("drafter")
-            meter.count_plain(p, tokens, state.ids, state.is_running)
-            running = state.append(tokens, on_host)
+            on_host = pending.read()
+        if drafter is not None:
+            drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
+            meter.clock.lap("drafter")
+        meter.count_plain(p, tokens, state.ids, state.is_running)
+        running = state.append(tokens, on_host)
         if on_step is not None:
             on_step(state.step(meter.nfe))
         if not running:
             return False
         if (kept := drop_finished(state, target, drafter, sampler)) is not None:
             draws.select_rows(kept)
-            positions, tokens, opened, captured, alike = positions[kept], tokens[kept], None, None, 0
+            positions, tokens, opened = positions[kept], tokens[kept], None
     return True
-
-
-def _captured_steps(
-    ahead: Ahead, sampler: Sampler, state: BatchState, count: int, logits: Logits, meter: Meter
-) -> CapturedSteps | None:
-    """The next `count` steps, if they can be captured and are enough; a window of one token is then open."""
-    if not can_capture(state.device) or min(count, state.remaining) < WORTH_STEPS:
-        return None
-    state.window(1, meter.iteration(state.ids))
-    captured = capture_steps(ahead, sampler, state, logits)
-    if captured is None:
-        state.close()
-    return captured
 
 
 def drop_finished(

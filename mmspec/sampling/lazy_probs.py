@@ -302,22 +302,15 @@ class PendingVerdict:
 
 
 class PendingTokens:
-    """Sampled tokens that the host does not have yet; with them it learns whether their distributions are valid.
+    """Sampled tokens on their way to the host, which then learns whether their distributions are valid.
 
     Attributes:
         tokens: int64 [B, W], on the device.
-        p: The distributions that they were sampled from.
     """
 
-    def __init__(self, tokens: Tensor, p: LazyProbs) -> None:
-        self.tokens, self.p = tokens, p
-        self._found: Download | None = None
-
-    def send(self) -> Self:
-        """Begins to copy the tokens to the host."""
-        self.p._dense = None
-        self._found = Download(self.tokens)
-        return self
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+        self._found = Download(tokens)
 
     def read(self) -> NDArray[np.int64]:
         """The tokens on the host, int64 [B, W]; waits for them.
@@ -325,7 +318,6 @@ class PendingTokens:
         Raises:
             ModelError: If a token has no distribution.
         """
-        assert self._found is not None, "send() comes first"
         found: NDArray[np.int64] = self._found.wait().numpy()
         if (found < 0).any():
             raise ModelError(INVALID)
@@ -334,7 +326,7 @@ class PendingTokens:
 
 def launch_sampling(p: Tensor, u: Tensor) -> PendingTokens | None:
     """`mmspec.sampling.rejection.sample`, in one launch; None where the kernels do not sample."""
-    return PendingTokens(p.sample(u), p) if isinstance(p, LazyProbs) else None
+    return PendingTokens(p.sample(u)) if isinstance(p, LazyProbs) else None
 
 
 def launch_verification(

@@ -114,16 +114,16 @@ def test_tokens_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any])
 def test_replayed_windows_are_those_that_are_launched(cases: dict[str, Any]) -> None:
     """What lies between two calls, captured: the same tokens, calls, bounds and entropies; rows end, leave, and end."""
     compared = [name.removesuffix(" replayed") for name in cases if name.endswith(" replayed")]
-    assert len(compared) == 7
+    assert len(compared) == 5
     for name in compared:
         replayed, launched = cases[f"{name} replayed"], cases[f"{name} launched"]
         assert replayed["tokens"] == launched["tokens"] and replayed["nfe"] == launched["nfe"], name
         assert replayed["stats"] == launched["stats"], name
         if "measured" in name:
             continue
-        graphs = [one for one in replayed["steps" if name == "plain" else "windows"] if "graph" in one["names"]]
+        graphs = [one for one in replayed["windows"] if "graph" in one["names"]]
         usual = [one for one in graphs if one["names"].keys() <= REPLAYED]
-        assert len(usual) >= 20 and len(graphs) - len(usual) <= 6, f"a weak test: {len(usual)} windows of {name}"
+        assert len(usual) >= 16 and len(graphs) - len(usual) <= 6, f"a weak test: {len(usual)} windows of {name}"
         for one in usual:
             assert one["launches"] <= REPLAY_LAUNCHES and one["idle"] == 0, (name, one)
             assert one["uploads"] <= UPLOADS and one["waits"] <= WAITS, (name, one)
@@ -141,7 +141,7 @@ def test_a_row_does_not_depend_on_its_batch(cases: dict[str, Any]) -> None:
 def test_a_model_never_reads_a_token_of_an_invalid_distribution(cases: dict[str, Any]) -> None:
     """The call after NaN is launched before the host knows of it: a token -1 would be read outside of an embedding."""
     broken = [case for name, case in cases.items() if name.endswith("broken")]
-    assert len(broken) == 5 and all("NaN" in case["error"] for case in broken), broken
+    assert len(broken) == 4 and all("NaN" in case["error"] for case in broken), broken
     assert all(case["lowest"] == 0 for case in broken), broken
     captured = [case for name, case in cases.items() if name.endswith("captured broken")]
-    assert len(captured) == 2 and all(case["graphs"] > 3 for case in captured), "a weak test: nothing was captured"
+    assert len(captured) == 1 and all(case["graphs"] > 3 for case in captured), "a weak test: nothing was captured"

@@ -70,9 +70,8 @@ CAPTURED = [
     "sjd:window=5,start=random",
     "scd:window=4,coupling=gumbel",
     "lantern:window=5,k=3",
-    "plain",
 ]
-MEASURED = {"scd:window=6", "plain"}
+MEASURED = {"scd:window=6"}
 ALONE = {"table", "gsd", "beta", "top-m", "fallback", "pcg"}  # with one row only
 AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain"]
 
@@ -234,10 +233,9 @@ def broken(recipe: str, slot: int, length: int = 36) -> dict[str, Any]:
 
 def capturing(patch: pytest.MonkeyPatch, counted: CountedDevice) -> None:
     """Makes the device capture what lies between two calls."""
-    for module in (loop, captured_windows):
-        patch.setattr(module, "can_capture", lambda device: True)
+    patch.setattr(captured_windows, "can_capture", lambda device: True)
     patch.setattr(captured_windows, "capture", counted.capture)
-    patch.setattr(loop, "WORTH_STEPS", 64)
+    patch.setattr(loop, "_IDLE", torch.inf)  # whatever keeps the host busy
 
 
 def main() -> None:
@@ -258,8 +256,7 @@ def main() -> None:
             if recipe in MEASURED:
                 cases[f"{recipe} measured {name}"] = windows(recipe, 2, 90, captured=captured, measured=True)
     cases[f"{CAPTURED[0]} stale"] = windows(CAPTURED[0], 5, 120, captured=True, stale=True)
-    for recipe in ("scd:window=6", "plain"):
-        cases[f"{recipe} captured broken"] = broken(recipe, 40, 120)
+    cases[f"{CAPTURED[0]} captured broken"] = broken(CAPTURED[0], 40, 120)
     for recipe in (AHEAD[0], AHEAD[-1]):
         cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
     for recipe in ("plain", "scd:window=6", "table:window=6"):
