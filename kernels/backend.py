@@ -94,6 +94,17 @@ def launchable(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device)
 
 
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched on a device while those before it still run (programmatic dependent launch).
+
+    Such a kernel waits for them itself before it reads what they write, and before it writes.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return device.type == "cuda"  # a fake device, on which calls are traced, stands for an H100
+    return bool(torch.version.cuda) and torch.cuda.get_device_capability(device)[0] >= 9
+
+
 def warps(block: int) -> int:
     """The number of warps of a program that holds `block` numbers: about 16 numbers in the registers of each thread."""
     return max(1, min(32, block // 512))

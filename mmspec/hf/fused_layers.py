@@ -2,7 +2,9 @@
 
 At one token per row a launch takes longer than most of its work. transformers launches about forty kernels per layer:
 a norm is six, the rotation ten, a cache update four. Here a layer is seven matrix products, of which two add to the
-residual stream in place, two norms, attention, and the kernels of `mmspec.kernels.layers`.
+residual stream in place, two norms, attention, and the kernels of `mmspec.kernels.layers`. Where those of
+`mmspec.kernels.linear` are faster than cuBLAS, a layer is five launches: norms, rotation and SwiGLU are part of the
+products.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def fused_features(
     Returns:
         The hidden states after the final norm, [R, W, D].
     """
-    from mmspec.kernels.attention import attend, pays  # Triton may be missing
+    from mmspec.kernels import linear  # Triton may be missing
+    from mmspec.kernels.attention import attend, pays
     from mmspec.kernels.layers import rms_norm, rotate_halves_and_store, swiglu
 
     def norm(x: Tensor, module: Any) -> Tensor:
@@ -70,19 +73,37 @@ def fused_features(
     for layer, stored in zip(decoder.layers, cache.layers, strict=True):
         attention, mlp = layer.self_attn, layer.mlp
         keys, values = stored.keys[:rows], stored.values[:rows]
-        normed = norm(h, layer.input_layernorm)
-        q, k, v = (_product(normed, one) for one in (attention.q_proj, attention.k_proj, attention.v_proj))
-        if of_heads:
-            q, k = by_head(q, attention.q_norm), by_head(k, attention.k_norm)
-        q = rotate_halves_and_store(q, k, v, cos, sin, slots, keys, values).transpose(1, 2)
+        three = attention.q_proj, attention.k_proj, attention.v_proj
+        others = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        biases = [one.bias for one in three if one.bias is not None]
+        usual = not of_heads and len(biases) in (0, 3) and mlp.gate_proj.bias is None and mlp.up_proj.bias is None
+        few_rows = usual and linear.pays(h, *(one.weight for one in three + others))
+        if few_rows:
+            first, weights = layer.input_layernorm, [one.weight for one in three]
+            q = linear.qkv(
+                h, first.weight, first.variance_epsilon, weights, biases, cos, sin, slots, keys, values, True
+            )
+        else:
+            normed = norm(h, layer.input_layernorm)
+            q, k, v = (_product(normed, one) for one in three)
+            if of_heads:
+                q, k = by_head(q, attention.q_norm), by_head(k, attention.k_norm)
+            q = rotate_halves_and_store(q, k, v, cos, sin, slots, keys, values)
+        q = q.transpose(1, 2)
         seen = keys[:, :, :end], values[:, :, :end]
         if pays(q, seen[0], mask):
-            out = attend(q, *seen, mask, attention.scaling)
+            out = attend(q, *seen, mask, attention.scaling, early=few_rows)
         elif keys.shape[1] < q.shape[1]:
             out = fold(q, *seen, mask, attention.scaling).transpose(1, 2).flatten(2)
         else:
             attended = F.scaled_dot_product_attention(q, *seen, attn_mask=mask, scale=attention.scaling)
             out = attended.transpose(1, 2).flatten(2)
+        if few_rows:
+            linear.add_linear(h, out, attention.o_proj.weight, attention.o_proj.bias)
+            second, gate, up = layer.post_attention_layernorm, mlp.gate_proj.weight, mlp.up_proj.weight
+            gated = linear.swiglu_linear(h, second.weight, second.variance_epsilon, gate, up)
+            linear.add_linear(h, gated, mlp.down_proj.weight, mlp.down_proj.bias)
+            continue
         add_linear(h, out, attention.o_proj)
         normed = norm(h, layer.post_attention_layernorm)
         add_linear(h, swiglu(_product(normed, mlp.gate_proj), _product(normed, mlp.up_proj)), mlp.down_proj)

@@ -22,6 +22,7 @@ from mmspec.kernels import (
     fused_sampler,
     k_seq,
     layers,
+    linear,
     philox,
     recycle,
     residual,
@@ -45,6 +46,8 @@ POINTERS = {
     "places": "i64", "q": "bf16", "k": "bf16", "v": "bf16", "x": "bf16", "weight": "bf16",
     "mask": "bf16", "sums": "fp32", "tops": "fp32", "shares": "fp32", "storage": "i64",
     "limits": "i64", "plan": "i64", "levels": "i64",
+    "norm": "bf16", "second": "bf16", "bias": "bf16", "q_weight": "bf16", "k_weight": "bf16",
+    "v_weight": "bf16", "q_bias": "bf16", "k_bias": "bf16", "v_bias": "bf16",
 }  # fmt: skip
 COMMON = {
     "GUIDED": True,
@@ -120,11 +123,33 @@ def attention_variants(capability: int) -> list[tuple[Any, dict[str, Any], int]]
         ("fp32", 64, 4),
         ("fp32", 128, 4),
     ):
-        slots = attention.slots_at_once(size, bytes_each, capability == 90)
+        slots, early = attention.slots_at_once(size, bytes_each, capability == 90), capability >= 90
         more = {"dtype": dtype, "D": size, "BLOCK_D": size, "QUERIES": attention.MOST_QUERIES, "SLOTS": slots}
-        kernels.append((attention._attend_part, more, 4))
-    joined = {"D": 128, "BLOCK_D": 128, "QUERIES": 16, "SPLITS": attention.JOINED, "out": "bf16"}
+        kernels.append((attention._attend_part, more | {"EARLY": early}, 4))
+    joined = {"D": 128, "BLOCK_D": 128, "QUERIES": 16, "SPLITS": attention.JOINED, "out": "bf16", "EARLY": False}
     return [*kernels, (attention._join_parts, joined, 2)]
+
+
+def linear_variants(capability: int) -> list[tuple[Any, dict[str, Any], int]]:
+    """Linear layers of LlamaGen-B and XL and of CosyVoice 2, which they are used for."""
+    kernels: list[tuple[Any, dict[str, Any], int]] = []
+    for size, hidden, all_heads, halves in (
+        (768, 2048, 2304, False), (1280, 3584, 3840, False), (896, 4864, 1152, True),
+    ):  # fmt: skip
+        for kernel, width, count, gated in (
+            (linear._qkv, size, all_heads, False),
+            (linear._linear, size, hidden, True),
+            (linear._linear, hidden, size, False),
+        ):
+            tiling = linear.tiling_of(width, count, gated)
+            early = capability >= 90
+            more: dict[str, Any] = linear.constants(tiling, width, early) | {
+                "SIZE": width, "NORM": gated, "GATED": gated, "BIAS": not gated, "ADD": not gated, "EARLY": early,
+                "ROWS": linear.ROWS, "HEAD": 64, "HALVES": halves, "dtype": "bf16", "out": "bf16",
+            }  # fmt: skip
+            kernels.append((kernel, more, more.pop("num_warps")))
+            more.pop("launch_pdl", None)
+    return kernels
 
 
 SHARED = {80: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # bytes of a program; those of 8.6 and 8.9 for 80
@@ -146,6 +171,8 @@ def compiled(kernel: Any, more: dict[str, Any], warps: int, capability: int = 90
     wide = WIDE | {"vocab"} | {name for name in names if "stride" in name}
     if kernel is attention._attend_part:
         wide |= {"q", "keys", "values", "mask"} | {name for name in names if name[:2] in ("q_", "k_", "v_")}
+    if kernel in (linear._linear, linear._qkv):
+        wide |= {name for name in names if name in pointers} | {"n"}
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in wide - known.keys()}
     return compile(
         ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=divisible),
@@ -172,19 +199,19 @@ def main() -> None:
         if not more.get("GUMBEL") and stack > STACK:
             raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread")
     one_of_each = {kernel.__name__: (kernel, more, warps) for kernel, more, warps in variants()}
-    check_attention(90)
+    check_memory(90)
     for capability in CAPABILITIES:
         for kernel, more, warps in one_of_each.values():
             stack = stack_of(compiled(kernel, more, warps, capability).asm["cubin"])
             print(kernel.__name__, "for compute capability", capability, stack, "bytes of stack", flush=True)
             if not more.get("GUMBEL") and stack > STACK:
                 raise SystemExit(f"{kernel.__name__} {more} spills {stack} bytes per thread on {capability}")
-        check_attention(capability)
+        check_memory(capability)
 
 
-def check_attention(capability: int) -> None:
-    """Checks that the attention kernels have the shared memory that they need, and do not spill."""
-    for kernel, more, warps in attention_variants(capability):
+def check_memory(capability: int) -> None:
+    """Checks that attention and linear layers have the shared memory that they need, and do not spill."""
+    for kernel, more, warps in attention_variants(capability) + linear_variants(capability):
         found = compiled(kernel, more, warps, capability)
         shared, stack = found.metadata.shared, stack_of(found.asm["cubin"])
         print(kernel.__name__, more, "for compute capability", capability, shared, "bytes shared,", stack, "of stack")

@@ -1,9 +1,10 @@
-"""Triton's interpreter with three changes: fused multiply-adds as on a device, and half of the time or less.
+"""Triton's interpreter with four changes: multiply-adds and products as on a device, and half of the time or less.
 
 Kernels divide by a corrected product (`mmspec.kernels.softmax_stats.quotient`), which is exact only where a fused
 multiply-add is rounded once; the interpreter itself rounds it twice. For each call of a function of a kernel the
 interpreter looks through all members of `triton.language` again, which takes half of the time of small kernels.
 A reduction by a function of a kernel takes it a call of that function per number; here it takes one per halving.
+Products of matrices of bfloat16 are those of their numbers; the interpreter multiplies the bits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,18 @@ def fused(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:
 def _create_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
     """`InterpreterBuilder.create_fma`, for float32 only, the one type that kernels fuse."""
     return interpreter.TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)
+
+
+def _wide(tensor: Any) -> NDArray[Any]:
+    """The numbers of a tensor of a kernel; the interpreter keeps those of bfloat16 as their bits."""
+    if tensor.dtype.scalar != tl.bfloat16:
+        return tensor.data
+    return (tensor.data.astype(np.uint32) << 16).view(np.float32)
+
+
+def _create_dot(builder: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+    """`InterpreterBuilder.create_dot`, which multiplies the bits of numbers of bfloat16."""
+    return interpreter.TensorHandle(np.matmul(_wide(a), _wide(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
 
 @cache
@@ -90,4 +103,5 @@ def mend() -> None:
     """Changes the interpreter of this process."""
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
     interpreter.InterpreterBuilder.create_fma = _create_fma
+    interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter._patch_lang = _Patches(interpreter._patch_lang)

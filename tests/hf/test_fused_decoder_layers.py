@@ -40,38 +40,52 @@ SIZE: dict[str, Any] = {
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "dtype": torch.bfloat16}
+
+
 def decoder(kind: str = "llama", layers: int = 2, **more: Any) -> Any:
     torch.manual_seed(0)
+    dtype = more.pop("dtype", torch.float32)
     settings = SIZE | {"num_hidden_layers": layers} | more
     models: dict[str, Callable[..., Any]] = {
         "llama": lambda **size: LlamaModel(LlamaConfig(**size)),
         "qwen2": lambda **size: Qwen2Model(Qwen2Config(**size)),
-        "qwen3": lambda **size: Qwen3Model(Qwen3Config(**size, head_dim=16)),
+        "qwen3": lambda **size: Qwen3Model(Qwen3Config(**{"head_dim": 16} | size)),
         "emu3": lambda **size: Emu3TextModel(Emu3TextConfig(**size, **SPECIAL)),
-        "csm": lambda **size: CsmBackboneModel(CsmConfig(**size, head_dim=8, codebook_size=20, **SPECIAL)),
+        "csm": lambda **size: CsmBackboneModel(CsmConfig(**{"head_dim": 8} | size, codebook_size=20, **SPECIAL)),
     }
     model = models[kind](**settings)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    return model.eval()
+    return model.eval().to(dtype)
 
 
 def target_of(model: Any) -> CausalTarget:
     """Two rows, of which one has a padded prompt."""
-    embed = nn.Embedding(20, 32).to(model.device)  # CSM's own is of columns
-    backbone = Backbone(model, embed, nn.Linear(32, 20, bias=False).to(model.device), 20, model.device)
+    width, like = model.config.hidden_size, {"device": model.device, "dtype": model.dtype}
+    embed = nn.Embedding(20, width, **like)  # CSM's own is of columns
+    backbone = Backbone(model, embed, nn.Linear(width, 20, bias=False, **like), 20, model.device)
     mask = torch.tensor([[True, True, True], [False, True, True]], device=model.device)
     positions = torch.tensor([[[0, 1, 2], [0, 0, 1]]], device=model.device)
-    return CausalTarget(backbone, Prompt(torch.randn(2, 3, 32).to(model.device), mask, positions), None, 8, 4)
+    return CausalTarget(backbone, Prompt(torch.randn(2, 3, width).to(**like), mask, positions), None, 8, 4)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "emu3", "csm"])
-def test_the_features_are_those_of_the_model(kind: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        *((kind, {}) for kind in ("llama", "qwen2", "qwen3", "emu3", "csm")),
+        *((kind, WIDE) for kind in ("llama", "qwen2", "qwen3", "csm")),
+        ("llama", WIDE | {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_the_features_are_those_of_the_model(
+    kind: str, more: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows at places of their own, in a window and a single token, with and without the kernels."""
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter is off")
-    model, found = decoder(kind).to(device), []
+    model, found = decoder(kind, **more).to(device), []
     with torch.inference_mode():
         for chosen in ("torch", "triton"):
             monkeypatch.setenv("MMSPEC_KERNELS", chosen)
@@ -85,17 +99,20 @@ def test_the_features_are_those_of_the_model(kind: str, device: str, monkeypatch
                 read += target.read((slots * 7) % 20, slots, 12)[1:]
             found.append([*read, target._cache.layers[1].keys, target._cache.layers[1].values])
     for one, other in zip(*found, strict=True):
-        assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
+        # Triton's interpreter truncates where a device rounds to the nearest bfloat16.
+        error = (1e-4 if model.dtype == torch.float32 else 0.05) * float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=0, atol=error)
     assert float(found[0][-1].abs().max()) > 0.1
 
 
-def test_launches_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "more"), [(MOST, {}), (5, WIDE)])
+def test_launches_of_a_layer(most: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on a fake CUDA device, for one token and for a window."""
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
     def counts(layers: int) -> list[int]:
-        model = decoder(layers=layers)
+        model = decoder(layers=layers, **more)
         target = target_of(model)
         with torch.inference_mode():
             target.prefill()
@@ -103,8 +120,8 @@ def test_launches_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(one.waits for one in found)
         return [one.operators for one in found]
 
-    for more, fewer in zip(counts(3), counts(2), strict=True):
-        assert more - fewer <= MOST, (more, fewer)
+    for three, two in zip(counts(3), counts(2), strict=True):
+        assert three - two <= most, (three, two)
 
 
 def test_other_decoders_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:

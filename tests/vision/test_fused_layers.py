@@ -16,21 +16,26 @@ from mmspec.vision.llamagen.target import LlamaGenTarget
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-MOST = 10  # launches of a layer
+MOST = {torch.float32: 10, torch.bfloat16: 5}  # launches of a layer
 
 
-def llamagen(layers: int = 2, **more: Any) -> LlamaGenTransformer:
+SIZE: dict[str, Any] = {"vocab_size": 20, "dim": 24, "n_head": 2, "num_classes": 5, "grid_size": 4, "ffn_dim": 40}
+
+
+def llamagen(layers: int = 2, dtype: torch.dtype = torch.float32, **more: Any) -> LlamaGenTransformer:
+    """In bfloat16 with the width of a model whose products are those of `mmspec.kernels.linear`."""
     torch.manual_seed(0)
-    size: dict[str, Any] = {"vocab_size": 20, "dim": 24, "n_head": 2, "num_classes": 5, "grid_size": 4, "ffn_dim": 40}
-    return LlamaGenTransformer(n_layer=layers, **size, **more).eval()
+    wide = {"dim": 64, "ffn_dim": 128} if dtype == torch.bfloat16 else {}
+    return LlamaGenTransformer(n_layer=layers, **SIZE | wide, **more).eval().to(dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_features_are_those_of_the_model(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_features_are_those_of_the_model(device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows at places of their own, in a window and a single token, with and without the kernels."""
     if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter is off")
-    gpt, found = llamagen().to(device), []
+    gpt, found = llamagen(dtype=dtype).to(device), []
     with torch.inference_mode():
         for kernels in ("torch", "triton"):
             monkeypatch.setenv("MMSPEC_KERNELS", kernels)
@@ -45,23 +50,26 @@ def test_the_features_are_those_of_the_model(device: str, monkeypatch: pytest.Mo
                 read += target.read(tokens, slots, 8)
             found.append([*read, *target.tensors()[:2]])
     for one, other in zip(*found, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+        # Triton's interpreter truncates where a device rounds to the nearest bfloat16.
+        atol = 1e-5 if dtype == torch.float32 else 0.04 * float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=0, atol=atol)
     assert float(found[0][-1].abs().max()) > 0.1
 
 
-def test_a_layer_is_ten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_launches_of_a_layer(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on a fake CUDA device, for one token and for a window."""
     monkeypatch.setenv("MMSPEC_KERNELS", "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
     def counts(layers: int) -> list[int]:
-        gpt = llamagen(layers)
+        gpt = llamagen(layers, dtype)
         found = traced_reads(LlamaGenTarget(gpt, torch.arange(2), gpt.unconditional(2), None, 8))
         assert not any(one.waits for one in found)
         return [one.operators for one in found]
 
     for more, fewer in zip(counts(3), counts(2), strict=True):
-        assert more - fewer <= MOST
+        assert more - fewer <= MOST[dtype]
 
 
 def test_other_layers_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 At one token per row a launch takes longer than most of its work. Here a layer is ten launches instead of twenty: five
 matrix products, of which two add to the residual stream in place, two norms, attention, and the two kernels of
-`mmspec.kernels.layers`.
+`mmspec.kernels.layers`. Where `mmspec.kernels.linear` is faster than cuBLAS, a layer is five launches: norms, rotation
+and SwiGLU are part of the products.
 """
 
 from __future__ import annotations
@@ -45,21 +46,34 @@ def fused_features(
     Returns:
         The input of the head, [R, W, dim].
     """
-    from mmspec.kernels.attention import attend, pays  # Triton may be missing
+    from mmspec.kernels import linear  # Triton may be missing
+    from mmspec.kernels.attention import attend, pays
     from mmspec.kernels.layers import rotate_and_store, swiglu
 
+    eps = gpt.config.norm_eps
     for i, block in enumerate(gpt.layers):
         assert isinstance(block, Block)
         attention, feed_forward = block.attention, block.feed_forward
         keys, values = cache.layer(i)
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches are not fused"
-        qkv = attention.wqkv(block.attention_norm(h))
-        q = rotate_and_store(qkv, cos, sin, slots, keys, values).transpose(1, 2)
+        wqkv, w1, w3 = attention.wqkv.weight, feed_forward.w1.weight, feed_forward.w3.weight
+        few_rows = linear.pays(h, wqkv, attention.wo.weight, w1, w3, feed_forward.w2.weight)
+        if few_rows:
+            norm, parts = block.attention_norm.weight, [*wqkv.chunk(3)]
+            q = linear.qkv(h, norm, eps, parts, [], cos, sin, slots, keys, values, False)
+        else:
+            q = rotate_and_store(attention.wqkv(block.attention_norm(h)), cos, sin, slots, keys, values)
+        q = q.transpose(1, 2)
         seen = keys[:, :, :end], values[:, :, :end]
         if pays(q, seen[0], bias):
-            out = attend(q, *seen, bias, q.shape[-1] ** -0.5)
+            out = attend(q, *seen, bias, q.shape[-1] ** -0.5, early=few_rows)
         else:
             out = F.scaled_dot_product_attention(q, *seen, attn_mask=bias).transpose(1, 2).flatten(2)
+        if few_rows:
+            linear.add_linear(h, out, attention.wo.weight)
+            gated = linear.swiglu_linear(h, block.ffn_norm.weight, eps, w1, w3)
+            linear.add_linear(h, gated, feed_forward.w2.weight)
+            continue
         add_linear(h, out, attention.wo)
         normed = block.ffn_norm(h)
         add_linear(h, swiglu(feed_forward.w1(normed), feed_forward.w3(normed)), feed_forward.w2)

@@ -28,7 +28,7 @@ _FUSED = {"_fused_rms_norm"}  # kernels of CUDA that would be decomposed on othe
 _GATHERS = {"embedding", "index", "index_select", "gather"}
 _SCATTERS = {"index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_", "index_copy_"}
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "repeat_interleave"}
-_STORES = {"rotate_and_store", "rotate_halves_and_store"}  # see `mmspec.kernels.layers`
+_STORES = {"rotate_and_store", "rotate_halves_and_store", "qkv"}  # see `mmspec.kernels.layers` and `.linear`
 JOIN = "join parts of attention"
 
 
@@ -169,6 +169,8 @@ class _Counter(TorchDispatchMode):
         # Numbers of the host that a kernel takes as an argument are no copies.
         if any(map(_on_device, everything)) and any(not _on_device(t) and t.dim() for t in everything):
             self.waits.append(f"{name} between host and device")
+        if not outputs and func._schema.is_mutable:
+            outputs = inputs[:1]  # such as `add_linear`, which only writes to its first argument
         if any(map(_on_device, outputs)) and not (name in _ALLOCATES or _is_view(func, inputs, outputs)):
             self.launches.update(_launches(name, inputs, outputs, args))
         return out
@@ -197,7 +199,7 @@ def _launches(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], ar
     if name == "attend":  # see `mmspec.kernels.attention`
         from mmspec.kernels.attention import bytes_of_parts  # Triton may be missing
 
-        q, keys, values, mask, _, splits = args
+        q, keys, values, mask, _, splits, _ = args
         parts = bytes_of_parts(q, keys, splits)
         moved = sum(map(touched, (q, keys, values, mask))) + parts
         flops = _attention_flops(q, keys, values)
@@ -225,6 +227,9 @@ def _bytes(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> in
 
 
 def _flops(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    if name in ("add_linear", "swiglu_linear", "qkv"):  # see `mmspec.kernels.linear`
+        x, weights = inputs[name == "add_linear"], [t for t in inputs if t.ndim == 2]
+        return 2 * x.shape[0] * x.shape[1] * sum(t.numel() for t in weights)
     name = name.removesuffix("_")
     if name not in ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear"):
         return 0
