@@ -31,7 +31,6 @@ from mmspec.kernels.fused_sampler import Settings, fused_sample
 from mmspec.kernels.residual import resample
 from mmspec.kernels.rule import KernelRule
 from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stats, stats_of_probs
-from mmspec.sampling import k_seq
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
@@ -39,7 +38,6 @@ from mmspec.sampling.mirrored import Download, mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, sample_draft, verify
 from mmspec.sampling.rng import CounterRNG, WindowRNG
-from mmspec.sampling.tree_rejection import TreeVerdict, verify_tree
 
 INVALID = "the model gave logits that are not numbers (NaN), or forbade every token of a position"
 
@@ -128,7 +126,7 @@ class LazyProbs(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        lazy = _FUNCTIONS.get(func)
+        lazy = FUNCTIONS.get(func)
         if lazy is not None:
             return lazy(*args, **(kwargs or {}))
         if func in _SHAPES:
@@ -161,7 +159,7 @@ class _LazyResidual:
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        return _FUNCTIONS[func](*args, **(kwargs or {}))
+        return FUNCTIONS[func](*args, **(kwargs or {}))
 
 
 def _empty(shape: Sequence[int], device: torch.device) -> LazyProbs:
@@ -415,20 +413,6 @@ def _kernel_form(rule: SupportsKernels, device: torch.device) -> KernelRule:
     return rule.kernel_rule(device)
 
 
-def _verify_tree(*given: Any) -> TreeVerdict:
-    """`mmspec.sampling.tree_rejection.verify_tree`, in two launches and one wait for the device."""
-    from mmspec.sampling import lazy_trees
-
-    return lazy_trees.verify_tree(*given)
-
-
-def _verify_drafts(*given: Any) -> TreeVerdict:
-    """`mmspec.sampling.k_seq.verify_drafts`, in two launches and one wait for the device."""
-    from mmspec.sampling import lazy_trees
-
-    return lazy_trees.verify_drafts(*given)
-
-
 def _verify_columns(p: LazyProbs, draft: Draft, rule: Accept, rng: WindowRNG, free: Tensor | None) -> Verdict:
     """`mmspec.sampling.multi_codebook.verify_columns`, in two launches and one wait for the device."""
     if rule is not ratio:
@@ -499,7 +483,8 @@ _SHAPES: set[Any] = {
     Tensor.__len__,
     Tensor.size,
 }
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+# What is implemented for lazy probabilities; `mmspec.sampling.lazy_trees` adds what verifies trees.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     sample: _sample,
     sample_draft: _sample_draft,
     torch.cat: _cat,
@@ -507,8 +492,6 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     couple_fresh: _couple_fresh,
     couple_maximally: _couple_maximally,
     couple_by_noise: _couple_by_noise,
-    verify_tree: _verify_tree,
-    k_seq.verify_drafts: _verify_drafts,
     verify_columns: _verify_columns,
     ratio: _ratio,
     residual: _residual,

@@ -1,6 +1,6 @@
 """Trees of drafts where the Triton kernels run: siblings are sampled, and trees verified, from lazy probabilities.
 
-See `mmspec.sampling.lazy_probs`, which imports this module when it is needed.
+`mmspec.sampling.sampler`, which makes lazy probabilities, imports this module with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmspec.kernels.siblings import sample_siblings
 from mmspec.kernels.tree import CHOSEN, INDEPENDENT, WITHOUT_REPLACEMENT, Branches, Walked, walk_tree
 from mmspec.sampling import k_seq, tree_rejection
 from mmspec.sampling.acceptance import Accept
-from mmspec.sampling.lazy_probs import INVALID, LazyProbs, dense_of, kernel_rule, stats_of
+from mmspec.sampling.lazy_probs import FUNCTIONS, INVALID, LazyProbs, dense_of, kernel_rule, stats_of
 from mmspec.sampling.mirrored import Download, mirrored
 from mmspec.sampling.rejection import ratio
 from mmspec.sampling.tree import Chosen, Independent, Tree, TreeDraft, WithoutReplacement
@@ -112,3 +112,6 @@ def _branches(draft: TreeDraft) -> Branches | None:
         case Chosen():
             return Branches(*shape, CHOSEN, None)
     return None
+
+
+FUNCTIONS.update({tree_rejection.verify_tree: verify_tree, k_seq.verify_drafts: verify_drafts})

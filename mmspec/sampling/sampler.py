@@ -206,6 +206,7 @@ class TokenSampler:
     def _lazy(self, logits: Logits, positions: NDArray[np.int64]) -> Tensor:
         # Imported here: Triton may be missing, and on a CPU importing it would be a waste of time.
         from mmspec.kernels.fused_sampler import Settings
+        from mmspec.sampling import lazy_trees  # noqa: F401 (adds what verifies trees)
         from mmspec.sampling.lazy_probs import LazyProbs
 
         width = positions.shape[1]
