@@ -66,7 +66,10 @@ class DraftsAhead(Protocol):
 
     @property
     def replays(self) -> bool:
-        """Whether what `draft_ahead` launches can be captured: besides the draft, it leaves nothing of a window."""
+        """Whether what `draft_ahead` launches can be captured: besides the draft, it leaves nothing of a window.
+
+        `observe` must then not read the distributions of the window's drafts: their logits may be overwritten already.
+        """
         ...
 
     def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:

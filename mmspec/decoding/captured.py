@@ -111,7 +111,7 @@ def capture_windows(
     if not can_capture(state.device) or state.remaining < WORTH or drafter is None or not drafter.replays:
         return None
     # Imported here: Triton may be missing.
-    from mmspec.sampling.lazy_probs import copied_draft, overwrite_draft
+    from mmspec.sampling.lazy_probs import copied_draft, kernel_rule, overwrite_draft
 
     both = torch.cat([part for part in opened.logits if part is not None])
     memory, guided, width = (both, torch.empty_like(both)), opened.logits.uncond is not None, opened.width
@@ -119,7 +119,9 @@ def capture_windows(
     if first is None:
         return None
     pool, halves = GraphPool.of(state.device), list[_Half]()
-    state.limits()  # a capture cannot copy them to the device
+    # A capture cannot copy these to the device, and what it computes is not there before a replay.
+    state.limits()
+    kernel_rule(rule, state.device)
     made: list[Any] = []
 
     def between(place: Tensor, draft: Draft, draws: WindowRNG) -> None:

@@ -263,7 +263,8 @@ class RunningBatch:
 
     def _captured(self, ahead: Ahead, opened: OpenedWindow) -> CapturedWindows | None:
         """The graphs of what follows a window, captured now if windows like it have been; None to launch it."""
-        if opened.captured is not None or self._alike < _ALIKE or self.state.ids is not self._like[0]:
+        ids, width = self._like
+        if opened.captured is not None or self._alike < _ALIKE or self.state.ids is not ids or opened.width != width:
             return opened.captured
         found = capture_windows(ahead, self.sampler, self._rule, self.state, opened)
         if found is None:

@@ -267,8 +267,9 @@ class PendingVerdict:
         verdict: The verdict; on the host, `accepted` is a lower bound of 0.
     """
 
-    def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, exact: bool) -> None:
+    def __init__(self, verified: Verified, p: LazyProbs, draft: Draft, rule: KernelRule, exact: bool) -> None:
         self._exact, self._there, self._p = exact, verified.found, p
+        self._rule = rule  # a CUDA graph reads its tensors, which `_kernel_form` may forget
         self._found: Download | None = None
         p._valid = True
         self._accepted = verified.accepted
@@ -339,7 +340,7 @@ def launch_verification(
     if chance is None:
         chance = F.pad(at(*p.stats[:, :-1].source(), x), (0, 1))
     verified = verify_window(p.stats, q, x, chance, p.sample(resample_u), accept_u, resample_u, known)
-    return PendingVerdict(verified, p, draft, rule is ratio)
+    return PendingVerdict(verified, p, draft, known, rule is ratio)
 
 
 def _verify(p: LazyProbs, draft: Draft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> Verdict:

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from mmspec.decoding import captured, cuda_graphs, loop
+from mmspec.decoding.ahead import OpenedWindow
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, GraphPool
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.loop import RunningBatch
 from mmspec.engine import run
 from mmspec.recipes import parse
 from mmspec.sampling import mirrored
@@ -69,3 +72,30 @@ def test_later_graphs_take_over_the_memory_of_earlier_ones() -> None:
         pool.release(device)
     assert GraphPool.of(device) is first, "the second one has no graph to live with"
     assert GraphPool.of(device) not in (first, second)
+
+
+def test_windows_are_captured_after_windows_of_their_own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`window=auto` changes the width: what kernels and samplers prepare once for a width must not be captured."""
+    none = cast(Any, None)
+    state = BatchState([0], Layout(64, 8), 8, torch.device("cpu"))
+    batch = RunningBatch(none, none, none, none, state, none, none)
+    asked: list[int] = []
+
+    def asking(*given: Any) -> None:
+        asked.append(given[-1].width)
+
+    def opened(width: int) -> OpenedWindow:
+        return OpenedWindow(width, state.ids, none, none, none)
+
+    monkeypatch.setattr(loop, "capture_windows", asking)
+    batch._opened = opened(4)
+    for alike in range(3):
+        batch._captured(none, opened(4))
+        assert not asked, f"captured after {alike} windows"
+        batch._note(4, 4, 0.0)
+    batch._captured(none, opened(8))
+    assert not asked, "no window of 8 has been launched"
+    batch._captured(none, opened(4))
+    assert asked == [4]
+    batch._captured(none, opened(4))
+    assert asked == [4], "one that cannot be captured is tried again after other windows only"

@@ -130,7 +130,7 @@ def windows(
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
         target = CUDAGraphTarget(model)
-        step, count, append, gain = RunningBatch.step, Meter.count, BatchState.append, BatchState.gain
+        step, count, append = RunningBatch.step, Meter.count, BatchState.append
         widths: list[int] = []
         shape: list[tuple[int, int]] = [(0, 0)]
 
@@ -161,12 +161,6 @@ def windows(
                 found.append({"new": new, "ahead": is_ahead, "drafter_calls": len(drafting) - drafted, **costs()})
             return running
 
-        def gaining(state: BatchState, *rest: Any) -> Any:
-            if counted.launches["graph"] and rest[0].shape[1] == 1:  # a captured single step
-                steps.append({"rows": len(state.ids), "new": False, **costs()})
-                counted.clear()
-            return gain(state, *rest)
-
         def appending(state: BatchState, *rest: Any) -> Any:
             running = append(state, *rest)
             fewer = not steps or len(state.ids) != steps[-1]["rows"]
@@ -184,7 +178,6 @@ def windows(
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)
             patch.setattr(BatchState, "append", appending)
-            patch.setattr(BatchState, "gain", gaining)
             if not ahead:
                 patch.setattr(loop, "parts_ahead", lambda *_: None)
             if failing:
