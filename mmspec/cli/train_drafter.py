@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -218,6 +219,7 @@ def train_drafter(
         mask_token,
         reference,
         None if reference is None else 0.4 if select is None else select,
+        speech_options(codec, options, voice_file, voice_text),
     )
     with process_group() as processes:
         if batch < processes.count:
@@ -255,6 +257,27 @@ def train_drafter(
         print(json.dumps({"output": str(output), **trainer.record()}))
         return
     print(output)
+
+
+def speech_options(
+    codec: str | None, options: Mapping[str, Any] | None, voice_file: Path | None, voice_text: str | None
+) -> dict[str, Any] | None:
+    """The `TrainingSettings.speech_options` of these options; of the voice's file a hash of its content.
+
+    Raises:
+        ArgumentError: If the file cannot be read.
+    """
+    given: dict[str, Any] = {} if codec is None else {"codec": codec}
+    if options:
+        given["config"] = dict(options)
+    if voice_file is not None:
+        try:
+            given["voice_file"] = hashlib.sha256(voice_file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ArgumentError(f"--voice-file: cannot read '{voice_file}': {error.strerror}") from None
+    if voice_text is not None:
+        given["voice_text"] = voice_text
+    return given or None
 
 
 def build(pipe: Any, settings: Any, output: Path, quiet: bool) -> dict[str, Any]:

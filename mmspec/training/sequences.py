@@ -57,7 +57,7 @@ def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeli
 
     Raises:
         ArgumentError: If the folder holds sequences of another model, of other prompts, another seed, temperature or
-            guidance.
+            guidance, or of other options of a speech model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origin, file = origin_of(settings, pipe), folder / SETTINGS
@@ -78,6 +78,8 @@ def claim_folder(folder: Path, settings: TrainingSettings, pipe: TrainablePipeli
 def origin_of(settings: TrainingSettings, pipe: TrainablePipeline) -> dict[str, Any]:
     """What sequences depend on, as JSON values; `model` is a fingerprint of the target's weights."""
     known = {name: getattr(settings, name) for name in ("seed", "temperature", "guidance_scale")}
+    if settings.speech_options is not None:
+        known["speech_options"] = dict(settings.speech_options)
     target = settings.prepare(pipe, settings.prompts[:1], 1).make()
     return {**known, "prompts": list(settings.prompts), "model": fingerprint(target)}
 
@@ -92,7 +94,7 @@ def difference(file: Path, origin: Mapping[str, Any]) -> str:
     """
     stored = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(stored, dict) or {**stored, "model": origin["model"]} != origin:
-        return "other prompts, another seed, temperature or guidance"
+        return "other prompts, another seed, temperature or guidance, or other options of a speech model"
     return "" if stored.get("model", origin["model"]) == origin["model"] else "another model"
 
 
@@ -109,7 +111,7 @@ def take_sequences(drafter: Path, folder: Path, settings: TrainingSettings, pipe
 
     Raises:
         ArgumentError: If there are no sequences, or sequences of another model, of other prompts, another seed,
-            temperature or guidance, or with tokens that the model does not have.
+            temperature or guidance, of other options of a speech model, or with tokens that the model does not have.
     """
     other = drafter / "work" / "sequences"
     try:

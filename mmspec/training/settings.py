@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mmspec.errors import ArgumentError
 from mmspec.training.objectives import LK
@@ -41,6 +42,8 @@ class TrainingSettings:
         reference: Folder of a trained small model; a small model then learns from some positions only, see
             `mmspec.training.objectives.improvable`. None for all positions.
         select: The share of these positions; None without a reference.
+        speech_options: What else the tokens of a speech model depend on, by option and as JSON values: its codec, its
+            options and its voice. None for the model as it is.
     """
 
     kind: str
@@ -64,6 +67,7 @@ class TrainingSettings:
     mask_token: int | None = None
     reference: str | None = None
     select: float | None = None
+    speech_options: Mapping[str, Any] | None = None
 
     def prepare(self, pipe: TrainablePipeline, prompts: Sequence[str], slack: int) -> PreparedPrompts:
         """Prompts that are ready to be decoded at these settings.

@@ -312,9 +312,7 @@ def _checkpoint_problem(state: Any) -> str | None:
 
 def _in_half(model: torch.nn.Module) -> Any:
     """A copy of a model in float16, without its gradients."""
-    made = copy.deepcopy(model).half()
-    made.zero_grad()
-    return made
+    return copy.deepcopy(model).half()
 
 
 def longest(tokens: Tensor, layout: Layout) -> int:

@@ -173,6 +173,16 @@ def test_the_command_loads_a_speech_model_as_speak_does(tmp_path: Path, capsys: 
     assert "--voice-text requires --voice-file" in capsys.readouterr().err
     assert main([*call, "--voice-text", "one", "--voice-file", str(voice)]) == 0
     assert load_head(tmp_path / "head").kind == "frame"
+    assert main([*call, "--voice-text", "two", "--voice-file", str(voice)]) == 2
+    assert "holds a training with another speech_options" in capsys.readouterr().err
+    other = [*call[:-1], str(tmp_path / "other"), "--sequences-of", str(tmp_path / "head")]
+    assert main([*other, "--voice-text", "one", "--voice-file", str(voice)]) == 0
+    write_audio(np.sin(np.arange(400, dtype=np.float32) / 8)[None], 8000, voice)
+    other[other.index("-o") + 1] = str(tmp_path / "third")
+    assert main([*other, "--voice-text", "one", "--voice-file", str(voice)]) == 2
+    assert "or other options of a speech model" in capsys.readouterr().err
+    assert main([*call, "--voice-text", "one", "--voice-file", str(tmp_path / "none.wav")]) == 2
+    assert "none.wav': No such file" in capsys.readouterr().err
 
 
 def test_training_is_the_same_again(tmp_path: Path) -> None:

@@ -426,6 +426,20 @@ def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
     assert pipe.adapter.codes(whole[0].tokens[0]).shape[1] > 0 and few.tokens[0].shape[1] == 3
 
 
+def test_rows_of_an_engine_draft_frames_ahead(folder: Path) -> None:
+    """Rows join and leave, each with the words that it has read."""
+    pipe, texts = load(folder, ahead=2), ["one two.", "it is late now and I must really go home", "Hello!"]
+    engine, found = mmspec.Engine(pipe, recipe="scd", max_rows=2), dict[str, Any]()
+    for i, text in enumerate(texts):
+        engine.add(text, request_id=text, seed=3 + i)
+        found |= {output.request_id: output.result for output in engine.step() if output.finished}
+    while engine.has_unfinished:
+        found |= {output.request_id: output.result for output in engine.step() if output.finished}
+    for i, text in enumerate(texts):
+        alone = pipe(text, recipe="scd", seed=3 + i)
+        assert alone.stats.tokens_per_call > 1 and torch.equal(found[text].tokens[0], alone.tokens[0])
+
+
 def test_speech_with_the_voice_of_a_recording(public: Path) -> None:
     """Audio without the voice, streams and rows of an engine alike."""
     voice = ReferenceCodes("", prefix(5).T)
