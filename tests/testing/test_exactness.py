@@ -20,7 +20,6 @@ import mmspec.decoding.loop
 import mmspec.decoding.window_policy
 import mmspec.drafters.cascade
 import mmspec.drafters.coupling
-import mmspec.drafters.retrieval
 import mmspec.sampling.rejection
 import mmspec.sampling.sampler
 import mmspec.testing.toys
@@ -35,6 +34,7 @@ from mmspec.drafters.masked import MaskedDrafter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.pearl import PearlDrafter
 from mmspec.drafters.refresh import Refresh
+from mmspec.drafters.retrieval import RetrievalDrafter
 from mmspec.drafters.stand import StandDrafter
 from mmspec.drafters.stopping import StoppingDrafter
 from mmspec.drafters.token_init import repeat_left
@@ -340,10 +340,13 @@ def accept_all_inner_drafts(patch: pytest.MonkeyPatch) -> None:
 def claim_frequencies_of_the_datastore(patch: pytest.MonkeyPatch) -> None:
     """The most frequent token is drafted, and q is said to be a distribution that it was sampled from."""
 
-    def smoothed(q: Tensor, tokens: Tensor, first: int, new: np.ndarray, inplace: bool = False) -> Tensor:
-        return torch.nn.functional.one_hot(tokens, q.shape[-1]) * 0.4 + 0.6 / q.shape[-1]
+    propose = RetrievalDrafter.propose
 
-    patch.setattr(mmspec.drafters.retrieval, "point_mass", smoothed)
+    def smoothed(self: RetrievalDrafter, state: BatchState, count: int, draws: WindowRNG) -> Draft:
+        draft = propose(self, state, count, draws)
+        return Draft(draft.tokens, 0.4 * draft.q + 0.6 / draft.q.shape[-1])
+
+    patch.setattr(RetrievalDrafter, "propose", smoothed)
 
 
 def draft_without_other_layers(patch: pytest.MonkeyPatch) -> None:
