@@ -225,7 +225,6 @@ class RunningBatch:
         following = following_width(state, opened.width, following)
         captured = self._captured(ahead, opened) if following == opened.width else None
         pending: PendingVerdict | None = None
-        launched = False
         if captured is not None:
             pending, self._opened = captured.take(ahead, state, meter)
         else:
@@ -235,7 +234,6 @@ class RunningBatch:
                 pending.send()
                 meter.clock.lap("rule")
                 self._opened = open_following(ahead, pending.verdict, state, draws, following, meter)
-                launched = True
         if pending is None:
             verdict = self.sampler.verify(p, draft, rule, draws)
             meter.clock.lap("rule")
@@ -243,7 +241,7 @@ class RunningBatch:
         else:
             start = time.perf_counter()
             verdict = pending.read()
-            if launched:
+            if captured is None:
                 self._note(opened.width, following, time.perf_counter() - start)
             self.drafter.observe(verdict, state, draws)
             gained = state.gain(verdict.tokens, verdict.accepted, verdict.on_host)
