@@ -240,7 +240,7 @@ class BatchState:
         """The parts of what `write` returns for a next window of `width` tokens, in the shapes of a window's arrays."""
         rows = len(self.ids)
         before, recent, *rest = numbers.split([rows, rows * _RECENT, rows * width, rows * width])
-        return [before, recent.view(rows, _RECENT), *(part.view(rows, width) for part in rest)]
+        return [before, recent.view(rows, _RECENT), *(one.view(rows, width) for one in rest)]
 
     def following(self, numbers: Sequence[Tensor], width: int, following: int) -> WindowRNG:
         """Begins the window after the open one, whose numbers are on the device already; the host's part of `follow`.

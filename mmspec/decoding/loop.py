@@ -224,7 +224,7 @@ class RunningBatch:
         draft, draws = opened.draft, opened.draws
         following = following_width(state, opened.width, following)
         captured = self._captured(ahead, opened) if following == opened.width else None
-        pending: PendingVerdict | None = None
+        pending: PendingVerdict | None
         if captured is not None:
             pending, self._opened = captured.take(ahead, state, meter)
         else:
