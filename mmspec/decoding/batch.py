@@ -15,29 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.decoding.layout import Layout
-from mmspec.sampling.mirrored import mirrored, on_device, part, split_mirror, upload
+from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
+from mmspec.sampling.mirrored import mirrored, on_device, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree, TreeNumbers
-
-_RECENT = 2  # tokens before a window that a draft model may not have read, see `BatchState.recent`
-
-
-@dataclass(frozen=True)
-class _Window:
-    """What an open window has copied to the device.
-
-    Attributes:
-        before: Host int64 [B], the position of each row's last token.
-        recent: Host int64 [B, _RECENT], see `BatchState.recent`.
-        positions: Host int64 [B, W], those of the window.
-        iterations: Host int64 [B, W], those of its random numbers.
-    """
-
-    before: NDArray[np.int64]
-    recent: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    iterations: NDArray[np.int64]
 
 
 class TokensSoFar(Sequence[Tensor]):
@@ -132,7 +114,7 @@ class BatchState:
         shape = (count, layout.length + window, *layout.cell)
         self._tokens = torch.full(shape, layout.pad, dtype=layout.dtype, device=device)
         self._index = torch.arange(count, device=device)[:, None]
-        self._window: _Window | None = None
+        self._window: OpenWindow | None = None
         # Int64 [B], the number of tokens at which each row stays, on the host and on the device; see `limits`.
         self._row_limits: NDArray[np.int64] | None = None
         self._device_limits: Tensor | None = None
@@ -180,9 +162,9 @@ class BatchState:
             return self.rng.window(positions, iteration), others
         self.close()  # a window that an error has left open
         iterations = np.broadcast_to(iteration, positions.shape)
-        needed = [self.length - 1, self.recent(_RECENT), positions, iterations]
+        needed = [self.length - 1, self.recent(RECENT), positions, iterations]
         before, recent, positions, iterations, *copies = upload([*needed, *others], self.device)
-        self._window = _Window(before, recent, positions, iterations)
+        self._window = OpenWindow(before, recent, positions, iterations)
         return self.rng.window(positions, iterations), copies
 
     def tree_numbers(
@@ -201,16 +183,9 @@ class BatchState:
 
         Those of entries of one depth, or of depths one after another, are parts of the open window, if there is one.
         """
-        positions = self.length[:, None] + depth
-        opened, first, count = self._window, int(depth[0, 0]), depth.shape[1]
-        if opened is None or depth.max() >= opened.positions.shape[1]:
-            return positions
-        if (depth == first + np.arange(count)).all():
-            return part(opened.positions, np.s_[:, first : first + count])
-        if (depth != first).any():
-            return positions
-        there = on_device(opened.positions, self.device)[:, first : first + 1]
-        return mirrored(positions, there.expand(positions.shape))
+        if self._window is None:
+            return self.length[:, None] + depth
+        return self._window.positions_after(self.length, depth)
 
     def follow(self, tokens: Tensor, accepted: Tensor, width: int) -> WindowRNG:
         """Appends the tokens of the open window on the device, and begins the next one there.
@@ -223,7 +198,9 @@ class BatchState:
             accepted: int64 [B] on the device, the number of accepted drafts of each row.
             width: W', of the next window.
         """
-        return self.following(self.split(self.write(tokens, accepted, width), width), tokens.shape[1], width)
+        return self.following(
+            split_numbers(self.write(tokens, accepted, width), len(self.ids), width), tokens.shape[1], width
+        )
 
     def write(self, tokens: Tensor, accepted: Tensor, width: int) -> Tensor:
         """The device's part of `follow`; see `mmspec.kernels.commit.begin_window` for what it returns."""
@@ -236,39 +213,24 @@ class BatchState:
         positions, iterations, limits = (on_device(array, self.device) for array in arrays)
         return begin_window(*self.storage(), tokens, accepted, positions, iterations, limits, width)
 
-    def split(self, numbers: Tensor, width: int) -> list[Tensor]:
-        """The parts of what `write` returns for a next window of `width` tokens, in the shapes of a window's arrays."""
-        rows = len(self.ids)
-        before, recent, *rest = numbers.split([rows, rows * _RECENT, rows * width, rows * width])
-        return [before, recent.view(rows, _RECENT), *(one.view(rows, width) for one in rest)]
-
     def following(self, numbers: Sequence[Tensor], width: int, following: int) -> WindowRNG:
         """Begins the window after the open one, whose numbers are on the device already; the host's part of `follow`.
 
         Args:
-            numbers: What `write` returns, split by `split`.
+            numbers: What `write` returns, split by `split_numbers`.
             width: W, of the open window.
             following: W', of the next window.
         """
-        opened = self._window
-        assert opened is not None
+        assert self._window is not None
         length = np.minimum(self.length + width, np.asarray(self.limits()))
-        spread = np.zeros((len(length), following), dtype=np.int64)
-        arrays = [
-            length - 1, length[:, None] - np.arange(_RECENT, 0, -1), length[:, None] + np.arange(following),
-            opened.iterations[:, :1] + 1 + spread,
-        ]  # fmt: skip
-        self._window = _Window(*map(mirrored, arrays, numbers))
-        return self.rng.window(self._window.positions, self._window.iterations)
+        self._window = self._window.following(numbers, length, following)
+        return self._window.draws(self.rng)
 
     def move(self) -> tuple[Tensor, WindowRNG]:
         """Copies what the open window has on the device to memory of its own; returns that, and the random numbers."""
-        opened = self._window
-        assert opened is not None
-        arrays = opened.before, opened.recent, opened.positions, opened.iterations
-        numbers = torch.cat([on_device(array, self.device).flatten() for array in arrays])
-        self._window = _Window(*split_mirror([np.asarray(array) for array in arrays], numbers))
-        return numbers, self.rng.window(self._window.positions, self._window.iterations)
+        assert self._window is not None
+        numbers, self._window = self._window.moved(self.device)
+        return numbers, self._window.draws(self.rng)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -309,7 +271,7 @@ class BatchState:
 
         Rows with fewer tokens begin at 0, and repeat the position of their last token.
         """
-        if self._window is not None and count == _RECENT:
+        if self._window is not None and count == RECENT:
             return self._window.recent
         first = np.maximum(self.length - count, 0)[:, None]
         return np.minimum(first + np.arange(count), self.length[:, None] - 1)

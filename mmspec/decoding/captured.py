@@ -22,6 +22,7 @@ from torch import Tensor
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import GraphPool, can_capture, capture
+from mmspec.decoding.open_window import split_numbers
 from mmspec.decoding.stats import Meter
 from mmspec.sampling.acceptance import Accept
 from mmspec.sampling.logits import split_cfg
@@ -118,7 +119,7 @@ def capture_windows(
     first = copied_draft(opened.draft, split_cfg(memory[1], guided))
     if first is None:
         return None
-    pool, halves = GraphPool.of(state.device), list[_Half]()
+    rows, pool, halves = len(state.ids), GraphPool.of(state.device), list[_Half]()
     # A capture cannot copy these to the device, and what it computes is not there before a replay.
     state.limits()
     kernel_rule(rule, state.device)
@@ -129,14 +130,14 @@ def capture_windows(
         assert pending is not None
         verdict = pending.verdict
         numbers = state.write(verdict.tokens, on_device(verdict.accepted, state.device), width)
-        parts = state.split(numbers, width)
+        parts = split_numbers(numbers, rows, width)
         following = state.following(parts, width, width)
         new = drafter.draft_ahead(verdict, state, draws, following)
         assert new is not None
         if halves:  # the second one leaves its results where the first one reads them
             first_numbers.copy_(numbers)
             overwrite_draft(first, new)
-            parts, new = state.split(first_numbers, width), first
+            parts, new = split_numbers(first_numbers, rows, width), first
         made[:] = pending, parts, new, following
 
     with state.unchanged():

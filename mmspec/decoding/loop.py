@@ -19,6 +19,7 @@ from torch import Tensor
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict, following_width, open_following, parts_ahead
 from mmspec.decoding.batch import BatchState, Step
 from mmspec.decoding.captured import CapturedWindows, capture_windows
+from mmspec.decoding.single_steps import NOTHING, decode_steps, drop_finished
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import JoinableTarget, Target, bind_features, cache_bytes
 from mmspec.decoding.window_policy import WindowPolicy
@@ -80,17 +81,12 @@ class Drafter(TracksBatch, Protocol):
         ...
 
 
-NOTHING = Draft(torch.empty(0), torch.empty(0))  # the draft of a step without drafts
-
-
 # One window: draft, call the target, verify, commit.
 WindowStep = Callable[[Target, Any, Accept, Sampler, BatchState, int, Meter], None]
 
 # Windows that are launched kernel by kernel, which compiles their kernels, before those like them are captured.
 _ALIKE = 2
 _IDLE = 2e-4  # seconds; a host that waits longer for a window has time left, and a capture would gain nothing
-# Rows that have finished stay in the batch until one in so many has: dropping rows copies the KV cache of the others.
-_KEPT = 4
 
 
 class RunningBatch:
@@ -444,100 +440,3 @@ def _is_aligned(state: BatchState) -> bool:
     """Whether all running rows have the same number of tokens."""
     lengths = state.length[state.is_running]
     return bool((lengths == lengths[0]).all())
-
-
-def decode_steps(
-    target: Target,
-    sampler: Sampler,
-    state: BatchState,
-    count: int,
-    meter: Meter,
-    on_step: OnStep | None,
-    drafter: TracksBatch | None = None,
-) -> bool:
-    """Samples up to `count` tokens of each row, one per target call; the first call of a run is the prefill.
-
-    Plain decoding is this function with the whole length as `count`.
-
-    Args:
-        target: The model.
-        sampler: Makes the target distribution and samples from it.
-        state: The batch.
-        count: Tokens per row.
-        meter: Counts calls, tokens and seconds.
-        on_step: Called after every target call.
-        drafter: Observes every step; None in plain decoding.
-
-    Returns:
-        Whether any row is still running.
-    """
-    positions = state.positions(count)
-    draws = state.rng.window(positions, meter.iteration(state.ids) + np.arange(count))
-    tokens = state.last()
-    ahead, opened = parts_ahead(target, drafter, sampler, state), None
-    for n in range(count):
-        meter.clock.lap("other")
-        if opened is not None:
-            logits = opened
-        else:
-            has_prefilled = meter.calls[state.ids].any()
-            logits = target.forward(tokens, state.length - 1) if has_prefilled else target.prefill()
-            meter.clock.lap("target")
-        p, slot_draws = sampler(logits, positions[:, n : n + 1]), draws.slot(n)
-        pending = None if ahead is None else ahead.sampler.sample_ahead(p, slot_draws)
-        on_host = opened = None
-        if ahead is None or pending is None:
-            tokens = sampler.sample(p, slot_draws)
-            meter.clock.lap("rule")
-        else:
-            tokens = pending.tokens
-            meter.clock.lap("rule")
-            if n + 1 < count and state.remaining > 1:
-                # Rows that the token ends are read as if they went on, and what is read is not used.
-                read = tokens.clamp(min=0)  # -1 where there is no distribution
-                opened = ahead.target.forward_ahead(read, state.length - 1 + state.is_running)
-                meter.clock.lap("target")
-            on_host = pending.read()
-        if drafter is not None:
-            drafter.observe(Verdict(tokens, np.zeros(len(p), dtype=np.int64), p, NOTHING), state, slot_draws)
-            meter.clock.lap("drafter")
-        meter.count_plain(p, tokens, state.ids, state.is_running)
-        running = state.append(tokens, on_host)
-        if on_step is not None:
-            on_step(state.step(meter.nfe))
-        if not running:
-            return False
-        if (kept := drop_finished(state, target, drafter, sampler)) is not None:
-            draws.select_rows(kept)
-            positions, tokens, opened = positions[kept], tokens[kept], None
-    return True
-
-
-def drop_finished(
-    state: BatchState, target: Target, drafter: TracksBatch | None, sampler: Sampler, at_once: bool = False
-) -> list[int] | None:
-    """Drops the finished rows of a batch everywhere, if they are enough of it and not all.
-
-    Args:
-        state: The batch.
-        target: The model.
-        drafter: The drafter, if there is one.
-        sampler: The sampler.
-        at_once: Whether any number is enough.
-
-    Returns:
-        The indices of the rows that were kept, or None if no row was dropped.
-    """
-    running, rows = state.running(), len(state.ids)
-    finished = rows - len(running)
-    if not running or not finished:
-        return None
-    at_once = at_once or bool(getattr(sampler, "counts_all_rows", False))  # see `LatentSampler`
-    if not at_once and finished * _KEPT < rows:
-        return None
-    state.select_rows(running)
-    target.select_rows(running)
-    sampler.select_rows(torch.tensor(running, device=target.device))
-    if drafter is not None:
-        drafter.select_rows(running)
-    return running

@@ -16,7 +16,7 @@ from mmspec.continuous.run import Latents, run_latents
 from mmspec.continuous.sampler import LatentRule, LatentSampler
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import decode_steps
+from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe, parse

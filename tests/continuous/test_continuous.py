@@ -24,8 +24,8 @@ from mmspec.continuous.tolerance import Tolerance
 from mmspec.decoding.adaptive_window import AdaptiveWindow
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.loop import decode_steps
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.single_steps import decode_steps
 from mmspec.decoding.stats import Meter
 from mmspec.engine import run
 from mmspec.errors import ArgumentError, ModelError

@@ -26,7 +26,7 @@ from counted_device import (
 
 from mmspec.codebook import Codebook
 from mmspec.decoding import captured as captured_windows
-from mmspec.decoding import loop
+from mmspec.decoding import loop, single_steps
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget
 from mmspec.decoding.layout import Layout
@@ -179,7 +179,8 @@ def windows(
             patch.setattr(Meter, "count", counting)
             patch.setattr(BatchState, "append", appending)
             if not ahead:
-                patch.setattr(loop, "parts_ahead", lambda *_: None)
+                for module in (loop, single_steps):
+                    patch.setattr(module, "parts_ahead", lambda *_: None)
             if failing:
                 patch.setattr(CUDAGraphTarget, "forward_ahead", refusing)
             if captured:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.batch import BatchState, _Window
+from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
+from mmspec.decoding.open_window import OpenWindow
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.ngram import NGramTable
 from mmspec.drafters.token_init import RandomToken, TokenInit, repeat_left, repeat_up
@@ -214,7 +215,7 @@ def test_a_row_that_a_single_step_ends_stays_where_it_is() -> None:
 
     def following() -> list[int]:
         numbers = [state.length - 1, state.recent(commit.RECENT), state.positions(4), state.positions(4)]
-        state._window = _Window(*upload(numbers, state.device))
+        state._window = OpenWindow(*upload(numbers, state.device))
         state.follow(window, torch.from_numpy(accepted), 4)
         assert state._window is not None
         found: list[int] = (on_device(state._window.before, state.device) + 1).tolist()
