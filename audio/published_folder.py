@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from mmspec.audio.codec import Codec
+from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
+from mmspec.hf.folder import BUFFERS, read_json
 
 Model = TypeVar("Model")
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class PublishedFolder:
     """What the functions of `mmspec.audio.load.PUBLISHED` read.
+
+    They raise `ArgumentError` for unknown options, values that are not allowed and a codec that is missing, and
+    `ModelError` for missing, broken or unsupported files.
 
     Attributes:
         folder: The folder.
@@ -43,3 +50,33 @@ class PublishedFolder:
     def draft_model(self, read: Callable[[Path, str, torch.dtype | str], Model]) -> Model | None:
         """The draft model, if one is given."""
         return None if self.draft is None else read(self.draft, self.device, self.dtype)
+
+
+def read_published(
+    folder: Path,
+    device: str,
+    dtype: torch.dtype | str,
+    kind: str,
+    build: Callable[[Mapping[str, Any], str], Module],
+    renamed: Callable[[str], str] = str,
+) -> Module:
+    """The model in a published folder, in evaluation mode.
+
+    Args:
+        folder: Contains `config.json` and the weights, as `.safetensors`.
+        device: Where to put the model.
+        dtype: The type of its weights, or "auto" for that of the files.
+        kind: What the folder should contain, for errors, such as "a MOSS-TTS-Local".
+        build: Maps the content of `config.json`, and the folder's name for errors, to the model.
+        renamed: Maps the name of a published tensor to that of the model's.
+
+    Raises:
+        ModelError: If files are missing, damaged or of another model.
+    """
+    what, found, state = f"model {str(folder)!r}", read_json(folder / "config.json"), read_model_tensors(folder)
+    check_depths(what, found, len(state))
+    with building(what, kind):
+        model = build(found, what)
+    used = {renamed(name): value for name, value in state.items() if not BUFFERS.search(name)}
+    load_tensors(what, used, model, device, dtype)
+    return model.requires_grad_(False).eval()

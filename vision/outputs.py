@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.arguments import check_integer
+from mmspec.arguments import check_callback, check_integer
 from mmspec.decoding.stats import Stats
 from mmspec.errors import ArgumentError
 from mmspec.output import Output
@@ -39,14 +39,24 @@ class ImageOutput(Output):
     stats: Stats
 
 
-def check_call(num_images_per_prompt: int, output_type: str) -> None:
-    """Checks the number of images and the output type of a call.
+def check_call(name: str, count: int, output_type: str, on_step: Any, callback_on_step_end: Any = None) -> None:
+    """Checks the arguments that the calls of all image and video pipelines have.
+
+    Args:
+        name: The name of `count`.
+        count: Images or videos per prompt.
+        output_type: As in a call.
+        on_step: As in a call.
+        callback_on_step_end: As in a call.
 
     Raises:
-        ArgumentError: If the number is not an integer of 1 or more, or there is no such output type.
+        ArgumentError: If the count is not an integer of 1 or more, there is no such output type, or a callback is not
+            a function.
     """
-    check_integer("num_images_per_prompt", num_images_per_prompt, 1, MAX_IMAGES)
+    check_integer(name, count, 1, MAX_IMAGES)
     check_output_type(output_type)
+    check_callback("on_step", on_step)
+    check_callback("callback_on_step_end", callback_on_step_end)
 
 
 def check_output_type(output_type: str) -> None:

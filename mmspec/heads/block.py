@@ -19,40 +19,18 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from mmspec.heads.attention import Attention, KeysValues, repeat_kv
 from mmspec.heads.draft_vocabulary import register_vocabulary
-from mmspec.heads.layers import MLP, KeysValues, attention_sizes, check_sizes
+from mmspec.heads.layers import MLP, attention_sizes, check_sizes
 from mmspec.heads.layers import norm as normed
 from mmspec.heads.markov import MarkovHead
-from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
-
-
-class BlockAttention(nn.Module):
-    """Queries of the block; keys and values of the block and of the fused features, with the same projections."""
-
-    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias)
-        self.q_norm = nn.RMSNorm(head_dim, eps=eps)
-        self.k_norm = nn.RMSNorm(head_dim, eps=eps)
-
-    def queries(self, x: Tensor) -> Tensor:
-        """Queries [R, heads, W, head_dim] of [R, W, D], before the rotary embedding."""
-        return normed(self.q_norm, self.q_proj(x).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
-
-    def keys_values(self, x: Tensor) -> KeysValues:
-        """Keys, before the rotary embedding, and values of [R, W, D], each [R, kv_heads, W, head_dim]."""
-        k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.k_proj, self.v_proj))
-        return normed(self.k_norm, k).transpose(1, 2), v.transpose(1, 2)
+from mmspec.heads.rotary import Rotary, rotary_sizes
 
 
 class BlockLayer(nn.Module):
     def __init__(self, dim: int, hidden: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool) -> None:
         super().__init__()
-        self.self_attn = BlockAttention(dim, heads, kv_heads, head_dim, eps, bias)
+        self.self_attn = Attention(dim, dim, heads, kv_heads, head_dim, eps, bias, bias, qk_norm=True)
         self.mlp = MLP(dim, hidden)
         self.input_layernorm = nn.RMSNorm(dim, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
@@ -125,9 +103,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
                 ("block_size", block_size, 2, 1024),
                 ("markov_rank", markov_rank, 0, 2**16),
                 ("draft_vocab_size", drafted, 1, vocab_size),
-                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
-                ("prefix", prefix, 0, MAX_POSITIONS),
-                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+                *rotary_sizes(grid_size, prefix, max_position_embeddings),
             ]
         )
         mask = vocab_size if mask_token_id is None else mask_token_id
@@ -223,7 +199,7 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             y = normed(layer.input_layernorm, x)
             q, (k, v) = layer.self_attn.queries(y), layer.self_attn.keys_values(y)
             q, k = self.rotary.rotate(q, angles).to(v.dtype), self.rotary.rotate(k, angles).to(v.dtype)
-            k, v, keys, values = (self._for_all_heads(t, q.shape[1]) for t in (k, v, keys, values))
+            k, v, keys, values = (repeat_kv(t, q.shape[1]) for t in (k, v, keys, values))
             q = q / self.head_dim**0.5
             far = (q @ keys.transpose(-1, -2)).float() + hidden
             q, k, v = (t.unflatten(2, blocks[1:]) for t in (q, k, v))
@@ -234,7 +210,3 @@ class BlockHead(nn.Module, PyTorchModelHubMixin):
             x = x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2))
             x = x + layer.mlp(normed(layer.post_attention_layernorm, x))
         return normed(self.norm, x).unflatten(1, blocks[1:])
-
-    def _for_all_heads(self, x: Tensor, heads: int) -> Tensor:
-        """Keys or values [R, kv_heads, W, head_dim] repeated for all heads of the queries."""
-        return x if heads == self.kv_heads else x.repeat_interleave(heads // self.kv_heads, dim=1)

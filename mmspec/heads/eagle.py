@@ -13,8 +13,9 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
-from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, check_sizes, norm, shift
-from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
+from mmspec.heads.attention import KeysValues, unroll
+from mmspec.heads.layers import MLP, check_sizes, norm
+from mmspec.heads.rotary import Rotary, rotary_sizes
 
 
 class PerHeadNorm(nn.Module):
@@ -110,9 +111,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
         check_sizes(
             [
                 ("num_attention_heads", num_attention_heads, 1, hidden_size),
-                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
-                ("prefix", prefix, 0, MAX_POSITIONS),
-                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+                *rotary_sizes(grid_size, prefix, max_position_embeddings),
             ]
         )
         if hidden_size % num_attention_heads:
@@ -183,8 +182,7 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
     def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
         """Predicted features at each depth of drafts that begin at every slot, for training.
 
-        At depth d (from 0) a slot reads the target's features up to d slots back and the head's own predictions after
-        them, as at decoding time (HASS, Zhang et al. 2024, arXiv 2408.15766).
+        See `mmspec.heads.attention.unroll`.
 
         Args:
             tokens: Tokens of all slots from the first on, int64 [R, S].
@@ -195,11 +193,4 @@ class EagleHead(nn.Module, PyTorchModelHubMixin):
             `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
         """
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        predictions: list[Tensor] = []
-        caches: list[KeysValues] = []  # of each depth
-        for _ in range(depth):
-            x, q, cache = self.project(tokens, features, slots)
-            caches.append(cache)
-            predictions.append(self.layer.finish(x, attend_unrolled(q, caches)))
-            features = shift(predictions[-1], 1)
-        return predictions
+        return unroll(lambda features: self.project(tokens, features, slots), self.layer.finish, features, depth)

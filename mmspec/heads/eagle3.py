@@ -18,32 +18,10 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError, ModelError
+from mmspec.heads.attention import Attention, KeysValues, unroll
 from mmspec.heads.draft_vocabulary import expand, register_vocabulary
-from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, attention_sizes, check_sizes, norm, shift
-from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
-
-
-class Eagle3Attention(nn.Module):
-    """Attention whose input is a token's embedding and a feature, [R, W, 2 D]."""
-
-    def __init__(
-        self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool, qk_norm: bool
-    ) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(2 * dim, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(2 * dim, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(2 * dim, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias)
-        self.q_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each [R, heads, W, head_dim], before the rotary embedding."""
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = norm(self.q_norm, q), norm(self.k_norm, k)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+from mmspec.heads.layers import MLP, attention_sizes, check_sizes, norm
+from mmspec.heads.rotary import Rotary, rotary_sizes
 
 
 class Eagle3Layer(nn.Module):
@@ -60,7 +38,7 @@ class Eagle3Layer(nn.Module):
         norm_before_residual: bool,
     ) -> None:
         super().__init__()
-        self.self_attn = Eagle3Attention(dim, heads, kv_heads, head_dim, eps, bias, qk_norm)
+        self.self_attn = Attention(2 * dim, dim, heads, kv_heads, head_dim, eps, bias, bias, qk_norm=qk_norm)
         self.mlp = MLP(dim, hidden)
         self.hidden_norm = nn.RMSNorm(dim, eps=eps)
         self.input_layernorm = nn.RMSNorm(dim, eps=eps)
@@ -71,7 +49,8 @@ class Eagle3Layer(nn.Module):
         """The residual [R, W, D], and queries, keys and values, each [R, heads, W, head_dim]."""
         normed = norm(self.hidden_norm, features)
         x = torch.cat([norm(self.input_layernorm, embedded), normed], dim=-1)
-        return normed if self.norm_before_residual else features, *self.self_attn.project(x)
+        residual = normed if self.norm_before_residual else features
+        return residual, self.self_attn.queries(x), *self.self_attn.keys_values(x)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer after attention; `attended` [R, heads, W, head_dim] is the attention output."""
@@ -140,9 +119,7 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
         check_sizes(
             [
                 ("draft_vocab_size", drafted, 1, vocab_size),
-                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
-                ("prefix", prefix, 0, MAX_POSITIONS),
-                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+                *rotary_sizes(grid_size, prefix, max_position_embeddings),
             ]
         )
         if norm_before_fc and fc_norm:
@@ -279,13 +256,4 @@ class Eagle3Head(nn.Module, PyTorchModelHubMixin):
             `depth` tensors [R, S, D]. At depth d the first d slots have no draft; their values are meaningless.
         """
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        features = self.fuse(hidden)
-        outputs: list[Tensor] = []
-        caches: list[KeysValues] = []  # of each depth
-        for _ in range(depth):
-            x, q, (k, v) = self.project(tokens, features, slots)
-            repeats = q.shape[1] // k.shape[1]
-            caches.append((k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)))
-            outputs.append(self._output(x, attend_unrolled(q, caches)))
-            features = shift(outputs[-1], 1)
-        return outputs
+        return unroll(lambda features: self.project(tokens, features, slots), self._output, self.fuse(hidden), depth)

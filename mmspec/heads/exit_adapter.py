@@ -13,9 +13,10 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
+from mmspec.heads.attention import KeysValues
 from mmspec.heads.eagle import Layer
-from mmspec.heads.layers import KeysValues, check_sizes
-from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
+from mmspec.heads.layers import check_sizes
+from mmspec.heads.rotary import Rotary, rotary_sizes
 
 
 class ExitAdapter(nn.Module, PyTorchModelHubMixin):
@@ -55,8 +56,7 @@ class ExitAdapter(nn.Module, PyTorchModelHubMixin):
             [
                 ("num_attention_heads", num_attention_heads, 1, hidden_size),
                 ("exit_layer", exit_layer, 1, 1000),
-                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
-                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
+                *rotary_sizes(grid_size, 0, max_position_embeddings),
             ]
         )
         if hidden_size % num_attention_heads:

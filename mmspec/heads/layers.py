@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.errors import ArgumentError
-
-KeysValues = tuple[Tensor, Tensor]
 
 
 def check_sizes(sizes: Sequence[tuple[str, object, int, int]]) -> None:
@@ -60,25 +57,3 @@ def norm(layer: nn.RMSNorm, x: Tensor) -> Tensor:
 def shift(x: Tensor, slots: int) -> Tensor:
     """Shifts `x` [..., S, D] to the right by `slots`, filling with zeros."""
     return x if slots == 0 else F.pad(x, (0, 0, slots, 0))[..., :-slots, :]
-
-
-def attend_unrolled(q: Tensor, caches: Sequence[KeysValues]) -> Tensor:
-    """Attention of the drafts that begin at every slot, at the last depth, for training: [R, heads, S, head_dim].
-
-    A slot attends to the first depth's keys and values of earlier slots, and to one prediction of each later depth: its
-    own draft, in this slot and those right before it.
-
-    Args:
-        q: Queries of the last depth, [R, heads, S, head_dim].
-        caches: Keys and values of each depth, each [R, heads, S, head_dim].
-    """
-    depth, size = len(caches) - 1, q.shape[2]
-    ones = torch.ones(size, size, dtype=torch.bool, device=q.device)
-    k, v = caches[0]
-    scores = (q @ k.transpose(-1, -2)).masked_fill(ones.triu(1 - depth), -torch.inf)
-    drafted = [(q * shift(k, depth - i)).sum(-1, keepdim=True) for i, (k, _) in enumerate(caches) if i > 0]
-    weights = (torch.cat([scores, *drafted], dim=-1) / q.shape[-1] ** 0.5).softmax(-1)
-    attended = weights[..., :size] @ v
-    for i, (_, v) in enumerate(caches[1:], start=1):
-        attended = attended + weights[..., size + i - 1 : size + i] * shift(v, depth - i)
-    return attended

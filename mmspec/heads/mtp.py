@@ -23,33 +23,15 @@ from torch import Tensor, nn
 
 from mmspec.arguments import shown
 from mmspec.errors import ModelError
-from mmspec.heads.layers import MLP, KeysValues, attend_unrolled, attention_sizes, check_sizes, norm, shift
-from mmspec.heads.rotary import MAX_GRID, MAX_POSITIONS, Rotary
+from mmspec.heads.attention import Attention, KeysValues, unroll
+from mmspec.heads.layers import MLP, attention_sizes, check_sizes, norm
+from mmspec.heads.rotary import Rotary, rotary_sizes
 from mmspec.heads.speculators import layer_arguments
 
 # The names of a module's parts in published checkpoints, and here.
 _DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
 _QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
 _VITA = {"mtp_embed_norms.0": "enorm", "mtp_hidden_norms.0": "hnorm", "mtp_projs.0": "eh_proj", "model.norm": "norm"}
-
-
-class MTPAttention(nn.Module):
-    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool, qk_norm: bool):
-        super().__init__()
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, dim, bias=False)
-        self.q_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(head_dim, eps=eps) if qk_norm else None
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each [R, heads, W, head_dim], before the rotary embedding."""
-        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = norm(self.q_norm, q), norm(self.k_norm, k)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 class MTPHead(nn.Module, PyTorchModelHubMixin):
@@ -94,13 +76,7 @@ class MTPHead(nn.Module, PyTorchModelHubMixin):
     ) -> None:
         super().__init__()
         kv_heads, head_dim = attention_sizes(hidden_size, num_attention_heads, num_key_value_heads, head_dim)
-        check_sizes(
-            [
-                ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
-                ("prefix", prefix, 0, MAX_POSITIONS),
-                ("max_position_embeddings", max_position_embeddings, 1, MAX_POSITIONS),
-            ]
-        )
+        check_sizes(rotary_sizes(grid_size, prefix, max_position_embeddings))
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.heads = kv_heads
@@ -111,8 +87,9 @@ class MTPHead(nn.Module, PyTorchModelHubMixin):
         self.enorm, self.hnorm = nn.RMSNorm(hidden_size, eps=eps), nn.RMSNorm(hidden_size, eps=eps)
         self.eh_proj = nn.Linear(2 * hidden_size, hidden_size, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden_size, eps=eps)
-        self.self_attn = MTPAttention(
-            hidden_size, num_attention_heads, kv_heads, self.head_dim, eps, attention_bias, mtp_qk_norm
+        heads = num_attention_heads
+        self.self_attn = Attention(
+            hidden_size, hidden_size, heads, kv_heads, head_dim, eps, attention_bias, False, qk_norm=mtp_qk_norm
         )
         self.post_attention_layernorm = nn.RMSNorm(hidden_size, eps=eps)
         self.mlp = MLP(hidden_size, intermediate_size)
@@ -141,7 +118,8 @@ class MTPHead(nn.Module, PyTorchModelHubMixin):
         """See `mmspec.heads.eagle.EagleHead.project`; keys and values have `heads` heads."""
         embeds = norm(self.enorm, self.embed_tokens(tokens))
         x = self.eh_proj(torch.cat([embeds, norm(self.hnorm, features)], dim=-1))
-        q, k, v = self.self_attn.project(norm(self.input_layernorm, x))
+        y = norm(self.input_layernorm, x)
+        q, (k, v) = self.self_attn.queries(y), self.self_attn.keys_values(y)
         angles = self.rotary.at(slots)
         return x, self.rotary.rotate(q, angles).to(v.dtype), (self.rotary.rotate(k, angles).to(v.dtype), v)
 
@@ -152,15 +130,7 @@ class MTPHead(nn.Module, PyTorchModelHubMixin):
     def unroll(self, tokens: Tensor, features: Tensor, depth: int) -> list[Tensor]:
         """See `mmspec.heads.eagle.EagleHead.unroll`."""
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        predictions: list[Tensor] = []
-        caches: list[KeysValues] = []  # of each depth
-        for _ in range(depth):
-            x, q, (k, v) = self.project(tokens, features, slots)
-            repeats = q.shape[1] // k.shape[1]
-            caches.append((k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)))
-            predictions.append(self._finish(x, attend_unrolled(q, caches)))
-            features = shift(predictions[-1], 1)
-        return predictions
+        return unroll(lambda features: self.project(tokens, features, slots), self._finish, features, depth)
 
     def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))

@@ -55,6 +55,15 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def rotary_sizes(grid_size: int | None, prefix: int, positions: int) -> list[tuple[str, object, int, int]]:
+    """What `mmspec.heads.layers.check_sizes` checks of the settings of a `Rotary`."""
+    return [
+        ("grid_size", 1 if grid_size is None else grid_size, 1, MAX_GRID),
+        ("prefix", prefix, 0, MAX_POSITIONS),
+        ("max_position_embeddings", positions, 1, MAX_POSITIONS),
+    ]
+
+
 class Rotary:
     """The rotary embedding of a head; its table is computed once per device.
 

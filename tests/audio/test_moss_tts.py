@@ -121,9 +121,9 @@ def test_samples_follow_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         assert found < limit
     real = MossTarget._processed
 
-    def broken(self: MossTarget, raw: Tensor, positions: Any) -> Any:
+    def broken(self: MossTarget, logits: Any, positions: Any) -> Any:
         self._text_temperature = 0.25
-        return real(self, raw, positions)
+        return real(self, logits, positions)
 
     monkeypatch.setattr(decoding.MossTarget, "_processed", broken)
     ours = samples(pipes, 4_000, "scd:window=3")

@@ -12,7 +12,7 @@ from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
-from mmspec.arguments import check_callback, check_integer, check_number, shown, text_list
+from mmspec.arguments import check_integer, check_number, shown, text_list
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
@@ -130,9 +130,7 @@ class AmusedPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe of that name.
         """
-        check_call(num_images_per_prompt, output_type)
-        check_callback("on_step", on_step)
-        check_callback("callback_on_step_end", callback_on_step_end)
+        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
         steps = self.config.steps if steps is None else steps
         scale = self.config.guidance_scale if guidance_scale is None else guidance_scale
         if isinstance(temperature, (int, float)):

@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from mmspec.arguments import check_callback, one_text, shown
+from mmspec.arguments import one_text, shown
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.adaptive_window import adaptive_windows_of
 from mmspec.decoding.layout import Layout
@@ -172,9 +172,7 @@ class CosmosPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed, or is not an option of the model.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call(num_videos_per_prompt, output_type)
-        check_callback("on_step", on_step)
-        check_callback("callback_on_step_end", callback_on_step_end)
+        check_call("num_videos_per_prompt", num_videos_per_prompt, output_type, on_step, callback_on_step_end)
         self._check_output(output_type)
         default = self.config
         recipe = parse(default.recipe if recipe is None else recipe)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import check_callback, one_text
+from mmspec.arguments import one_text
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
@@ -166,9 +166,7 @@ class TransformersPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed, or is not an option of the model.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call(num_images_per_prompt, output_type)
-        check_callback("on_step", on_step)
-        check_callback("callback_on_step_end", callback_on_step_end)
+        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
         adapter = self._adapter()
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")

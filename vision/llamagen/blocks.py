@@ -56,21 +56,9 @@ class BlockTransformer(LlamaGenTransformer):
     Args:
         block: Rows and columns of a block.
         grid_size: Blocks per side of the image.
-        vocab_size: As in `LlamaGenTransformer`; the other arguments too.
-        dim: See there; a multiple of the block's tokens.
-        n_layer: See there.
-        n_head: See there.
-        ffn_dim: See there.
-        multiple_of: See there.
-        model_type: See there.
-        num_classes: See there.
-        cls_token_num: See there.
-        caption_dim: See there.
-        rope_base: See there.
-        norm_eps: See there.
-        qk_norm: See there.
-        condition_rope: See there.
-        position_embedding: See there.
+        dim: Width, a multiple of the block's tokens.
+
+    The other arguments are those of `LlamaGenTransformer`.
 
     Raises:
         ArgumentError: If an argument has a value that is not allowed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mmspec.arguments import check_callback, check_integer, one_text, shown
+from mmspec.arguments import check_integer, one_text, shown
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.codebook import Codebook
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -33,7 +32,8 @@ from mmspec.sampling.seeds import row_seeds
 from mmspec.training.prepared import PreparedPrompts
 from mmspec.vision.callbacks import CallbackOnStepEnd, Interrupted, observer
 from mmspec.vision.component import Arguments
-from mmspec.vision.llamagen.codes import codebook_size, decode_tokens, read_codebook
+from mmspec.vision.llamagen.codes import decode_tokens, read_codebook
+from mmspec.vision.llamagen.components import check_codes, smaller
 from mmspec.vision.llamagen.conditioning import (
     Condition,
     from_classes,
@@ -44,7 +44,7 @@ from mmspec.vision.llamagen.conditioning import (
 from mmspec.vision.llamagen.graph_cache import new_target
 from mmspec.vision.llamagen.ngram_tokens import NGramTokens
 from mmspec.vision.llamagen.target import LlamaGenTarget
-from mmspec.vision.llamagen.transformer import CaptionEmbedder, LlamaGenTransformer
+from mmspec.vision.llamagen.transformer import LlamaGenTransformer
 from mmspec.vision.outputs import ImageOutput, check_call, check_output_type, images_from_pixels, memory_for
 from mmspec.vision.previews import complete, visible
 from mmspec.vision.saved_component import check_component
@@ -171,9 +171,7 @@ class LlamaGenGenerator:
             UnknownNameError: If there is no recipe or rule of that name.
             ModelError: If the model returns logits that are not numbers.
         """
-        check_call(num_images_per_prompt, output_type)
-        check_callback("on_step", on_step)
-        check_callback("callback_on_step_end", callback_on_step_end)
+        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
         self._check_output(output_type)
         recipe = default_recipe(self) if recipe is None else parse(recipe)
         sampling = self._sampling(temperature, top_k, top_p, guidance_scale, cfg_interval, min_p, typical_p)
@@ -227,13 +225,9 @@ class LlamaGenGenerator:
         Raises:
             ArgumentError: If an argument has a value that is not allowed, or there is no `vqvae`.
         """
-        check_output_type(output_type)
+        self._check_output(output_type)
         if output_type == "latent":
             return tokens
-        if self.vqvae is None:
-            raise ArgumentError(
-                f"output_type={output_type!r} requires a vqvae, and this pipeline has none; use 'latent'"
-            )
         grid = self.transformer.grid
         codes = self._complete(tokens).to(self.vqvae.device)
         pixels = decode_tokens(self.vqvae, codes.clamp(min=0), grid).float()
@@ -315,27 +309,8 @@ class LlamaGenGenerator:
         return self._ready(condition, [sampling] * len(prompts), slack)
 
     def new_small(self) -> LlamaGenTransformer:
-        """A copy of the draft transformer, or a new one with one layer and half the width of the transformer.
-
-        Raises:
-            ArgumentError: If the transformer yields blocks, whose draft models are not trained by mmspec's commands.
-        """
-        if self.transformer.cell:
-            raise ArgumentError("no small model can be trained here: this model generates several tokens at once")
-        if self.draft_transformer is not None:
-            return copy.deepcopy(self.draft_transformer)
-        c = {name: value for name, value in self.transformer.config.items() if not name.startswith("_")}
-        heads = max(c["n_head"] // 2, 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            small = type(self.transformer)(
-                **c | {"dim": c["dim"] // c["n_head"] * heads, "n_head": heads, "n_layer": 1, "ffn_dim": None}
-            )
-            small.init_weights()
-        if isinstance(small.cls_embedding, CaptionEmbedder):
-            embedder: Any = self.transformer.cls_embedding
-            small.cls_embedding.uncond_embedding.copy_(embedder.uncond_embedding)
-        return small.to(self.transformer.device)
+        """See `mmspec.vision.llamagen.components.smaller`."""
+        return smaller(self.transformer, self.draft_transformer)
 
     def add_drafter(self, folder: str | Path) -> None:
         """Adds a draft head or a draft transformer; it replaces one of the same kind.
@@ -474,36 +449,6 @@ class LlamaGenGenerator:
 
     def _finish_call(self) -> None:
         """Called at the end of a call, when no component is needed any more."""
-
-
-def check_codes(
-    transformer: LlamaGenTransformer,
-    vqvae: nn.Module | None,
-    draft_transformer: LlamaGenTransformer | None,
-    table: NGramTokens | None,
-) -> None:
-    """Checks that components have the transformer's codes.
-
-    Raises:
-        ArgumentError: If one has another number of codes.
-    """
-    codes = transformer.config.vocab_size
-    for name, count in (
-        ("vqvae", None if vqvae is None else codebook_size(vqvae)),
-        ("draft_transformer", None if draft_transformer is None else draft_transformer.config.vocab_size),
-        ("table", None if table is None else table.config.vocab_size),
-    ):
-        if count is not None and count != codes:
-            raise ArgumentError(f"{name} has {count} codes, the transformer {codes}; they do not belong together")
-    if draft_transformer is not None and draft_transformer.grid != transformer.grid:
-        raise ArgumentError(
-            f"draft_transformer draws {draft_transformer.grid} tokens, the transformer {transformer.grid}; they do not "
-            "belong together"
-        )
-    if draft_transformer is not None and draft_transformer.cell != transformer.cell:
-        raise ArgumentError("draft_transformer yields other blocks than the transformer; they do not belong together")
-    if table is not None and transformer.cell:
-        raise ArgumentError("table is not allowed for a transformer that yields blocks: it follows single tokens")
 
 
 def _codebooks(codebook: Callable[[], Codebook | None], count: int) -> list[Codebook]:

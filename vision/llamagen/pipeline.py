@@ -9,7 +9,8 @@ from diffusers import DiffusionPipeline, ModelMixin
 
 from mmspec.heads.checkpoint import Head, load_heads, save_heads
 from mmspec.vision.component_dtypes import component_dtypes
-from mmspec.vision.llamagen.generation import LlamaGenGenerator, check_codes
+from mmspec.vision.llamagen.components import check_codes
+from mmspec.vision.llamagen.generation import LlamaGenGenerator
 from mmspec.vision.llamagen.gpt import LlamaGenBlockGPT, LlamaGenGPT
 from mmspec.vision.llamagen.ngram import NGramTokenTable
 from mmspec.vision.llamagen.transformer import LlamaGenTransformer

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.arguments import check_callback, check_integer, check_number
+from mmspec.arguments import check_integer, check_number
 from mmspec.continuous.run import build_latent_rule, run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -154,9 +154,7 @@ class MARPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call(num_images_per_prompt, output_type)
-        check_callback("on_step", on_step)
-        check_callback("callback_on_step_end", callback_on_step_end)
+        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
         if steps is not None:
             check_integer("steps", steps, 1, self.transformer.places)
         if head_steps is not None:

@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from mmspec.arguments import check_callback, check_flag, check_integer, check_number
+from mmspec.arguments import check_flag, check_integer, check_number
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Meter
@@ -142,9 +142,7 @@ class VARPipeline(DiffusionPipeline):
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe of that name.
         """
-        check_call(num_images_per_prompt, output_type)
-        check_callback("on_step", on_step)
-        check_callback("callback_on_step_end", callback_on_step_end)
+        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
         check_flag("measure_distance", measure_distance)
         default = self.config
         scale = default.guidance_scale if guidance_scale is None else guidance_scale

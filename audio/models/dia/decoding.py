@@ -34,8 +34,8 @@ from mmspec.audio.multi_codebook.decoding import (
     refuse_logits_processors,
 )
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
@@ -200,7 +200,7 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
     return ColumnDecodingPlan(target, layout, size, request.sampling, request.guidance is not None)
 
 
-class DiaTarget:
+class DiaTarget(HistoryTarget):
     """A Dia whose logits include its guidance and its logits processors.
 
     Args:
@@ -214,10 +214,7 @@ class DiaTarget:
     def __init__(
         self, inner: ColumnTarget, history: ColumnHistory, guidance: DiaGuidance | None, length: int, config: Any
     ) -> None:
-        self.vocab_size, self.layers = inner.vocab_size, inner.layers
-        self.device = inner.device
-        self._inner = inner
-        self._history = history
+        super().__init__(inner, history)
         self._guidance = guidance
         self._delays = torch.tensor(config.delay_pattern, device=self.device)
         self._end = int(config.decoder_config.eos_token_id)
@@ -226,40 +223,15 @@ class DiaTarget:
         # never ends.
         self._latest = length - 1 - max(config.delay_pattern)
 
-    def prefill(self) -> Logits:
-        logits = self._inner.prefill()
-        return self._processed(logits, np.zeros((len(logits.cond), 1), dtype=np.int64))
-
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        self._history.write(tokens, at)
-        return self._processed(
-            self._inner.forward(tokens, at, early_exit), at[:, None] + 1 + np.arange(tokens.shape[1])
-        )
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._history.select_rows(row_ids)
-        self._inner.select_rows(row_ids)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return cache_bytes(self._inner)
-
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""
         return (
             isinstance(other, DiaTarget)
             and (other._guidance, other._latest) == (self._guidance, self._latest)
-            and self._history.can_join(other._history)
-            and self._inner.can_join(other._inner)
+            and super().can_join(other)
         )
 
-    def join(self, other: DiaTarget, row_ids: list[int]) -> None:
-        self._history.join(other._history, row_ids)
-        self._inner.join(other._inner, row_ids)
-
     def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
-        """The processed logits [B, W, C, V] of the given positions, host int64 [B, W]."""
         z = logits.cond.float()
         if self._guidance is not None and logits.uncond is not None:
             z = self._guidance(z, logits.uncond.float())

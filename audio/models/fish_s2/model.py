@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from mmspec.arguments import shown
+from mmspec.audio.config_file import integer_in
 from mmspec.audio.rounded_rotary import RoundedRotary
 from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 
-LARGEST = 2**24  # of a size in a configuration
 SLOW, FAST = "text_model.model.", "audio_decoder."
 NAMES = {
     "attention.wo.": "self_attn.o_proj.",
@@ -67,13 +67,13 @@ def read_config(found: Mapping[str, Any], what: str) -> FishConfig:
     config = FishConfig(
         slow=transformer(slow, what),
         fast=transformer(fast, what),
-        codebooks=size(fast, "num_codebooks", what, least=2),
-        codes=size(fast, "vocab_size", what, least=2),
-        first=size(found, "semantic_start_token_id", what, least=0),
-        end=size(found, "eos_token_id", what, least=0),
+        codebooks=integer_in(fast, what, "num_codebooks", least=2),
+        codes=integer_in(fast, what, "vocab_size", least=2),
+        first=integer_in(found, what, "semantic_start_token_id"),
+        end=integer_in(found, what, "eos_token_id"),
         tied=bool(slow.get("tie_word_embeddings", True)),
     )
-    last, texts = size(found, "semantic_end_token_id", what, least=0), size(slow, "vocab_size", what)
+    last, texts = integer_in(found, what, "semantic_end_token_id"), integer_in(slow, what, "vocab_size", least=1)
     widths = {config.slow.hidden_size, config.fast.hidden_size, fast.get("text_dim", config.slow.hidden_size)}
     if last - config.first + 1 != config.codes or max(last, config.end) >= texts or len(widths) > 1:
         raise ModelError(
@@ -81,18 +81,6 @@ def read_config(found: Mapping[str, Any], what: str) -> FishConfig:
             f"{texts} for {config.codes} codes, and widths {sorted(map(str, widths))}"
         )
     return config
-
-
-def size(place: Mapping[str, Any], name: str, what: str, least: int = 1) -> int:
-    """An integer of a configuration.
-
-    Raises:
-        ModelError: If it is missing or not allowed.
-    """
-    number = place.get(name)
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-        raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
-    return number
 
 
 def transformer(found: Mapping[str, Any], what: str) -> LlamaConfig | Qwen3Config:
@@ -111,12 +99,12 @@ def transformer(found: Mapping[str, Any], what: str) -> LlamaConfig | Qwen3Confi
     kind = Qwen3Config if found.get("attention_qk_norm") else LlamaConfig
     return kind(
         vocab_size=1,
-        hidden_size=size(found, "dim", what),
-        intermediate_size=size(found, "intermediate_size", what),
-        num_hidden_layers=size(found, "n_layer", what),
-        num_attention_heads=size(found, "n_head", what),
-        num_key_value_heads=size(found, "n_local_heads", what),
-        head_dim=size(found, "head_dim", what),
+        hidden_size=integer_in(found, what, "dim", least=1),
+        intermediate_size=integer_in(found, what, "intermediate_size", least=1),
+        num_hidden_layers=integer_in(found, what, "n_layer", least=1),
+        num_attention_heads=integer_in(found, what, "n_head", least=1),
+        num_key_value_heads=integer_in(found, what, "n_local_heads", least=1),
+        head_dim=integer_in(found, what, "head_dim", least=1),
         max_position_embeddings=found.get("max_seq_len", 32768),
         rms_norm_eps=float(numbers["norm_eps"]),
         rope_parameters={"rope_type": "default", "rope_theta": float(numbers["rope_base"])},
@@ -233,7 +221,7 @@ def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> FishS2:
     what, found, state = f"model {str(folder)!r}", read_json(folder / "config.json"), read_model_tensors(folder)
     check_depths(what, {name: each for name, each in found.items() if name != "audio_encoder_config"}, len(state))
     with building(what, "a Fish S2"):
-        model = FishS2(read_config(found, what), size(found["text_config"], "vocab_size", what))
+        model = FishS2(read_config(found, what), integer_in(found["text_config"], what, "vocab_size", least=1))
     used = renamed(state, model.config)
     load_tensors(what, used, model, device, dtype)
     for part in (model.slow, model.fast):

@@ -199,12 +199,7 @@ def spoken(text: str) -> str:
 
 
 def from_folder(source: PublishedFolder) -> FishAdapter:
-    """The adapter of a published folder.
-
-    Raises:
-        ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
-        ModelError: For missing, broken or unsupported files.
-    """
+    """The adapter of a published folder; see `PublishedFolder`."""
     options = read_options(source.options)
     if source.codec is None and not (source.folder / FILE).is_file():
         raise ArgumentError(

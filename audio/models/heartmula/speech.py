@@ -129,14 +129,10 @@ def beside(folder: Path, name: str) -> Path:
 
 
 def from_folder(source: PublishedFolder) -> HeartMuLaAdapter:
-    """The adapter of a published folder.
+    """The adapter of a published folder; see `PublishedFolder`.
 
     The processor is a `tokenizers.Tokenizer`, or its file. `tokenizer.json` and `gen_config.json` are in the folder, or
     in the one around it.
-
-    Raises:
-        ArgumentError: For unknown options, values that are not allowed, and a missing codec.
-        ModelError: For missing, broken or unsupported files.
     """
     options = options_of(Options, source.options, "HeartMuLa", ("codec",))
     check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))

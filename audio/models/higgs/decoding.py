@@ -29,8 +29,8 @@ from mmspec.audio.multi_codebook.decoding import (
     refuse_logits_processors,
 )
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.errors import ArgumentError
 from mmspec.hf.arguments import read_length, read_processors, read_sampling, refuse_modes
 from mmspec.hf.causal_target import Prompt
@@ -185,7 +185,7 @@ def plan(model: Any, request: HiggsRequest) -> ColumnDecodingPlan:
     return ColumnDecodingPlan(target, layout, size, sampling if repetition is None else SamplingParams(), False)
 
 
-class HiggsTarget:
+class HiggsTarget(HistoryTarget):
     """A Higgs Audio whose logits include its logits processors and its repetition-aware sampling.
 
     Args:
@@ -204,35 +204,16 @@ class HiggsTarget:
         repetition: RepetitionLimit | None,
         config: Any,
     ) -> None:
-        self.vocab_size, self.layers = inner.vocab_size, inner.layers
-        self.device = inner.device
-        self._inner = inner
-        self._history = history
+        super().__init__(inner, history)
         self._sampler = sampler
         self._repetition = repetition
         self._begin, self._end = int(config.audio_stream_bos_id), int(config.audio_stream_eos_id)
         self._codebooks = int(config.num_codebooks)
 
-    def prefill(self) -> Logits:
-        logits = self._inner.prefill()
-        return self._processed(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
-
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        self._history.write(tokens, at)
-        return self._processed(
-            self._inner.forward(tokens, at, early_exit).cond, at[:, None] + 1 + np.arange(tokens.shape[1])
-        )
-
     def select_rows(self, row_ids: list[int]) -> None:
-        self._history.select_rows(row_ids)
-        self._inner.select_rows(row_ids)
+        super().select_rows(row_ids)
         if self._sampler is not None:
             self._sampler.select_rows(torch.tensor(row_ids, device=self.device))
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return cache_bytes(self._inner)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same limit of repetitions, or none."""
@@ -240,19 +221,16 @@ class HiggsTarget:
             isinstance(other, HiggsTarget)
             and other._repetition == self._repetition
             and (other._sampler is None) == (self._sampler is None)
-            and self._history.can_join(other._history)
-            and self._inner.can_join(other._inner)
+            and super().can_join(other)
         )
 
     def join(self, other: HiggsTarget, row_ids: list[int]) -> None:
-        self._history.join(other._history, row_ids)
-        self._inner.join(other._inner, row_ids)
+        super().join(other, row_ids)
         if self._sampler is not None and other._sampler is not None:
             self._sampler.join(other._sampler, row_ids)
 
-    def _processed(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
-        """The processed logits [B, W, K, V] of the given positions, host int64 [B, W]."""
-        raw = raw.float()
+    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
+        raw = logits.cond.float()
         code, books = torch.arange(self.vocab_size, device=raw.device), torch.arange(self._codebooks, device=raw.device)
         since = torch.from_numpy(positions).to(raw.device) - self._history.first(self._end, self._codebooks, positions)
         ends = since[..., None] > books

@@ -20,8 +20,9 @@ from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, triangles
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit, cache_bytes
+from mmspec.decoding.target import EarlyExit
 from mmspec.hf.causal_target import Prompt
 from mmspec.hf.plan import position_ids_of
 from mmspec.sampling.constraints import ForcedCells
@@ -85,7 +86,7 @@ def plan(model: HiggsV3, request: HiggsV3Request) -> ColumnDecodingPlan:
     return ColumnDecodingPlan(target, layout, end + 1, request.sampling, False)
 
 
-class HiggsV3Target:
+class HiggsV3Target(HistoryTarget):
     """A Higgs TTS 3 whose logits include the end of a row.
 
     Args:
@@ -96,42 +97,18 @@ class HiggsV3Target:
     """
 
     def __init__(self, inner: ColumnTarget, history: ColumnHistory, codebooks: int, end: int) -> None:
-        self.vocab_size, self.layers = inner.vocab_size, inner.layers
-        self.device = inner.device
-        self._inner, self._history = inner, history
+        super().__init__(inner, history)
         self._codebooks, self._end = codebooks, end
-
-    def prefill(self) -> Logits:
-        return self._inner.prefill()
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
         places = at[:, None] + np.arange(tokens.shape[1])
         may_end = torch.from_numpy(places >= self._codebooks).to(self.device)
         self._history.write(torch.where(may_end, tokens[..., 0], -1)[..., None], at)
-        z = self._inner.forward(tokens, at, early_exit).cond.float()
-        ended = self._history.first(self._end, 1, places + 1)
-        last = torch.from_numpy(places + 1).to(z.device) - ended == self._codebooks - 2  # [B, W]
+        return self._processed(self._inner.forward(tokens, at, early_exit), places + 1)
+
+    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
+        z, ended = logits.cond.float(), self._history.first(self._end, 1, positions)
+        last = torch.from_numpy(positions).to(z.device) - ended == self._codebooks - 2  # [B, W]
         only = torch.where(torch.arange(self.vocab_size, device=z.device) == self.vocab_size - 1, 0.0, -torch.inf)
         first = torch.where(last[..., None], only, z[:, :, 0])
         return Logits(torch.cat([first[:, :, None], z[:, :, 1:]], dim=2), None)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._history.select_rows(row_ids)
-        self._inner.select_rows(row_ids)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return cache_bytes(self._inner)
-
-    def can_join(self, other: object) -> bool:
-        """Whether the rows of `other` can join: a target of the same model."""
-        return (
-            isinstance(other, HiggsV3Target)
-            and self._history.can_join(other._history)
-            and self._inner.can_join(other._inner)
-        )
-
-    def join(self, other: HiggsV3Target, row_ids: list[int]) -> None:
-        self._history.join(other._history, row_ids)
-        self._inner.join(other._inner, row_ids)

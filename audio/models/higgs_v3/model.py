@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 
 from mmspec.arguments import shown
 from mmspec.audio.codecs.higgs import HiggsCodec
+from mmspec.audio.config_file import integer_in
 from mmspec.audio.rounded_rotary import RoundedRotary
 from mmspec.checkpoint import building, check_depths, check_tensors, load_tensors, read_model_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 
-LARGEST = 2**24  # of a size in a configuration
 ROPE_THETA = 1_000_000.0  # of a Qwen3 whose configuration leaves it open
 TEXT, BODY = "tied.embedding.text_embedding.", "body."
 CODES, HEAD = "tied.embedding.modality_embeddings.0.embedding.", "tied.head.modality_heads.0."
@@ -82,12 +83,7 @@ def read_config(found: Mapping[str, Any], what: str) -> HiggsV3Config:
     if (kind := audio.get("encoder_type", "discrete")) != "discrete":
         raise ModelError(f"{what} has encoder_type={shown(kind)}; 'discrete' is supported, which speaks")
 
-    def value(name: str, default: int, least: int) -> int:
-        number = audio.get(name, default)
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-            raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
-        return number
-
+    value = partial(integer_in, audio, what)
     own = {name: setting for name, setting in language.items() if setting is not None}
     rope = own.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:

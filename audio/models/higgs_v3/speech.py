@@ -192,12 +192,7 @@ def refuse_marks(name: str, text: str) -> None:
 
 
 def from_folder(source: PublishedFolder) -> HiggsV3Adapter:
-    """The adapter of a published folder.
-
-    Raises:
-        ArgumentError: For unknown options, and values that are not allowed.
-        ModelError: For missing, broken or unsupported files.
-    """
+    """The adapter of a published folder; see `PublishedFolder`."""
     options = read_options(source.options)
     tokenizer = tokenizer_of(source.processor, source.folder, "PreTrainedTokenizerFast")
     (model, state), draft = source.model(read_model), source.draft_model(read_model)

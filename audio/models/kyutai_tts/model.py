@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmspec.arguments import shown
+from mmspec.audio.config_file import LARGEST, integer_in
 from mmspec.checkpoint import building, load_tensors, read_tensors
 from mmspec.errors import ModelError
 from mmspec.hf.folder import read_json
 from mmspec.hf.slot_cache import SlotCache
 
-LARGEST = 2**24  # of a size in a configuration
 # Options of the original: the value of a config that leaves one out, and the only value that is supported.
 FIXED: dict[str, tuple[Any, Any]] = {
     "causal": (True, True),
@@ -125,11 +125,7 @@ def read_config(found: Mapping[str, Any], what: str) -> KyutaiConfig:
     """
 
     def value(name: str, default: int | None = None, least: int = 1, place: Mapping[str, Any] = found) -> int:
-        number = place.get(name, default)
-        number = default if number is None else number
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-            raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
-        return number
+        return integer_in(place, what, name, default, least)
 
     def mapping(place: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         inner = place.get(name)

@@ -203,13 +203,9 @@ def is_kyutai_tts(config: Mapping[str, Any]) -> bool:
 
 
 def from_folder(source: PublishedFolder) -> KyutaiAdapter:
-    """The adapter of a published folder.
+    """The adapter of a published folder; see `PublishedFolder`.
 
     The processor is an object whose method `encode` makes text ids of a word, or the file of a sentencepiece model.
-
-    Raises:
-        ArgumentError: For unknown options, values that are not allowed, and a missing codec.
-        ModelError: For missing, broken or unsupported files.
     """
     options = read_options(source.options)
     if source.draft is not None:

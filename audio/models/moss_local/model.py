@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,10 @@ from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
+from mmspec.audio.config_file import integer_in
+from mmspec.audio.published_folder import read_published
 from mmspec.errors import ModelError
-from mmspec.hf.folder import BUFFERS, read_json
 from mmspec.hf.slot_cache import SlotCache
-
-LARGEST = 2**24  # of a size in a configuration
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,12 @@ def read_config(found: Mapping[str, Any], what: str) -> MossLocalConfig:
         ModelError: If a value is missing or not allowed.
     """
 
-    def value(name: str, default: Any, place: Mapping[str, Any] = found, least: int = 0) -> int:
-        number = place.get(name)
-        number = default if number is None else number
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-            raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
-        return number
-
+    value = partial(integer_in, found, what)
     language = found.get("qwen3_config", found.get("language_config"))
     local = found.get("gpt2_config")
     if not isinstance(language, Mapping) or not isinstance(local, Mapping):
         raise ModelError(f"{what} has no qwen3_config or no gpt2_config in its config.json")
+    of_local = partial(integer_in, local, what)
     bases = ("rope_theta", "rope_parameters", "rope_scaling")
     base = {} if any(language.get(name) is not None for name in bases) else {"rope_theta": 1_000_000.0}
     qwen3, books = Qwen3Config(**{**language, **base}), value("n_vq", 12, least=2)
@@ -108,7 +102,7 @@ def read_config(found: Mapping[str, Any], what: str) -> MossLocalConfig:
         raise ModelError(f"{what} has audio_codebook_sizes={shown(sizes)}; {books} of {codes} are supported")
     if place not in ("absolute", "rope"):
         raise ModelError(f"{what} has position_embedding_type={shown(place)}; it must be 'absolute' or 'rope'")
-    mode, width = found.get("local_text_head_mode", "binary"), value("n_embd", 768, local, 1)
+    mode, width = found.get("local_text_head_mode", "binary"), of_local("n_embd", 768, 1)
     if mode not in ("binary", "full_vocab"):
         raise ModelError(f"{what} has local_text_head_mode={shown(mode)}; it must be 'binary' or 'full_vocab'")
     if local.get("scale_attn_by_inverse_layer_idx") or local.get("scale_attn_weights") is False:
@@ -117,9 +111,9 @@ def read_config(found: Mapping[str, Any], what: str) -> MossLocalConfig:
         language=qwen3,
         local=LocalConfig(
             width=width,
-            inner=value("n_inner", 4 * width, local, 1),
-            layers=value("local_transformer_layers", value("n_layer", 12, local, 1), least=1),
-            heads=value("n_head", 12, local, 1),
+            inner=of_local("n_inner", 4 * width, 1),
+            layers=value("local_transformer_layers", of_local("n_layer", 12, 1), least=1),
+            heads=of_local("n_head", 12, 1),
             positions=books + 1 if place == "absolute" else 0,
             rope_base=float(local.get("rope_base", 10_000.0)),
             activation=str(local.get("activation_function", "gelu_new")),
@@ -269,25 +263,12 @@ class MossLocal(nn.Module):
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossLocal:
-    """The model in a published folder, in evaluation mode.
-
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
-    """
-    what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
-    state = read_model_tensors(folder)
-    check_depths(what, found, len(state))
-    with building(what, "a MOSS-TTS-Local"):
-        model = MossLocal(read_config(found, what))
-    used = {untied(name): value for name, value in state.items() if not BUFFERS.search(name)}
-    load_tensors(what, used, model, device, dtype)
+    """The model in a published folder; see `mmspec.audio.published_folder.read_published`."""
+    model = read_published(
+        folder, device, dtype, "a MOSS-TTS-Local", lambda found, what: MossLocal(read_config(found, what)), untied
+    )
     model.transformer.rotary_emb = Qwen3RotaryEmbedding(model.config.language).to(device)  # not in the files
-    return model.requires_grad_(False).eval()
+    return model
 
 
 def untied(name: str) -> str:

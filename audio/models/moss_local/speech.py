@@ -137,12 +137,7 @@ def named(value: str | int | None) -> str:
 
 
 def from_folder(source: PublishedFolder) -> MossLocalAdapter:
-    """The adapter of a published folder.
-
-    Raises:
-        ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
-        ModelError: For missing, broken or unsupported files.
-    """
+    """The adapter of a published folder; see `PublishedFolder`."""
     options = read_options(LocalOptions, source.options, "MOSS-TTS-Local", (("ahead", 0, MAX_AHEAD),))
     codec = needed_codec(source.codec, "MOSS-TTS-Local", "MOSS-Audio-Tokenizer-v2")
     tokenizer = tokenizer_of(source.processor, source.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,10 @@ from transformers import Qwen3Config, Qwen3Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from mmspec.arguments import shown
-from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
+from mmspec.audio.config_file import integer_in
+from mmspec.audio.published_folder import read_published
 from mmspec.errors import ModelError
-from mmspec.hf.folder import BUFFERS, read_json
 from mmspec.hf.slot_cache import SlotCache
-
-LARGEST = 2**24  # of a size in a configuration
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,7 @@ def read_config(found: Mapping[str, Any], what: str) -> LocalV1Config:
         ModelError: If a value is missing or not allowed.
     """
 
-    def value(name: str, default: int, least: int = 0) -> int:
-        number = found.get(name, default)
-        if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
-            raise ModelError(f"{what} has {name}={shown(number)} in its config.json, which is not allowed")
-        return number
-
+    value = partial(integer_in, found, what)
     language = found.get("language_config")
     if not isinstance(language, Mapping):
         raise ModelError(f"{what} has no language_config in its config.json")
@@ -211,23 +205,10 @@ class MossLocalV1(nn.Module):
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossLocalV1:
-    """The model in a published folder, in evaluation mode.
-
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
-    """
-    what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
-    state = read_model_tensors(folder)
-    check_depths(what, found, len(state))
-    with building(what, "a MOSS-TTS-Local"):
-        model = MossLocalV1(read_config(found, what))
-    used = {name: value for name, value in state.items() if not BUFFERS.search(name)}
-    load_tensors(what, used, model, device, dtype)
+    """The model in a published folder; see `mmspec.audio.published_folder.read_published`."""
+    model = read_published(
+        folder, device, dtype, "a MOSS-TTS-Local", lambda found, what: MossLocalV1(read_config(found, what))
+    )
     rotary = Qwen3RotaryEmbedding(model.config.language).to(device)  # not in the files
     model.model.language_model.rotary_emb = rotary
-    return model.requires_grad_(False).eval()
+    return model

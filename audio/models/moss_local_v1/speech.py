@@ -121,12 +121,7 @@ class MossLocalV1Adapter(MossSpeaker):
 
 
 def from_folder(source: PublishedFolder) -> MossLocalV1Adapter:
-    """The adapter of a published folder.
-
-    Raises:
-        ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
-        ModelError: For missing, broken or unsupported files.
-    """
+    """The adapter of a published folder; see `PublishedFolder`."""
     options = read_options(LocalV1Options, source.options, "MOSS-TTS-Local")
     check_integers(options, (("codebooks", 1, 256),), optional=("codebooks",))
     penalty: Any = options.repetition_penalty

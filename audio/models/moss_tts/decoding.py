@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, TopKLogitsWarper, TopPLogitsWarper
 
+from mmspec.audio.config_file import integer_in
 from mmspec.audio.multi_codebook.column_target import ColumnTarget
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingPlan
 from mmspec.audio.multi_codebook.history import ColumnHistory
+from mmspec.audio.multi_codebook.history_target import HistoryTarget
 from mmspec.decoding.layout import Layout
-from mmspec.decoding.target import EarlyExit, cache_bytes
 from mmspec.errors import ModelError
 from mmspec.hf.causal_target import Prompt
 from mmspec.hf.plan import position_ids_of
@@ -65,12 +67,7 @@ def read_config(found: Mapping[str, Any], what: str) -> MossConfig:
         ModelError: If a value is missing or not allowed.
     """
 
-    def value(name: str, default: int) -> int:
-        number = found.get(name, default)
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**24:
-            raise ModelError(f"{what} has {name}={str(number)[:80]!r} in its config.json, which is not allowed")
-        return number
-
+    value = partial(integer_in, found, what)
     language = found.get("language_config")
     if not isinstance(language, Mapping):
         raise ModelError(f"{what} has no language_config in its config.json")
@@ -189,7 +186,7 @@ def plan(model: MossTTS, request: MossRequest) -> ColumnDecodingPlan:
     return ColumnDecodingPlan(target, layout, size, sampling, False)
 
 
-class MossTarget:
+class MossTarget(HistoryTarget):
     """A MOSS-TTS whose logits include what a column may contain, and the sampling parameters of its cells.
 
     Args:
@@ -202,45 +199,20 @@ class MossTarget:
     def __init__(
         self, inner: ColumnTarget, history: ColumnHistory, sampling: SamplingParams, text_temperature: float
     ) -> None:
-        self.vocab_size, self.layers = inner.vocab_size, inner.layers
-        self.device = inner.device
-        self._inner, self._history = inner, history
+        super().__init__(inner, history)
         self._sampling, self._text_temperature = sampling, text_temperature
-
-    def prefill(self) -> Logits:
-        logits = self._inner.prefill()
-        return self._processed(logits.cond, np.zeros((len(logits.cond), 1), dtype=np.int64))
-
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
-        self._history.write(tokens, at)
-        raw = self._inner.forward(tokens, at, early_exit).cond
-        return self._processed(raw, at[:, None] + 1 + np.arange(tokens.shape[1]))
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._history.select_rows(row_ids)
-        self._inner.select_rows(row_ids)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache."""
-        return cache_bytes(self._inner)
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they are sampled with the same parameters."""
         return (
             isinstance(other, MossTarget)
             and (other._sampling, other._text_temperature) == (self._sampling, self._text_temperature)
-            and self._history.can_join(other._history)
-            and self._inner.can_join(other._inner)
+            and super().can_join(other)
         )
 
-    def join(self, other: MossTarget, row_ids: list[int]) -> None:
-        self._history.join(other._history, row_ids)
-        self._inner.join(other._inner, row_ids)
-
-    def _processed(self, raw: Tensor, positions: NDArray[np.int64]) -> Logits:
+    def _processed(self, logits: Logits, positions: NDArray[np.int64]) -> Logits:
         """The logits [B, W, 1 + K, V] of the given positions, host int64 [B, W]."""
-        z, pad = raw.float(), self.vocab_size - 1
+        z, pad = logits.cond.float(), self.vocab_size - 1
         place = torch.from_numpy(positions).to(z.device)
         since = place - self._history.first(DELAY, 1, positions)  # columns since the first delay slot; negative before
         book = torch.arange(z.shape[2] - 1, device=z.device)

@@ -24,9 +24,8 @@ from mmspec.audio.models.moss_tts.message import (
 )
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob
 from mmspec.audio.multi_codebook.delay_pattern import delay, linear_delays, undelay
-from mmspec.audio.published_folder import PublishedFolder
-from mmspec.checkpoint import building, check_depths, load_tensors, read_model_tensors
-from mmspec.hf.folder import BUFFERS, read_json, tokenizer_of
+from mmspec.audio.published_folder import PublishedFolder, read_published
+from mmspec.hf.folder import read_json, tokenizer_of
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
 
@@ -101,33 +100,18 @@ class MossAdapter(MossSpeaker):
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype | str) -> MossTTS:
-    """The model in a published folder, in evaluation mode.
-
-    Args:
-        folder: Contains `config.json` and the weights, as `.safetensors`.
-        device: Where to put the model.
-        dtype: The type of its weights, or "auto" for that of the files.
-
-    Raises:
-        ModelError: If files are missing, damaged or of another model.
-    """
-    what, found = f"model {str(folder)!r}", read_json(folder / "config.json")
-    state = read_model_tensors(folder)
-    check_depths(what, found, len(state))
-    with building(what, "a MOSS-TTS with delays"):
-        model = MossTTS(read_config(found, what))
-    used = {name: value for name, value in state.items() if not BUFFERS.search(name)}
-    load_tensors(what, used, model, device, dtype)
+    """The model in a published folder; see `mmspec.audio.published_folder.read_published`."""
+    model = read_published(
+        folder, device, dtype, "a MOSS-TTS with delays", lambda found, what: MossTTS(read_config(found, what))
+    )
     model.language_model.rotary_emb = Qwen3RotaryEmbedding(model.config.language).to(device)  # not in the files
-    return model.requires_grad_(False).eval()
+    return model
 
 
 def from_folder(source: PublishedFolder) -> MossSpeaker:
     """The adapter of a published folder, of this model or the first MOSS-TTS-Local, whose config.json names one class.
 
-    Raises:
-        ArgumentError: For unknown options, values that are not allowed, and if there is no codec.
-        ModelError: For missing, broken or unsupported files.
+    See `PublishedFolder`.
     """
     if is_local_v1(read_json(source.folder / "config.json")):
         return moss_local_v1(source)

@@ -247,12 +247,7 @@ def read_tokenizer(where: str | Path) -> Any:
 
 
 def from_folder(source: PublishedFolder) -> Qwen3TTSAdapter:
-    """The adapter of a published folder.
-
-    Raises:
-        ArgumentError: For unknown options, and values that are not allowed.
-        ModelError: For missing, broken or unsupported files.
-    """
+    """The adapter of a published folder; see `PublishedFolder`."""
     options = read_options(source.options)
     codec, tokenizer = source.codec, source.processor
     if codec is None:

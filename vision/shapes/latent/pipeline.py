@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments import check_callback, check_flag, check_integer, check_number, text_list
+from mmspec.arguments import check_flag, check_integer, check_number, text_list
 from mmspec.continuous.run import run_latents
 from mmspec.continuous.sampler import LatentModel
 from mmspec.decoding.adaptive_window import adaptive_windows_of
@@ -98,12 +98,11 @@ class LatentShapes:
             ArgumentError: If an argument has a value that is not allowed.
             UnknownNameError: If there is no recipe or rule of that name.
         """
-        check_call(num_images_per_prompt, output_type)
+        check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step)
         for name, value, off in (("top_k", top_k, 0), ("top_p", top_p, 1.0)):
             if value is not None and not (isinstance(value, (int, float)) and value == off):
                 raise ArgumentError(f"{name}={value!r} is not possible: the tokens of this model are vectors")
         check_integer("head_steps", head_steps, 1, 1000)
-        check_callback("on_step", on_step)
         check_flag("measure_entropy", measure_entropy)
         recipe, temperature = parse(recipe), TEMPERATURE if temperature is None else temperature
         scale = GUIDANCE if guidance_scale is None else guidance_scale
