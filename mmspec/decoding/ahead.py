@@ -179,16 +179,19 @@ def parts_ahead(target: object, drafter: object, sampler: object, state: BatchSt
         return None
     if layout.kind != "tokens" or layout.ends is not None or layout.stops is not None:
         return None
-    if not (_has(target, "reads_ahead", "forward_ahead") and _has(sampler, "sample_ahead", "verify_ahead")):
+    if not (reads_ahead(target) and _has(sampler, "sample_ahead", "verify_ahead")):
         return None
     reads, samples = cast(ReadsAhead, target), cast(SamplesAhead, sampler)
-    if not reads.reads_ahead:
-        return None
     if drafter is None:
         return Ahead(reads, samples, None)
     if not (_has(drafter, "drafts_ahead", "draft_ahead") and cast(DraftsAhead, drafter).drafts_ahead):
         return None
     return Ahead(reads, samples, cast(DraftsAhead, drafter))
+
+
+def reads_ahead(target: object) -> bool:
+    """Whether a target is a `ReadsAhead`, and can read ahead now."""
+    return _has(target, "reads_ahead", "forward_ahead") and cast(ReadsAhead, target).reads_ahead
 
 
 def _has(part: object, *names: str) -> bool:

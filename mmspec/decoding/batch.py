@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.open_window import RECENT, OpenWindow, split_numbers
-from mmspec.sampling.mirrored import mirrored, on_device, upload
+from mmspec.sampling.mirrored import mirrored, on_device, overwrite, upload
 from mmspec.sampling.rng import CounterRNG, WindowRNG
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.tree import Tree, TreeNumbers
@@ -249,11 +249,10 @@ class BatchState:
         if self._row_limits is None:
             # A row that has ended stays where it is.
             limits = np.where(self.is_running, self._limits[self.ids], self.length)
-            there = on_device(limits, self.device)
             if self._device_limits is None:
-                self._device_limits = there
+                self._device_limits = on_device(limits, self.device)
             else:
-                self._device_limits.copy_(there)
+                overwrite(self._device_limits, limits)
             self._row_limits = mirrored(limits, self._device_limits)
         return self._row_limits
 

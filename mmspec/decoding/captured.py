@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmspec.decoding.ahead import Ahead, OpenedWindow, PendingVerdict
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.cuda_graphs import GraphPool, can_capture, capture
+from mmspec.decoding.graph_capture import GraphPool, can_capture, capture
 from mmspec.decoding.open_window import split_numbers
 from mmspec.decoding.stats import Meter
 from mmspec.sampling.acceptance import Accept

@@ -5,27 +5,23 @@ call of a given width and a given cache length has static input buffers. On a CU
 replayed, so that the host only copies tokens and slots. The part of the cache that is read grows in steps of 128 slots;
 slots after a row's last one are masked.
 
-Prompts, trees and early exits run eagerly on the same cache. So does every call of a model that cannot be captured,
-such as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns graphs off.
+Prompts, trees and early exits of trees and of short caches run eagerly on the same cache. So does every call of a model
+that cannot be captured, such as one that synchronizes with the device. `MMSPEC_CUDA_GRAPHS=off` turns graphs off.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from mmspec.decoding.attention_backends import with_plans
+from mmspec.decoding.graph_capture import RefusesSynchronization, capturing, streams
 from mmspec.decoding.quantized_cache import cache_bits
 from mmspec.decoding.target import (
     EarlyExit,
@@ -51,8 +47,9 @@ VARIABLE = "MMSPEC_CUDA_GRAPHS"
 _STEP = 128  # slots by which the part of the cache that is read grows
 _MAX_WIDTH = 128  # tokens per row; wider calls keep the device busy anyway, and a graph would hold on to their memory
 
-# (tokens int64 [R, W], slots int64 [R, W], number of cache slots to read) -> logits [R, W, V] and features [R, W, D].
-Read = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+# (tokens int64 [R, W], slots int64 [R, W], number of cache slots to read, early exit) -> logits [R, W, V] and features
+# [R, W, D].
+Read = Callable[[Tensor, Tensor, int, EarlyExit | None], tuple[Tensor, Tensor]]
 
 
 class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, Protocol):
@@ -77,13 +74,16 @@ class Capturable(SupportsTreeEarlyExit, ExitFeatureTarget, LayerFeatureTarget, P
         """The cache slots of positions."""
         ...
 
-    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Reads a window; returns logits [R, W, V] and features [R, W, D].
 
         Args:
-            tokens: int64 [R, W], the unconditional rows included.
+            tokens: int64 [R, W], the unconditional rows included, unless they do not run in the early exit.
             slots: int64 [R, W], the cache slot of each token.
             end: The number of cache slots to read; greater than every slot whose logits are used.
+            early_exit: The part that runs, whose `recent` is 0; None for all.
         """
         ...
 
@@ -106,20 +106,22 @@ def use_cuda_graphs(device: torch.device) -> bool:
 
 
 class GraphCache:
-    """Captured calls, by window width and cache length.
+    """Captured calls, by window width and cache length, of the whole model and of its early exits.
 
-    The graphs share one memory pool, so the output of a call must be copied before the next call.
-
-    Attributes:
-        works: False after a call could not be captured.
+    The graphs of one part of the model share one memory pool, so the output of a call must be copied before the next
+    call of that part.
     """
 
     def __init__(self) -> None:
-        self.works = True
-        self._calls: dict[tuple[int, int], _CapturedCall] = {}
-        self._pool: Any = None
+        self._calls: dict[tuple[int, int, EarlyExit | None], _CapturedCall] = {}
+        self._pools: dict[EarlyExit | None, Any] = {}
+        self._fails: set[EarlyExit | None] = set()  # the parts of which a call could not be captured
 
-    def width(self, count: int, most: int) -> int:
+    def works(self, part: EarlyExit | None = None) -> bool:
+        """Whether every call of a part of the model could be captured so far; None is the whole model."""
+        return part not in self._fails
+
+    def width(self, count: int, most: int, part: EarlyExit | None = None) -> int:
         """The width of the call that reads `count` tokens: that of a captured call if one is less than twice as wide.
 
         The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
@@ -127,40 +129,52 @@ class GraphCache:
         Args:
             count: Tokens per row.
             most: The largest width that fits the cache.
+            part: The early exit; None is the whole model.
         """
-        return min((w for w, _ in self._calls if count <= w < 2 * count and w <= most), default=count)
+        widths = (w for w, _, known in self._calls if known == part)
+        return min((w for w in widths if count <= w < 2 * count and w <= most), default=count)
 
-    def call(self, read: Read, batch_size: int, width: int, end: int, device: torch.device) -> _CapturedCall | None:
+    def call(
+        self,
+        read: Read,
+        batch_size: int,
+        width: int,
+        end: int,
+        device: torch.device,
+        part: EarlyExit | None = None,
+    ) -> _CapturedCall | None:
         """The captured call of a shape, captured now if it is new; None if it cannot be captured."""
-        found = self._calls.get((width, end))
+        found = self._calls.get((width, end, part))
         if found is None:
-            found = _CapturedCall(batch_size, width, end, device)
+            found = _CapturedCall(batch_size, width, end, device, part)
             if device.type == "cuda":
                 try:
-                    with _capturing:
-                        self._pool = self._pool or torch.cuda.graph_pool_handle()
-                        found.capture(read, self._pool, first=not self._calls)
+                    with capturing:
+                        pool = self._pools.setdefault(part, torch.cuda.graph_pool_handle())
+                        found.capture(read, pool, first=all(known != part for *_, known in self._calls))
                 except RuntimeError:  # raised by torch and CUDA for operations that cannot be captured
-                    self.works = False
+                    self._fails.add(part)
                     return None
-            self._calls[width, end] = found
+            self._calls[width, end, part] = found
             record_setup()
         return found
 
 
 class _CapturedCall:
-    """The call of one window width and one cache length, with its input buffers; on a CPU it runs eagerly.
+    """The call of one part, window width and cache length, with its input buffers; on a CPU it runs eagerly.
 
     Attributes:
         tokens: int64 [R, W], an input buffer.
         slots: int64 [R, W], an input buffer.
     """
 
-    def __init__(self, batch_size: int, width: int, end: int, device: torch.device) -> None:
+    def __init__(
+        self, batch_size: int, width: int, end: int, device: torch.device, part: EarlyExit | None = None
+    ) -> None:
         with torch.inference_mode(False):  # the buffers may be written outside of inference mode later
             self.tokens = torch.zeros(batch_size, width, dtype=torch.int64, device=device)
             self.slots = torch.arange(width, device=device).repeat(batch_size, 1) + (end - width)
-        self._end = end
+        self._end, self._part = end, part
         self._out: tuple[Tensor, Tensor] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -170,13 +184,13 @@ class _CapturedCall:
         Args:
             read: The call.
             pool: The memory pool that all graphs share.
-            first: Whether no call of this model was captured before; it then runs twice to warm up.
+            first: Whether no call of this part was captured before; it then runs twice to warm up.
 
         Raises:
             RuntimeError: If the call cannot be captured.
         """
         device = self.tokens.device
-        current, (warmup_stream, capture_stream) = torch.cuda.current_stream(device), _streams(device)
+        current, (warmup_stream, capture_stream) = torch.cuda.current_stream(device), streams(device)
         # The current stream is set explicitly, because a capture that fails would leave its own stream set.
         with torch.cuda.device(device), torch.cuda.stream(current), with_plans():
             warmup_stream.wait_stream(current)
@@ -184,126 +198,30 @@ class _CapturedCall:
                 # Initialization on the first call must not be captured.
                 with torch.cuda.stream(warmup_stream):
                     if first:
-                        read(self.tokens, self.slots, self._end)
+                        self._run(read)
                     with RefusesSynchronization():
-                        read(self.tokens, self.slots, self._end)
+                        self._run(read)
             finally:
                 current.wait_stream(warmup_stream)  # an eager call would write to the same cache slots next
             graph = torch.cuda.CUDAGraph()
             # The default capture stream of torch belongs to the first device that anything was captured on.
             with torch.cuda.graph(graph, pool=pool, stream=capture_stream, capture_error_mode="thread_local"):
-                self._out = read(self.tokens, self.slots, self._end)
+                self._out = self._run(read)
             self._graph = graph
+
+    def _run(self, read: Read) -> tuple[Tensor, Tensor]:
+        return read(self.tokens, self.slots, self._end, self._part)
 
     def __call__(self, read: Read) -> tuple[Tensor, Tensor]:
         if self._graph is None:
-            return read(self.tokens, self.slots, self._end)
+            return self._run(read)
         self._graph.replay()
         assert self._out is not None
         return self._out
 
 
-@cache
-def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """The warm-up and the capture stream of a device. They are reused, as libraries keep a workspace per stream."""
-    return torch.cuda.Stream(device), torch.cuda.Stream(device)
-
-
-class RefusesSynchronization(TorchDispatchMode):
-    """A context in which an operator that synchronizes with a CUDA device raises an error; in a capture it would
-    corrupt the graph.
-
-    It holds for this thread alone, unlike `torch.cuda.set_sync_debug_mode`: others decode meanwhile.
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        chosen_by_value = name in _INDEXES and any(t.dtype in (torch.bool, torch.uint8) for t in given[1:])
-        if (name in _SYNCHRONIZES or chosen_by_value) and any(t.is_cuda for t in given):
-            raise RuntimeError(f"{name} synchronizes with the device")
-        out = func(*args, **(kwargs or {}))
-        tensors = [*given, *(t for t in tree_leaves(out) if isinstance(t, Tensor))]
-        # A number of the host is passed as an argument of the kernel.
-        if len({t.device.type for t in tensors if t.dim() or t.is_cuda}) > 1:
-            raise RuntimeError(f"{name} copies between host and device")
-        return out
-
-
-class GraphPool:
-    """The memory of graphs that are captured with `capture`.
-
-    CUDA frees a pool only when it runs out of memory, so that the pool of graphs that are not needed any more becomes
-    that of later ones.
-
-    Attributes:
-        handle: Of the pool, once a graph has been captured.
-        latest: The latest graph, with which the pool lives.
-    """
-
-    def __init__(self) -> None:
-        self.handle: Any = None
-        self.latest: torch.cuda.CUDAGraph | None = None
-
-    @classmethod
-    def of(cls, device: torch.device) -> GraphPool:
-        """A pool that is free."""
-        try:
-            return _spare[device].pop()
-        except IndexError:
-            return cls()
-
-    def release(self, device: torch.device) -> None:
-        """Leaves the pool to others; its graphs must not be replayed any more."""
-        if self.latest is not None:
-            _spare[device].append(self)
-
-
-_spare: defaultdict[torch.device, list[GraphPool]] = defaultdict(list)
-
-
-def can_capture(device: torch.device) -> bool:
-    """Whether `capture` can capture on a device."""
-    return device.type == "cuda"
-
-
-def capture(body: Callable[[], None], device: torch.device, pool: GraphPool) -> torch.cuda.CUDAGraph | None:
-    """Captures what a function launches on a device, which is not run; None if it cannot be captured.
-
-    Args:
-        body: The function. Whatever it compiles or prepares once is done already.
-        device: A CUDA device.
-        pool: The memory of the graph.
-    """
-    current, (_, capture_stream) = torch.cuda.current_stream(device), _streams(device)
-    graph = torch.cuda.CUDAGraph()
-    # As `torch.cuda.graph`, which also waits for the device and frees what memory is unused: here a model decodes.
-    with _capturing, torch.cuda.device(device), torch.cuda.stream(current):
-        pool.handle = pool.handle or torch.cuda.graph_pool_handle()
-        capture_stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(capture_stream):
-                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                try:
-                    body()
-                finally:
-                    graph.capture_end()
-        except RuntimeError:  # raised by torch and CUDA for what synchronizes, and by `page_locked`
-            return None
-    pool.latest = graph
-    record_setup()
-    return graph
-
-
-_SYNCHRONIZES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "item"}
-_INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
-_capturing = Lock()  # captures share streams, and libraries keep one workspace per stream
-
-
 class CUDAGraphTarget:
-    """A target whose windows are read by captured calls; prompts, trees and early exits run eagerly.
+    """A target whose windows are read by captured calls, and those of its early exits; prompts and trees run eagerly.
 
     Args:
         target: The target, before its prefill.
@@ -326,6 +244,8 @@ class CUDAGraphTarget:
         self._all_rows = True  # whether the target still has all of its rows, as captured calls require
         self._features: Tensor | None = None
         self._replayed: Tensor | None = None  # the features of the latest captured call, until it is replayed again
+        # Those of the latest early exit, where it was captured, and the rows of them that are running.
+        self._exit_features: tuple[Tensor, Tensor | None] | None = None
         self._slots_from: Tensor | None = None  # see `_first_slots`
 
     def prefill(self) -> Logits:
@@ -334,24 +254,27 @@ class CUDAGraphTarget:
         return logits
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Logits:
+        both = self._replay(tokens, at, part=early_exit)
+        if both is not None:
+            return split_cfg(both, self._cfg_factor(early_exit) == 2)
         if early_exit is not None:
+            self._exit_features = None
             return self._eager().forward(tokens, at, early_exit)
-        both = self._replay(tokens, at)
-        if both is None:
-            logits = self._eager().forward(tokens, at)
-            self._features, self._replayed = self._target.features(), None
-            return logits
-        return split_cfg(both, self._target.cfg_factor == 2)
+        logits = self._eager().forward(tokens, at)
+        self._features, self._replayed = self._target.features(), None
+        return logits
 
     @property
     def reads_ahead(self) -> bool:
         """Whether `forward_ahead` can read, unless a call cannot be captured."""
-        return self._all_rows and self._graphs.works
+        return self._all_rows and self._graphs.works()
 
-    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits | None:
+    def forward_ahead(
+        self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None, early_exit: EarlyExit | None = None
+    ) -> Logits | None:
         """As `forward`, for positions that may be known on the device alone; see `mmspec.decoding.ahead.ReadsAhead`."""
-        both = self._replay(tokens, at, into)
-        return None if both is None else split_cfg(both, self._target.cfg_factor == 2)
+        both = self._replay(tokens, at, into, early_exit)
+        return None if both is None else split_cfg(both, self._cfg_factor(early_exit) == 2)
 
     def forward_tree(
         self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
@@ -359,6 +282,8 @@ class CUDAGraphTarget:
         logits = self._eager().forward_tree(tokens, at, tree, first, early_exit)
         if early_exit is None:
             self._features, self._replayed = self._target.features(), None
+        else:
+            self._exit_features = None
         return logits
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
@@ -370,7 +295,7 @@ class CUDAGraphTarget:
         if self._copied_features() is not None:
             index = cfg_rows(row_ids, before, self._target.cfg_factor == 2, self.device)
             self._features = self.features()[index]
-        if not self._all_rows or not self._graphs.works:
+        if not self._all_rows or not self._graphs.works():
             self._all_rows = False
             self._target.select_rows(row_ids)
         else:
@@ -421,7 +346,10 @@ class CUDAGraphTarget:
         return self._features
 
     def exit_features(self) -> Tensor:
-        return self._target.exit_features()
+        if self._exit_features is None:
+            return self._target.exit_features()
+        features, live = self._exit_features
+        return features if live is None else features[live]
 
     def head(self, features: Tensor) -> Tensor:
         return self._target.head(features)
@@ -438,19 +366,28 @@ class CUDAGraphTarget:
     def layer_features(self) -> Tensor:
         return self._target.layer_features()
 
-    def _replay(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Tensor | None:
+    def _cfg_factor(self, early_exit: EarlyExit | None) -> int:
+        """2 if a call, or an early exit, also reads the unconditional rows, else 1."""
+        return self._target.cfg_factor if early_exit is None or early_exit.guided else 1
+
+    def _replay(
+        self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None, part: EarlyExit | None = None
+    ) -> Tensor | None:
         """A copy of the logits of the running rows, in `into` if given; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
-        if not self._all_rows or not self._graphs.works or count > _MAX_WIDTH:
+        if not self._all_rows or not self._graphs.works(part) or count > _MAX_WIDTH:
+            return None
+        if part is not None and part.recent:  # reads slots that the host chooses
             return None
         last = int(self._slots(at[:, None]).max())
-        width = self._graphs.width(count, target.capacity - last)
+        width = self._graphs.width(count, target.capacity - last, part)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
-        factor, rows = target.cfg_factor, target.rows
-        call = self._graphs.call(target.read, rows * factor, width, end, self.device)
+        factor, rows = self._cfg_factor(part), target.rows
+        call = self._graphs.call(target.read, rows * factor, width, end, self.device, part)
         if call is None:
             return None
-        rows, live = rows if self._live is None else len(self._live), self._index
+        rows = rows if self._live is None else len(self._live)
+        live = self._index if self._index is None or factor == target.cfg_factor else self._index[:rows]
         first, start = self._first_slots(width), on_device(at, self.device)[:, None]
         slots_of, tokens_of = (t.view(factor, target.rows, width) for t in (call.slots, call.tokens))
         # Tokens of an earlier window stay in slots after the last one: what is read there is not used.
@@ -462,7 +399,10 @@ class CUDAGraphTarget:
             slots_of[:, live[:rows]] = first + start
             tokens_of[:, live[:rows], :count] = tokens
         logits, features = call(target.read)
-        self._features, self._replayed = None, features[:, :count]
+        if part is None:
+            self._features, self._replayed = None, features[:, :count]
+        else:
+            self._exit_features = features[:, :count], live
         found = logits[:, :count] if live is None else logits[live, :count]
         if into is not None:
             return into.copy_(found)

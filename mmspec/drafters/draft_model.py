@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import ReadsAhead, reads_ahead
 from mmspec.decoding.batch import BatchState
+from mmspec.decoding.open_window import RECENT
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.target import EarlyExit, SingleSlotTarget, Target, join_targets
 from mmspec.drafters.early_exit import EarlyExitTarget
+from mmspec.drafters.model_runner import at_slot
 from mmspec.errors import ArgumentError
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.mirrored import part
@@ -69,30 +74,77 @@ class ModelDrafter:
         # used.
         unread = state.recent(min(self._unread + self._steps, int(state.length.max())))
         self._steps = 0
-        at, step = part(unread, np.s_[:, 0]), state.at(unread)
-        slot = state.length - 1 - at
-        tokens, probs = [step[:, -1:]], []
+        slot = state.length - 1 - part(unread, np.s_[:, 0])
+        draft = self._chain(partial(forward_slot, self._model), state.at(unread), unread, slot, count, draws)
+        assert draft is not None
+        return draft
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """See `mmspec.decoding.ahead.DraftsAhead`; with more unread tokens the host has to know which ones."""
+        return self._unread <= RECENT and reads_ahead(self._model)
+
+    @property
+    def replays(self) -> bool:
+        """See `mmspec.decoding.ahead.DraftsAhead`: the calls of the model are graphs themselves."""
+        return False
+
+    def draft_ahead(self, verdict: Verdict, state: BatchState, draws: WindowRNG, following: WindowRNG) -> Draft | None:
+        """See `mmspec.decoding.ahead.DraftsAhead`."""
+        if self._steps or not self.calls:
+            return None
+        # After a window every running row has two tokens or more, so that the newest one is the last that is read.
+        unread = state.recent(RECENT)
+        newest = np.full(len(unread), RECENT - 1)
+        read, count = partial(_slot_ahead, self._model), following.positions.shape[1] - 1
+        return self._chain(read, state.at(unread), unread, newest, count, following)
+
+    def _chain(
+        self,
+        read: Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], Logits | None],
+        tokens: Tensor,
+        unread: NDArray[np.int64],
+        slot: NDArray[np.int64],
+        count: int,
+        draws: WindowRNG,
+    ) -> Draft | None:
+        """`count` drafts per row; nothing waits for the device.
+
+        Args:
+            read: As `forward_slot` of the model; None if it cannot read.
+            tokens: int64 [B, n], the tokens that the model has not read.
+            unread: Host int64 [B, n], their positions.
+            slot: Host int64 [B], the one of them that the first draft follows.
+            count: Draft tokens per row.
+            draws: The random numbers of the window.
+        """
+        at, step = part(unread, np.s_[:, 0]), tokens
+        drafted, probs = [step[:, -1:]], list[Tensor]()
         for i in range(count):
+            logits = read(step, at, slot)
+            if logits is None:
+                return None
             here = part(draws.positions, np.s_[:, i : i + 1])
-            q = self._sampler(forward_slot(self._model, step, at, slot), here)
+            q = self._sampler(logits, here)
             self.calls += 1
-            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), part(here, np.s_[:, 0]), np.zeros_like(at)
-            tokens.append(step)
+            step, at, slot = self._sampler.sample(q, draws.slot(i), DRAFT), part(here, np.s_[:, 0]), np.zeros_like(slot)
+            drafted.append(step)
             probs.append(q)
-        window = torch.cat(tokens, dim=1)
+        window = torch.cat(drafted, dim=1)
         return Draft(window[:, 1:], torch.cat(probs, dim=1), window)
+
+
+def _slot_ahead(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits | None:
+    """As `forward_slot`, for a `mmspec.decoding.ahead.ReadsAhead`; None if the call needs the host's numbers."""
+    logits = cast(ReadsAhead, model).forward_ahead(tokens, at)
+    return None if logits is None else at_slot(logits, slot)
 
 
 def forward_slot(model: Target, tokens: Tensor, at: NDArray[np.int64], slot: NDArray[np.int64]) -> Logits:
     """The logits after one token of each row; see `mmspec.decoding.target.SingleSlotTarget`."""
     if isinstance(model, SingleSlotTarget):
         return model.forward_slot(tokens, at, slot)
-    cond, uncond = model.forward(tokens, at)
-    if (slot == slot[0]).all():
-        last = slice(slot[0], slot[0] + 1)
-        return Logits(cond[:, last], None if uncond is None else uncond[:, last])
-    index, rows = torch.from_numpy(slot).to(cond.device), torch.arange(len(tokens), device=cond.device)
-    return Logits(cond[rows, index][:, None], None if uncond is None else uncond[rows, index][:, None])
+    return at_slot(model.forward(tokens, at), slot)
 
 
 def build(context: DraftingContext) -> ModelDrafter:

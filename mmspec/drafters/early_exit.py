@@ -9,11 +9,14 @@ trained for early exits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmspec.decoding.ahead import reads_ahead
 from mmspec.decoding.target import (
     EarlyExit,
     SupportsEarlyExit,
@@ -64,6 +67,17 @@ class EarlyExitTarget:
 
     def forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Logits:
         return self._target.forward(tokens, at, self._early_exit)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """See `mmspec.decoding.ahead.ReadsAhead`."""
+        return not self._early_exit.recent and reads_ahead(self._target)
+
+    def forward_ahead(self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None) -> Logits | None:
+        """See `mmspec.decoding.ahead.ReadsAhead`."""
+        target: Any = self._target
+        found: Logits | None = target.forward_ahead(tokens, at, into, self._early_exit)
+        return found
 
     def forward_tree(self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0) -> Logits:
         assert isinstance(self._target, SupportsTreeEarlyExit), "recipes with a tree need a target that reads trees"

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.target import Target, TreeTarget, join_targets
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import on_device, part, upload
 from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -84,7 +84,11 @@ class ModelRunner:
     def root(self, state: BatchState) -> Tensor:
         """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
         arrays, self._arrays = self._arrays, None
-        positions, start, root = self.root_arrays(state) if arrays is None else arrays
+        if arrays is None:
+            arrays = self.root_arrays(state)
+            if state.device.type != "cpu":
+                arrays = upload(arrays, state.device)
+        positions, start, root = arrays
         logits = self._model.forward(state.at(positions), start)
         self.calls += 1
         self._read = state.length
@@ -93,12 +97,12 @@ class ModelRunner:
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         """Reads nodes; returns the distribution after each, float32 [B, W, V]."""
-        root = state.before
         if tree.chain:
-            logits = self._model.forward(tokens, root + first)
+            at = state.positions_after(np.array([[first - 1]]))
+            logits = self._model.forward(tokens, part(at, np.s_[:, 0]))
         else:
             assert isinstance(self._model, TreeTarget)
-            logits = self._model.forward_tree(tokens, root, tree, first)
+            logits = self._model.forward_tree(tokens, state.before, tree, first)
         self.calls += 1
         depth = tree.depth[:, first : first + tokens.shape[1]]
         return self._sampler(logits, state.positions_after(np.broadcast_to(depth, tokens.shape)))

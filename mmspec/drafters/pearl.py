@@ -128,11 +128,10 @@ class PearlDrafter:
         count = draft.tokens.shape[1]
         iteration = draws.iteration[:, :1]
         fork.commit(draft.tokens, np.full(len(fork.ids), count - 1))
-        after = fork.rng.window(fork.positions(1), iteration)
+        after = fork.window(1, iteration)
         guess = self._sampler.sample(self._inner.propose(fork, 1, after).q, after, RESAMPLE)
         fork.commit(guess, np.zeros(len(fork.ids), dtype=np.int64))
-        positions = fork.positions(count + 1)
-        ahead = self._inner.propose(fork, count, fork.rng.window(positions, iteration + 1))
+        ahead = self._inner.propose(fork, count, fork.window(count + 1, iteration + 1))
         return _Ahead(torch.cat([draft.tokens, guess], dim=1), fork.length, iteration[:, 0] + 1, ahead)
 
     def _wait(self) -> None:

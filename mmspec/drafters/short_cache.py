@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,12 +45,13 @@ class ShortCacheRunner:
 
     def root(self, state: BatchState) -> Tensor:
         self.calls += 1
-        return self._sampler(self._model.forward(state.last(), state.length - 1), state.positions(1))
+        logits = self._model.forward(state.last(), state.before)
+        return self._sampler(logits, state.positions_after(np.zeros((1, 1), dtype=np.int64)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         self.calls += 1
-        logits = self._model.forward(tokens, state.length - 1 + first)
-        return self._sampler(logits, state.positions(first + tokens.shape[1])[:, first:])
+        logits = self._model.forward(tokens, state.before + first)
+        return self._sampler(logits, state.positions_after(first + np.arange(tokens.shape[1])[None]))
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         """Does nothing: the target has written the cache that both share."""

@@ -22,7 +22,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.rejection import Draft, Verdict, sample
+from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample_draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
 
@@ -32,7 +32,8 @@ _GAMMA = 0.2  # of AdaEDL's bound
 class StoppingDrafter:
     """A chain of drafts that each row ends on its own; a `mmspec.decoding.loop.Drafter`.
 
-    Deciding whether to go on reads a number from the device for each draft.
+    Deciding whether to go on waits for the device before each draft but the first: a draft that is not needed would
+    take longer.
 
     Args:
         runner: Provides the draft distributions.
@@ -62,31 +63,30 @@ class StoppingDrafter:
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         chain, u, q = self._chain(count), draws[DRAFT], self._runner.root(state)
         guesses = self._guesses(state, count)
-        tokens, probs = list[Tensor](), list[Tensor]()
+        tokens, probs, guessed = list[Tensor](), list[Tensor](), list[Tensor]()
         chance = torch.ones(len(guesses), device=q.device)
         for i in range(count):
             going = chance >= self._stop
             if i and bool(going.any()):
                 q = self._runner.nodes(state, tokens[-1], chain, i)
             guess = guesses[:, i : i + 1]
-            x = torch.where(going[:, None], sample(q, u[:, i : i + 1]), guess)
-            one_hot = torch.zeros_like(q).scatter_(-1, guess[..., None], 1.0)
-            tokens.append(x)
-            probs.append(torch.where(going[:, None, None], q, one_hot))
+            tokens.append(torch.where(going[:, None], sample_draft(q, u[:, i : i + 1]), guess))
+            probs.append(q)
+            guessed.append(~going)
             entropy = -torch.special.xlogy(q, q).sum(-1)[:, 0]
             # Once below the threshold, always below it: the factors are at most 1.
             chance = chance * (1 - (_GAMMA * entropy).sqrt()).clamp(min=0) * going
-        return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1))
+        window = torch.cat(tokens, dim=1)
+        return Draft(window, point_mass(torch.cat(probs, dim=1), window, 0, torch.stack(guessed, dim=1)))
 
     def _guesses(self, state: BatchState, count: int) -> Tensor:
         """The committed token above each position, or else the last one, int64 [B, count]."""
-        last = state.last()
         width = state.layout.width
         if not width:
-            return last.expand(-1, count)
+            return state.last().expand(-1, count)
         above = state.positions(count) - width
-        known = torch.from_numpy((above >= 0) & (above < state.length[:, None])).to(last.device)
-        return torch.where(known, state.at(np.minimum(above, state.length[:, None] - 1)), last)
+        length = state.length[:, None]
+        return state.at(np.where((above >= 0) & (above < length), above, length - 1))
 
 
 def build(context: DraftingContext) -> StoppingDrafter:

@@ -208,17 +208,19 @@ class CausalTarget:
             latest = self._layer_features[:, -1:], other._layer_features[:, -1:]
             self._layer_features = put_rows(*latest, row_ids, cfg_factor=factor)
 
-    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         embeds = self._backbone.embed(tokens)
         self._cache.at_slots(slots, end)
         mask = self._causal_mask(slots, end, embeds.dtype)
-        if self._reads_fused(embeds):
+        if early_exit is None and self._reads_fused(embeds):
             positions = self._positions[0, : len(slots)].gather(1, slots)
             with without_plans(self.device), folded_groups(self.device):
                 features = fused_features(self._backbone.decoder, embeds, positions, slots, mask, self._cache)
         else:
-            features = self._run(embeds, slots, mask, None)
+            features = self._run(embeds, slots, mask, early_exit)
         return self.head(features), features
 
     def _reads_fused(self, embeds: Tensor) -> bool:

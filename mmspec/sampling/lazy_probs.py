@@ -34,7 +34,7 @@ from mmspec.kernels.softmax_stats import LINE, SoftmaxStats, at, point_mass_stat
 from mmspec.sampling.acceptance import Accept, SupportsKernels
 from mmspec.sampling.coupling import couple_by_noise, couple_fresh, couple_maximally, first_reused
 from mmspec.sampling.logits import Logits
-from mmspec.sampling.mirrored import Download, mirrored, on_device
+from mmspec.sampling.mirrored import Download, copied, mirrored, on_device
 from mmspec.sampling.multi_codebook import MAX_SAMPLES, entries, verify_columns, with_resampled
 from mmspec.sampling.rejection import Draft, Verdict, point_mass, ratio, residual, sample, sample_draft, verify
 from mmspec.sampling.rng import CounterRNG, WindowRNG
@@ -450,10 +450,14 @@ def _residual(p: Tensor, q: Tensor) -> Any:
     return _LazyResidual(p, stats_of(q)) if isinstance(p, LazyProbs) else residual(p, dense_of(q))
 
 
-def _point_mass(q: LazyProbs, tokens: Tensor, first: int, new: NDArray[np.bool_]) -> LazyProbs:
+def _point_mass(q: LazyProbs, tokens: Tensor, first: int, new: NDArray[np.bool_] | Tensor) -> LazyProbs:
     """`mmspec.sampling.rejection.point_mass`."""
     ones = point_mass_stats(q.stats, tokens)
-    where = torch.from_numpy(np.pad(new, ((0, 0), (first, 0), (0, 0))[: new.ndim])).to(tokens.device)[..., None]
+    if isinstance(new, Tensor):
+        where = F.pad(new, (*(0, 0) * (new.ndim - 2), first, 0))[..., None] if first else new[..., None]
+    else:
+        padded = np.pad(new, ((0, 0), (first, 0), (0, 0))[: new.ndim])
+        where = copied(torch.from_numpy(padded), tokens.device)[..., None]
     floats, ints = torch.where(where, ones.floats, q.stats.floats), torch.where(where, ones.ints, q.stats.ints)
     return LazyProbs.known(replace(q.stats, floats=floats, ints=ints))
 

@@ -74,6 +74,11 @@ def copied(host: Tensor, device: torch.device) -> Tensor:
     return host if device.type == "cpu" else page_locked(host, device).to(device, non_blocking=True)
 
 
+def overwrite(there: Tensor, array: NDArray[np.int64]) -> None:
+    """Copies an array of the host to a tensor of the same shape, in an asynchronous copy."""
+    there.copy_(page_locked(torch.from_numpy(array), there.device), non_blocking=True)
+
+
 def page_locked(host: Tensor, device: torch.device) -> Tensor:
     """A copy in page-locked memory, whose copies to a CUDA device are asynchronous; for other devices the tensor.
 

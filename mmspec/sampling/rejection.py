@@ -105,7 +105,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).clamp_(min=0)
 
 
-def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_], inplace: bool = False) -> Tensor:
+def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_] | Tensor, inplace: bool = False) -> Tensor:
     """Distributions `q` with one-hot distributions in the slots whose tokens were not sampled from them.
 
     With columns all arguments have one more axis: `q` [B, m, K, V], `tokens` and `new` [B, m, K].
@@ -114,20 +114,22 @@ def point_mass(q: Tensor, tokens: Tensor, first: int, new: NDArray[np.bool_], in
         q: float32 [B, m, V].
         tokens: int64 [B, m].
         first: The slot of the first entry of `new`; earlier slots stay as they are.
-        new: Host bool [B, m - first], whether the token of a slot was not sampled from its distribution.
+        new: Bool [B, m - first], whether the token of a slot was not sampled from its distribution: an array on the
+            host, or a tensor on the device.
         inplace: Whether the result may overwrite `q`.
     """
     if has_torch_function((q,)):
         return handle_torch_function(point_mass, (q,), q, tokens, first, new)
-    if inplace and q.device.type == "cpu":
+    if inplace and q.device.type == "cpu" and isinstance(new, np.ndarray):
         slots = tuple(torch.from_numpy(index) for index in np.nonzero(new))
         slots = (slots[0], slots[1] + first, *slots[2:])
         q[slots] = 0.0
         q[(*slots, tokens[slots])] = 1.0
         return q
     one_hot = torch.zeros_like(q[:, first:]).scatter_(-1, tokens[:, first:, ..., None], 1.0)
-    if not new.all():
-        one_hot = torch.where(copied(torch.from_numpy(new), q.device)[..., None], one_hot, q[:, first:])
+    if isinstance(new, Tensor) or not new.all():
+        new = new if isinstance(new, Tensor) else copied(torch.from_numpy(new), q.device)
+        one_hot = torch.where(new[..., None], one_hot, q[:, first:])
     return torch.cat([q[:, :first], one_hot], dim=1)
 
 

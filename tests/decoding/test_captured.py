@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mmspec.decoding import captured, cuda_graphs, loop
+from mmspec.decoding import captured, graph_capture, loop
 from mmspec.decoding.ahead import OpenedWindow
 from mmspec.decoding.batch import BatchState
-from mmspec.decoding.cuda_graphs import CUDAGraphTarget, GraphPool
+from mmspec.decoding.cuda_graphs import CUDAGraphTarget
+from mmspec.decoding.graph_capture import GraphPool
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.engine import run
@@ -36,7 +37,7 @@ def test_tokens_are_those_of_kernels_launched_one_by_one(recipe: str, monkeypatc
     size = {"vocab_size": 50, "dim": 32, "n_layer": 2, "n_head": 2, "num_classes": 5, "grid_size": 12, "ffn_dim": 32}
     gpt = gpt_class(**size).to(device).eval()
     samplings = [SamplingParams(temperature=0.9, top_k=20, top_p=0.9, guidance_scale=2.0)] * 3
-    own, graphs = cuda_graphs.capture, list[object]()
+    own, graphs = graph_capture.capture, list[object]()
 
     def counting(*given: Any) -> object:
         graphs.append(own(*given))

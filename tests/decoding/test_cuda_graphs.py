@@ -16,6 +16,7 @@ from mmspec.decoding import cuda_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import EarlyExit
 from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
@@ -40,6 +41,10 @@ def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
 
     def check(row_ids: list[int], at: list[int], width: int) -> None:
         window = torch.stack([tokens[row, start : start + width] for row, start in zip(row_ids, at, strict=True)])
+        for part in (EarlyExit(1, guided=False), EarlyExit(1, guided=True)):
+            theirs, own = (target.forward(window, np.array(at), part).cond for target in (plain, ours))
+            assert torch.allclose(own, theirs, atol=1e-4)
+            assert torch.allclose(ours.exit_features(), plain.exit_features(), atol=1e-4)
         wanted, got = (target.forward(window, np.array(at)) for target in (plain, ours))
         for one, other in zip(wanted, got, strict=True):
             if one is not None and other is not None:
@@ -49,7 +54,10 @@ def agree(plain: Capturable, ours: CUDAGraphTarget, vocab_size: int) -> None:
 
     for at, width in (([0, 0, 0], 1), ([1, 1, 1], 4), ([4, 2, 3], 3), ([5, 5, 4], 4), ([9, 5, 7], 2)):
         check([0, 1, 2], at, width)
-    assert {width for width, _ in calls} == {1, 4, 2}  # the window of 3 used the call of 4
+    assert {width for width, *_ in calls} == {1, 4, 2} and {part is None for *_, part in calls} == {
+        True,
+        False,
+    }  # the window of 3 used the call of 4
     for rows, kept, at in (([0, 2], [0, 2], [9, 8]), ([1], [2], [10])):
         plain.select_rows(rows)
         ours.select_rows(rows)

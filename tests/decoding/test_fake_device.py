@@ -16,7 +16,7 @@ from hf_image_cases import CASES, GUIDANCE, arguments, ours
 from transformers import GenerationMixin
 
 import mmspec
-from mmspec.decoding.cuda_graphs import RefusesSynchronization
+from mmspec.decoding.graph_capture import RefusesSynchronization
 from mmspec.metrics.bench.gpu.counting import fake_device, trace
 
 IDS = torch.tensor([[5, 6, 7, 8], [4, 9, 3, 4]])

@@ -24,8 +24,14 @@ HEADS = {  # launches and uploads
     "eagle:window=4": (87, 2),
     "tree-eagle:branch=2/1": (67, 1),
 }
+DRAFT_MODELS = {  # launches, uploads and waits
+    "short-cache:window=4,recent=4": (25, 1, 1),
+    "draft-stop:window=4": (155, 3, 3),  # a wait before each draft but the first, and the verification's
+    "pearl:window=4": (80, 6, 3),
+}
 PER_DRAFTER_CALL = 7  # launches: what a captured call reads and gives, after rows have left, and the draft with its q
-OTHERS = ("after", "failing", "broken", "tree", "replayed", "launched", "stale")  # cases of tests of their own
+# Cases that have tests of their own.
+OTHERS = ("after", "failing", "broken", "tree", "replayed", "launched", "stale", "misread")
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +51,11 @@ def test_a_window_has_few_launches_one_upload_and_one_wait(cases: dict[str, Any]
     """Exact and relaxed rules and a draft model at batch 1 and 64, with guidance, cuts, constraints and end tokens."""
     by_batch = {
         name: case for name, case in cases.items()
-        if " B=" in name and not name.startswith("plain") and name.split(" ")[0] not in HEADS
+        if " B=" in name and not name.startswith("plain") and name.split(" ")[0] not in {*HEADS, *DRAFT_MODELS}
     }  # fmt: skip
     assert {name.split(":")[0] for name in by_batch} == {
         "scd", "sjd", "table", "gsd", "lantern", "beta", "top-m", "typical", "fallback", "pcg", "draft",
-        "recycle", "tree-table", "tree",
+        "layer-skip", "recycle", "tree-table", "tree",
     }  # fmt: skip
     for name, case in by_batch.items():
         usual = [one for one in case["windows"] if not one["new"]]
@@ -72,6 +78,17 @@ def test_a_window_of_a_head_has_one_wait(cases: dict[str, Any]) -> None:
                 )
 
 
+def test_draft_models_that_need_the_host(cases: dict[str, Any]) -> None:
+    """A short cache reads slots that the host chooses, a chain that stops asks whether to go on, PEARL compares."""
+    for recipe, (launches, uploads, waits) in DRAFT_MODELS.items():
+        for rows in (1, 64):
+            usual = [one for one in cases[f"{recipe} B={rows}"]["windows"] if not one["new"]]
+            assert len(usual) >= 3, f"a weak test: {recipe} has {len(usual)} windows"
+            for one in usual:
+                assert one["launches"] <= launches and one["uploads"] <= uploads, (recipe, one)
+                assert one["waits"] <= waits, (recipe, one)
+
+
 def test_a_tree_is_verified_in_one_launch(cases: dict[str, Any]) -> None:
     """Its levels are sampled in one launch each, and a tree of a table in one launch altogether."""
     for recipe, kernel, count in (("tree-table", "_draft_tree", 1), ("tree", "_sample_siblings", 2)):
@@ -85,7 +102,7 @@ def test_a_tree_is_verified_in_one_launch(cases: dict[str, Any]) -> None:
 def test_the_next_call_is_launched_before_the_host_waits(cases: dict[str, Any]) -> None:
     """Between two calls of the model the device waits for nothing from the host: no launch, no upload."""
     for name, case in cases.items():
-        if name.startswith(("draft", "tree", "medusa", "eagle")) or name.endswith(OTHERS):
+        if name.startswith(("tree", "medusa", "eagle", *DRAFT_MODELS)) or name.endswith(OTHERS):
             continue
         steps = case["steps"][2:-1] if name.startswith("plain") else case["windows"]
         # The first window of a row of them uploads its positions, and the last one has nothing to launch ahead of.
@@ -101,7 +118,7 @@ def test_the_next_call_is_launched_before_the_host_waits(cases: dict[str, Any]) 
 def test_tokens_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any]) -> None:
     """Rows that end at their own pace, and leave the batch; calls ahead that cannot be captured are made again."""
     compared = [name.removesuffix(" after") for name in cases if name.endswith(" after")]
-    assert len(compared) == 3
+    assert len(compared) == 5
     for name in compared:
         ahead, after = cases[f"{name} ahead"], cases[f"{name} after"]
         assert ahead["tokens"] == after["tokens"] and ahead["nfe"] == after["nfe"], name
@@ -109,6 +126,8 @@ def test_tokens_are_those_of_calls_that_wait_for_the_host(cases: dict[str, Any])
         assert failing["tokens"] == after["tokens"] and failing["nfe"] == after["nfe"], name
         assert all(failing.get("kept", [])) and sum(failing.get("reads", [])) <= 1, "the host has its own copy"
         assert all(one["idle"] > 0 for one in after["windows"][:-1]), "a weak test: nothing was waited for"
+    misread, after = (cases[f"draft:window=4 {how}"]["tokens"] for how in ("misread", "after"))
+    assert misread != after, "a weak test: drafts may follow any token"
 
 
 def test_replayed_windows_are_those_that_are_launched(cases: dict[str, Any]) -> None:

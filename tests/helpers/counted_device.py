@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from triton.runtime.interpreter import InterpretedFunction
 
+from mmspec.decoding.target import EarlyExit
 from mmspec.heads.eagle import EagleHead
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.kernels import backend
@@ -206,7 +207,7 @@ class CountedDevice(TorchDispatchMode):
         return out
 
     def capture(self, body: Callable[[], None], *_: Any) -> RecordedGraph | None:
-        """In place of `mmspec.decoding.cuda_graphs.capture`; None if an operator cannot be captured."""
+        """In place of `mmspec.decoding.graph_capture.capture`; None if an operator cannot be captured."""
         graph, was_on, was_busy = RecordedGraph(self), self.is_on, self._is_busy
         self._recorded, self.is_on = graph, False
         try:
@@ -321,7 +322,8 @@ class CountedTarget:
     broken_from = 2**62
     lowest = 0
     fused_layers = ()
-    layers = 0
+    layers = 3
+    short_cache = True
 
     def __init__(self, counted: CountedDevice, batch_size: int, vocab_size: int, length: int, guided: bool) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -336,7 +338,9 @@ class CountedTarget:
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return at
 
-    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
         assert isinstance(tokens, DeviceTensor)
         host = tokens.host.clamp(0, self.vocab_size - 1)
         side = torch.arange(len(host)) // self.rows
@@ -344,27 +348,32 @@ class CountedTarget:
         self.lowest = min(self.lowest, int(tokens.host.min()))
         logits = self._table[side[:, None], host] + self._places[side[:, None], slots.host % 7]
         logits[slots.host >= self.broken_from] = torch.nan
+        if early_exit is not None:
+            logits = logits * 0.8
         self._counted.model_is_called()
         return DeviceTensor(logits), DeviceTensor(logits)
 
-    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: None = None) -> Any:
+    def forward(self, tokens: Tensor, at: NDArray[np.int64], early_exit: EarlyExit | None = None) -> Any:
         """A window outside of captured calls."""
         from mmspec.sampling.tree import Tree
 
         parents = np.arange(max(tokens.shape[1] - 1, 1))[None]
-        return self.forward_tree(tokens, at, Tree(parents, torch.device("cpu")))
+        return self.forward_tree(tokens, at, Tree(parents, torch.device("cpu")), early_exit=early_exit)
 
     def forward_tree(
-        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: None = None
+        self, tokens: Tensor, at: NDArray[np.int64], tree: Tree, first: int = 0, early_exit: EarlyExit | None = None
     ) -> Any:
         from mmspec.sampling.logits import split_cfg
 
         assert isinstance(tokens, DeviceTensor)
         slots = np.broadcast_to(np.asarray(at)[:, None] + tree.depth, (len(at), tree.depth.shape[1]))
         places = torch.from_numpy(slots[:, first : first + tokens.shape[1]].copy())
-        both, slots_of_both = (DeviceTensor(one.repeat(self.cfg_factor, 1)) for one in (tokens.host, places))
-        logits, self._last = self.read(both, slots_of_both, 0)
-        return split_cfg(logits, self.cfg_factor == 2)
+        factor = self.cfg_factor if early_exit is None or early_exit.guided else 1
+        both, slots_of_both = (DeviceTensor(one.repeat(factor, 1)) for one in (tokens.host, places))
+        logits, features = self.read(both, slots_of_both, 0, early_exit)
+        if early_exit is None:
+            self._last = features
+        return split_cfg(logits, factor == 2)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
         """It has no cache."""

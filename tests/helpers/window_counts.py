@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -33,6 +35,8 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.loop import RunningBatch
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
+from mmspec.drafters import draft_model as draft_model_module
+from mmspec.drafters import pearl
 from mmspec.drafters.ngram import NGramTable
 from mmspec.engine import run
 from mmspec.errors import ModelError
@@ -57,6 +61,10 @@ RECIPES = [
     "pcg:window=6,size=4,theta=0.98",
     "recycle:window=6",
     "draft:window=4",
+    "layer-skip:window=4,layers=1",
+    "short-cache:window=4,recent=4",
+    "draft-stop:window=4",
+    "pearl:window=4",
     "tree-table:branch=2/1",
     "tree:branch=2/1",
     "medusa:window=4",
@@ -73,7 +81,19 @@ CAPTURED = [
 ]
 MEASURED = {"scd:window=6"}
 ALONE = {"table", "gsd", "beta", "top-m", "fallback", "pcg"}  # with one row only
-AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain"]
+AHEAD = ["scd:window=6", "sjd:window=5,start=random", "plain", "draft:window=4", "layer-skip:window=4,layers=1"]
+
+
+class AtOnce:
+    """In place of a thread, which the device does not know: does the work when it is submitted."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        done = Future[None]()
+        done.set_result(work())
+        return done
 
 
 def windows(
@@ -85,6 +105,7 @@ def windows(
     captured: bool = False,
     stale: bool = False,
     measured: bool = False,
+    misread: bool = False,
 ) -> dict[str, Any]:
     """What each window and each single step of a decode costs, and the tokens of the first rows.
 
@@ -97,6 +118,7 @@ def windows(
         captured: Whether what lies between two calls is captured.
         stale: Whether the graphs leave out the drafts of every second window, which is wrong.
         measured: Whether the entropy is measured.
+        misread: Whether drafts that are made ahead follow the token before the last one, which is wrong.
     """
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
@@ -112,14 +134,16 @@ def windows(
 
         def draft_model() -> CUDAGraphTarget:
             smaller: Any = CountedTarget(counted, rows, VOCAB, length, guided=False)
-            own = smaller.read
-
-            def read(*inputs: Any) -> Any:
-                drafting.append(1)
-                return own(*inputs)
-
-            smaller.read = read
+            smaller.read = noting(smaller.read)
             return CUDAGraphTarget(smaller)
+
+        def noting(read: Callable[..., Any], exits: bool = False) -> Callable[..., Any]:
+            def noted(*inputs: Any) -> Any:
+                if not exits or inputs[-1] is not None:
+                    drafting.append(1)
+                return read(*inputs)
+
+            return noted
 
         resources = DraftResources(
             table=NGramTable(table.to(DEVICE)),
@@ -129,6 +153,7 @@ def windows(
         )
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
+        model.read = noting(model.read, exits=True)
         target = CUDAGraphTarget(model)
         step, count, append = RunningBatch.step, Meter.count, BatchState.append
         widths: list[int] = []
@@ -175,6 +200,7 @@ def windows(
             return None if asked[0] % 3 == 0 else own(target, *window)
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pearl, "ThreadPoolExecutor", AtOnce)
             patch.setattr(RunningBatch, "step", stepping)
             patch.setattr(Meter, "count", counting)
             patch.setattr(BatchState, "append", appending)
@@ -187,6 +213,9 @@ def windows(
                 capturing(patch, counted)
             if stale:
                 patch.setattr(lazy_probs, "overwrite_draft", lambda draft, new: None)
+            if misread:
+                newest = draft_model_module._slot_ahead
+                patch.setattr(draft_model_module, "_slot_ahead", lambda *given: newest(*given[:-1], given[-1] * 0))
             params = [SamplingParams(0.9, top_k=5, top_p=0.95, guidance_scale=2.0)] * rows
             out = run(target, parse(recipe), layout, params, range(rows), resources, measure_entropy=measured)
         tokens = out.tokens.cpu()
@@ -250,8 +279,9 @@ def main() -> None:
             if recipe in MEASURED:
                 cases[f"{recipe} measured {name}"] = windows(recipe, 2, 90, captured=captured, measured=True)
     cases[f"{CAPTURED[0]} stale"] = windows(CAPTURED[0], 5, 120, captured=True, stale=True)
+    cases[f"{AHEAD[3]} misread"] = windows(AHEAD[3], 4, 30, misread=True)
     cases[f"{CAPTURED[0]} captured broken"] = broken(CAPTURED[0], 40, 120)
-    for recipe in (AHEAD[0], AHEAD[-1]):
+    for recipe in AHEAD[:1] + AHEAD[2:]:
         cases[f"{recipe} failing"] = windows(recipe, 4, 30, failing=True)
     for recipe in ("plain", "scd:window=6", "table:window=6"):
         cases[f"{recipe} broken"] = broken(recipe, 14)

@@ -114,17 +114,20 @@ class LlamaGenTarget:
             span.bias = short_bias(span.bias, here, prompt, recent, span.window, self._slots, start).to(self._dtype)
         return self._logits(h, span, width, early_exit)
 
-    def read(self, tokens: Tensor, slots: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    def read(
+        self, tokens: Tensor, slots: Tensor, end: int, early_exit: EarlyExit | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See `mmspec.decoding.cuda_graphs.Capturable.read`."""
         h = self._gpt.embed(tokens) + self._position[slots]
         span = self._ragged_span(slots, end)
         with without_plans(self.device):
-            if self._fuses:
+            if self._fuses and early_exit is None:
                 assert span.bias is not None
                 rotary = span.cos[:, 0], span.sin[:, 0]
                 features = fused_features(self._gpt, h, *rotary, slots, span.bias, self._cache, end)
             else:
-                features = self._gpt.features(h, span, self._cache, None)
+                runs = None if early_exit is None else early_exit.runs
+                features = self._gpt.features(h, span, self._cache, runs)
         return self._gpt.output(features), features
 
     @property
