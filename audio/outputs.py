@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,17 @@ class AudioOutput(Output):
     def seconds(self) -> float:
         """Duration of the audio."""
         return self.audio.shape[-1] / self.sampling_rate
+
+    def save(self, path: str | Path) -> None:
+        """Writes the audio to a file, by its suffix: .wav, .flac, .ogg, .opus or .mp3; 16 bits in WAV and FLAC.
+
+        Raises:
+            ArgumentError: For another suffix, a sampling rate that the format does not have, and a file that cannot be
+                written.
+        """
+        from mmspec.audio.wave import write_audio
+
+        write_audio(self.audio, self.sampling_rate, Path(path))
 
 
 class AudioOutputs(list[AudioOutput]):

@@ -61,6 +61,11 @@ class SpeechPipeline:
     def sampling_rate(self) -> int:
         return self.adapter.codec.sampling_rate
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names that `voice` takes, the default first; empty for models without named voices."""
+        return tuple(self.adapter.voices)
+
     def with_duration(self, seconds: float) -> SpeechPipeline:
         """The same pipeline, for audio of `seconds` seconds.
 

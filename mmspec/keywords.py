@@ -9,6 +9,24 @@ from typing import ParamSpec, TypeVar
 
 from mmspec.errors import ArgumentError, did_you_mean
 
+# Arguments that the calls of other libraries' pipelines have -> what to do instead.
+ELSEWHERE = {
+    "num_inference_steps": "the number of calls follows from the model and the recipe; choose with recipe=",
+    "timesteps": "the number of calls follows from the model and the recipe; choose with recipe=",
+    "latents": "use seed= or generator=",
+    "callback": "use callback_on_step_end=",
+    "callback_steps": "callback_on_step_end= is called after each target call",
+    "negative_prompt": "the model takes no negative prompt; guidance_scale= is relative to its unconditional prompt",
+    "height": "the model has images of one size",
+    "width": "the model has images of one size",
+    "num_return_sequences": "use num_images_per_prompt= for images; pass a text several times for audio",
+    "do_sample": "use temperature=0 for greedy decoding",
+    "max_new_tokens": "the model ends its output itself",
+    "generate_kwargs": "pass temperature=, top_k=, ... to the call itself",
+    "forward_params": "pass temperature=, top_k=, ... to the call itself",
+    "draft_model": "pass it when the model is loaded, and recipe='draft' to the call",
+    "assistant_model": "pass it as draft model when the model is loaded, and recipe='draft' to the call",
+}
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -57,9 +75,8 @@ def refuse_unknown_keywords(method: Callable[P, R]) -> Callable[P, R]:
         kind = type(args[0]).__name__
         for name in kwargs:
             if name not in names:
-                raise ArgumentError(
-                    f"{name} is not an argument of {kind}{did_you_mean(name, names)}; it takes {', '.join(names)}"
-                )
+                hint = f": {ELSEWHERE[name]}" if name in ELSEWHERE else did_you_mean(name, names)
+                raise ArgumentError(f"{name} is not an argument of {kind}{hint}; it takes {', '.join(names)}")
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmspec import hub
 from mmspec.arguments import shown
-from mmspec.errors import ArgumentError, ModelError, did_you_mean, unknown_name
+from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
 from mmspec.hub.published import refuse_layout, refuse_original
 from mmspec.importing import resolve
 from mmspec.registry import Info, plugins
@@ -211,7 +211,7 @@ def load_model(
 
     if isinstance(model, torch.nn.Module):
         from mmspec.audio import load as audio
-        from mmspec.vision.hf.from_pretrained import from_model
+        from mmspec.vision.hf.from_pretrained import from_model, processor_of_model
 
         for name, value in (("device", device), ("dtype", dtype)):
             if value is not None:
@@ -219,6 +219,7 @@ def load_model(
         if revision is not None:
             raise ArgumentError(f"revision={revision!r} was given with a loaded model; leave it out")
         kind = type(model).__name__
+        processor = processor_of_model(processor, kind, config)
         if audio.is_speech_model(kind) and not is_flat_image_model(kind, config, published=False):
             return audio.from_model(model, processor, local_file(tokenizer), config)
         return from_model(model, processor, local_file(tokenizer), config)
@@ -232,7 +233,7 @@ def load_model(
         refuse_original(model)
         fetched = hub.fetch(model, revision, check_layout)
         if fetched is None:
-            raise unknown_name("model", model, known)
+            raise missing_path(model, known) if "/" in model else unknown_name("model", model, known)
         path = fetched
     elif revision is not None:
         raise ArgumentError(f"revision={revision!r} was given, but {model!r} is not a Hub id; leave it out")
@@ -301,6 +302,14 @@ def is_flat_image_model(name: str | None, config: Mapping[str, Any] | None, *, p
     if "layout" in options:
         return name in IMAGE_ADAPTERS
     return published and name in ALIASES and "style" not in options and "codec" not in options
+
+
+def missing_path(model: str, known: Iterable[str]) -> UnknownNameError:
+    """The exception for a path that does not exist, and cannot be a Hub id either."""
+    return UnknownNameError(
+        f"unknown model {model!r}: there is no such file or folder, and a Hub id is OWNER/REPOSITORY; known names: "
+        f"{', '.join(sorted(known))}"
+    )
 
 
 def check_arguments(model: Any, tokenizer: Any, config: Any, drafter: Any) -> None:

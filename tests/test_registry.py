@@ -22,7 +22,7 @@ from mmspec.ways_to_draft import RECIPES
     ("arguments", "error", "message"),
     [
         ({"model": "shape"}, UnknownNameError, "unknown model 'shape' (did you mean 'shapes'?); known: scenes"),
-        ({"model": "./no/such/folder"}, UnknownNameError, "unknown model './no/such/folder'"),
+        ({"model": "./no/such/folder"}, UnknownNameError, "unknown model './no/such/folder': there is no such file or"),
         ({"model": "no/such"}, ModelError, "model 'no/such' is not a local path, and its download failed"),
         ({"device": "meta"}, ArgumentError, "device='meta' cannot be used"),
         ({"model": None}, ArgumentError, "model=None is not allowed; give a name, a path, a Hub id or a loaded model"),

@@ -37,7 +37,7 @@ class Scale:
 
 def candidates(rows: Sequence[Record]) -> list[Record]:
     """The recipes that may be chosen: all but those that failed the check of exactness."""
-    return [row for row in rows if row["speed"]["speedup"] is not None]
+    return [row for row in rows if row["gate"] is not False]
 
 
 def worst_loss(row: Record, metric: str, factor: float = 1.0) -> float | None:
@@ -80,13 +80,15 @@ def choose(
         factor: Of `worst_loss`; None widens the intervals for all recipes at once.
 
     Returns:
-        None if no recipe qualifies, which happens only where plain decoding is missing.
+        None if no recipe qualifies: plain decoding is missing, or no recipe has a speed-up.
     """
     widened = correction(rows) if factor is None else factor
     allowed = [
         row
         for row in candidates(rows)
-        if (worst := worst_loss(row, metric, widened)) is not None and worst <= loss + 1e-12
+        if row["speed"][axis] is not None
+        and (worst := worst_loss(row, metric, widened)) is not None
+        and worst <= loss + 1e-12
     ]
     return max(allowed, key=lambda row: float(row["speed"][axis]["value"]), default=None)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmspec.metrics.evaluation.results import timed_once
 from mmspec.metrics.report.chart import Point, chart
+from mmspec.metrics.report.choice import candidates
 from mmspec.metrics.report.grid import key_of
 from mmspec.metrics.report.markup import Element
 from mmspec.metrics.report.scales import higher_is_better
@@ -16,8 +17,9 @@ AXES = {"tokens_per_call": "tokens per target call", "speedup": "wall-clock spee
 
 
 def charts(rows: Sequence[Record], metrics: Sequence[str]) -> list[Element]:
-    """A chart per metric and axis of speed; recipes without a speed-up are omitted."""
-    timed = [row for row in rows if row["speed"]["speedup"] is not None]
+    """A chart per metric and axis of speed; recipes that failed the check of exactness are omitted."""
+    passed = candidates(rows)
+    timed = measured(passed, "speedup")
     switches, panels = [], []
     for i, axis in enumerate(AXES):
         label = axis_label(axis, rows)
@@ -28,9 +30,9 @@ def charts(rows: Sequence[Record], metrics: Sequence[str]) -> list[Element]:
         figures = []
         for name in metrics:
             better = higher_is_better(name)
-            if better is None or not timed:
+            if better is None or not (shown := measured(passed, axis)):
                 continue
-            points = [point(row, axis, name) for row in timed]
+            points = [point(row, axis, name) for row in shown]
             figures.append(chart(points, f"{name} ({'higher' if better else 'lower'} is better)", better, label))
         panels.append(Element("div", figures, class_=f"charts {axis}"))
     notes = [
@@ -49,6 +51,11 @@ def charts(rows: Sequence[Record], metrics: Sequence[str]) -> list[Element]:
         Element("p", " ".join(notes)),
         Element("div", switches, panels, class_="switch"),
     ]
+
+
+def measured(rows: Sequence[Record], axis: str) -> list[Record]:
+    """The recipes that an axis of speed has a value of; results without timings have no speed-ups."""
+    return [row for row in rows if row["speed"][axis] is not None]
 
 
 def axis_label(axis: str, rows: Sequence[Record]) -> str:

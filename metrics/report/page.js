@@ -70,8 +70,9 @@
       const option = metric.selectedOptions[0];
       const limit = number(exact.value) / number(option.dataset.factor);
       const worst = (row) => number(row.dataset[together.checked ? "worstTogether" : "worst"].split(" ")[metric.selectedIndex]);
-      const allowed = rows.filter((row) => worst(row) <= limit + 1e-12);
-      const best = allowed.sort((a, b) => number(b.dataset[axis()]) - number(a.dataset[axis()]))[0];
+      const speed = (row) => number(row.dataset[axis()]); // NaN without a speed-up
+      const allowed = rows.filter((row) => worst(row) <= limit + 1e-12 && !Number.isNaN(speed(row)));
+      const best = allowed.sort((a, b) => speed(b) - speed(a))[0];
       return [best, worst, option];
     };
     const text = (selector, value) => { one(selector, choice).textContent = value; };
@@ -80,7 +81,7 @@
       const unit = option.dataset.unit ? " " + option.dataset.unit : "";
       text("#unit", option.dataset.unit);
       loss.setAttribute("aria-valuetext", `${exact.value}${unit} of ${option.value}`);
-      if (!best) { text("#chosen", "none"); text("#why", "No recipe qualifies."); return; }
+      if (!best) { text("#chosen", "none"); text("#gain", ""); text("#why", "No recipe qualifies."); return; }
       const link = one("#chosen", choice);
       link.textContent = best.dataset.recipe;
       link.setAttribute("href", "#recipe=" + encodeURIComponent(best.dataset.recipe));

@@ -65,12 +65,12 @@ def _for_slider(row: Record, rows: Sequence[Record], metrics: Sequence[str]) -> 
     if not any(row is one for one in candidates(rows)):
         return {}
     speed, factor = row["speed"], correction(rows)
-    gain = short_speedup(speed, row["batch"])
+    gain, timed = short_speedup(speed, row["batch"]), speed["speedup"] is not None
     return {
         "data_worst": _losses(row, metrics, 1.0),
         "data_worst_together": _losses(row, metrics, factor),
-        "data_speedup": f"{speed['speedup']['value']:.10g}",
-        "data_speedup_text": f"{gain} times plain decoding's speed, at batch {row['batch']}",
+        "data_speedup": f"{speed['speedup']['value']:.10g}" if timed else "NaN",
+        "data_speedup_text": f"{gain} times plain decoding's speed, at batch {row['batch']}" if timed else "",
         "data_tokens": f"{speed['tokens_per_call']['value']:.10g}",
         "data_tokens_text": f"{short(speed['tokens_per_call'])} tokens per target call",
     }

@@ -95,13 +95,13 @@ class Answer:
         scale: Of the metric.
         loss: The largest acceptable, in the metric itself.
         by_calls: The recipe with the most tokens per target call.
-        by_clock: The recipe with the largest wall-clock speed-up.
+        by_clock: The recipe with the largest wall-clock speed-up; None if no recipe has one.
     """
 
     scale: Scale
     loss: float
     by_calls: Record
-    by_clock: Record
+    by_clock: Record | None
 
     @property
     def allowed(self) -> str:
@@ -118,7 +118,7 @@ def answers(rows: Sequence[Record], offered: Sequence[Scale]) -> list[Answer]:
         for loss in dict.fromkeys(scale.fixed):
             calls = choose(rows, scale.metric, loss, "tokens_per_call", factor)
             clock = choose(rows, scale.metric, loss, "speedup", factor)
-            if calls is not None and clock is not None:
+            if calls is not None:
                 found.append(Answer(scale, loss, calls, clock))
     return found
 
@@ -129,8 +129,11 @@ def _fixed(rows: Sequence[Record], offered: Sequence[Scale]) -> Element:
     for answer in answers(rows, offered):
         calls, clock = answer.by_calls, answer.by_clock
         cells: list[Children] = [answer.scale.metric, answer.allowed, link(calls["recipe"])]
-        cells += [short(calls["speed"]["tokens_per_call"]), link(clock["recipe"])]
-        cells += [short_speedup(clock["speed"], clock["batch"]), str(clock["batch"])]
+        cells += [short(calls["speed"]["tokens_per_call"])]
+        if clock is None:
+            cells += ["-", "-", "-"]
+        else:
+            cells += [link(clock["recipe"]), short_speedup(clock["speed"], clock["batch"]), str(clock["batch"])]
         texts = (Element("td", cell, class_="text" if i in _TEXTS else None) for i, cell in enumerate(cells))
         lines.append(Element("tr", texts))
     columns = (Element("th", name, scope="col", class_="text" if i in _TEXTS else None) for i, name in enumerate(heads))

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.errors import ArgumentError, unknown_name
-from mmspec.metrics.evaluation.results import short, short_speedup
+from mmspec.metrics.evaluation.results import short, short_speedup, timed_once
 from mmspec.metrics.report.canvas import Canvas
 from mmspec.metrics.report.chart import Point, front, tick_label, ticks
-from mmspec.metrics.report.curves import axis_label, point
+from mmspec.metrics.report.choice import candidates
+from mmspec.metrics.report.curves import axis_label, measured, point
 from mmspec.metrics.report.page import common_metrics, named_rows
 from mmspec.metrics.report.runs import ReportRun
 from mmspec.metrics.report.scales import higher_is_better
@@ -23,22 +24,30 @@ LEFT, RIGHT, TOP, BOTTOM = 130, 1010, 150, 750  # of the chart
 COLUMN = 1070  # where the texts at the right start
 
 
-def summary(runs: Sequence[ReportRun], metric: str | None = None, axis: str = "speedup") -> Canvas:
+def summary(runs: Sequence[ReportRun], metric: str | None = None, axis: str | None = None) -> Canvas:
     """The image.
 
     Args:
         runs: What to show.
         metric: The vertical axis; None is the first that can lose, shares of 1 before others.
-        axis: "speedup" or "tokens_per_call".
+        axis: "speedup" or "tokens_per_call"; None is the first if every recipe was timed in more than one call.
 
     Raises:
         UnknownNameError: If the runs have no such metric.
-        ArgumentError: If no metric can lose, because none has a better direction or there is only plain decoding.
+        ArgumentError: If no metric can lose, because none has a better direction or there is only plain decoding, or
+            if the axis is "speedup" and no recipe has one.
     """
     rows, metrics = named_rows(runs), common_metrics(runs)
     offered = scales(rows, metrics)
     if not offered:
         raise ArgumentError("there is nothing to summarize: no relaxed recipe has a metric with a better direction")
+    passed = candidates(rows)
+    if axis is None:
+        repeated = all(row["speed"]["speedup"] and not timed_once(row["speed"], row["batch"]) for row in passed)
+        axis = "speedup" if repeated else "tokens_per_call"
+    shown = measured(passed, axis)
+    if not shown:
+        raise ArgumentError("--axis speedup: these results have no speed-up; use --axis tokens_per_call")
     names = [scale.metric for scale in offered]
     if metric is not None and metric not in names:
         raise unknown_name("metric of these results", metric, names)
@@ -46,20 +55,20 @@ def summary(runs: Sequence[ReportRun], metric: str | None = None, axis: str = "s
     model = " and ".join(dict.fromkeys(Path(run.record["config"]["model"]).name for run in runs))
     canvas = Canvas(WIDTH, HEIGHT, f"{model}: {chosen.metric} against speed")
     canvas.text((60, 80), canvas.title, 44, bold=True)
-    _chart(canvas, [row for row in rows if row["speed"]["speedup"]], chosen.metric, axis)
+    _chart(canvas, shown, chosen.metric, axis)
     y = TOP + 16.0
     canvas.text((COLUMN, y), "The fastest recipe that loses", 26, bold=True)
     for answer in answers(rows, [chosen])[1:]:
-        row = answer.by_clock if axis == "speedup" else answer.by_calls
         timed = axis == "speedup"
+        row = answer.by_clock if timed and answer.by_clock else answer.by_calls
         gain = short_speedup(row["speed"], row["batch"]) if timed else short(row["speed"][axis])
-        words = f"times at batch {row['batch']}" if axis == "speedup" else "tokens per call"
+        words = f"times at batch {row['batch']}" if timed else "tokens per call"
         canvas.text((COLUMN, y + 56), f"at most {answer.allowed} of {chosen.metric}", 22, "soft")
         canvas.text((COLUMN, y + 92), _cut(row["recipe"], 30), 30, bold=True)
         canvas.text((COLUMN, y + 124), f"{gain} {words}", 22)
         y += 132
     for i, run in enumerate(runs[:3]):
-        canvas.text((60, 886 - 28 * (min(len(runs), 3) - 1 - i)), _cut(_origin(run), 130), 20, "soft")
+        canvas.text((60, 886 - 28 * (min(len(runs), 3) - 1 - i)), _cut(_origin(run), 150), 20, "soft")
     return canvas
 
 
@@ -111,13 +120,19 @@ def _point(canvas: Canvas, p: Point, color: str, at: Any) -> None:
 
 
 def _names(canvas: Canvas, points: Sequence[Point], families: Sequence[str], at: Any) -> None:
-    """The name of each family, at its fastest point, where there is room."""
-    taken: list[tuple[float, float]] = []
+    """The name of each family, at its fastest point, or above or below it inside the chart where there is room."""
+    taken: list[tuple[float, float, float]] = []  # left end, right end, height
     for i, family in enumerate(families):
         last = max((p for p in points if p.family == family), key=lambda p: p.x[0])
         x, y = at(last.x[0], last.y[0])
-        place = (x + 12, y - 12)
-        while any(abs(place[1] - other[1]) < 22 and abs(place[0] - other[0]) < 110 for other in taken):
-            place = (place[0], place[1] - 22)
-        taken.append(place)
-        canvas.text(place, family, 20, f"c{i % len(COLORS)}", bold=True)
+        left, right = x + 12, x + 12 + 11 * len(family)
+        steps = (sign * 22 * step for step in range(30) for sign in (-1, 1))
+        heights = [height for step in steps if TOP <= (height := y - 12 + step) <= BOTTOM] or [y - 12]
+        free = (
+            height
+            for height in heights
+            if not any(left < r and ll < right and abs(height - other) < 22 for ll, r, other in taken)
+        )
+        height = next(free, heights[0])
+        taken.append((left, right, height))
+        canvas.text((left, height), family, 20, f"c{i % len(COLORS)}", bold=True)

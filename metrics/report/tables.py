@@ -121,12 +121,12 @@ def _choices(rows: Sequence[Record], metrics: Sequence[str]) -> Table:
     lines = [["metric", "loss at most", "by target calls", "tokens/call", "by wall clock", "speed-up", "batch"]]
     for answer in answers(rows, scales(rows, metrics)):
         calls, clock = answer.by_calls, answer.by_clock
-        lines.append(
-            [
-                answer.scale.metric, answer.allowed, calls["recipe"], short(calls["speed"]["tokens_per_call"]),
-                clock["recipe"], short_speedup(clock["speed"], clock["batch"]), str(clock["batch"]),
-            ]
-        )  # fmt: skip
+        cells = [answer.scale.metric, answer.allowed, calls["recipe"], short(calls["speed"]["tokens_per_call"])]
+        if clock is None:
+            cells += ["-", "-", "-"]
+        else:
+            cells += [clock["recipe"], short_speedup(clock["speed"], clock["batch"]), str(clock["batch"])]
+        lines.append(cells)
     return (
         "The fastest recipe whose interval, widened for all relaxed recipes at once, excludes a larger loss.",
         lines,

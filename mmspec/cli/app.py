@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +39,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench = typer.Typer(help="Time recipes side by side in one run.", rich_markup_mode=None)
 app.add_typer(bench, name="bench")
@@ -64,6 +65,25 @@ bench.command("speak")(bench_speak)
 bench.command("kernels")(bench_kernels)
 bench.command("gpu")(bench_gpu)
 bench.command("predict")(bench_predict)
+
+
+def print_version(asked: bool) -> None:
+    """Prints the version and ends, for `mmspec --version`."""
+    if asked:
+        from mmspec import __version__
+
+        print(f"mmspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Holds the options of `mmspec` itself."""
+
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

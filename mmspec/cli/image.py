@@ -37,9 +37,7 @@ from mmspec.recipes import configured_recipe
 
 
 def image(
-    prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="What the images show.")
-    ],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", show_default=False, help="What the images show.")],
     model: Model = "shapes",
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Images per prompt.")] = 1,
     output: Annotated[

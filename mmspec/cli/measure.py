@@ -33,7 +33,7 @@ from mmspec.errors import ArgumentError
 
 
 def measure(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of images, or of recordings.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of images, or of recordings.")],
     metrics: Annotated[str, typer.Option(help="As in `mmspec eval`, separated by commas.")],
     reference: Annotated[
         Path | None, typer.Option(show_default=False, help="Of distances: an .npz of statistics, or a folder.")

@@ -39,7 +39,7 @@ from mmspec.errors import ArgumentError
 
 def music(
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", show_default=False, help="A description of the music.")
+        list[str], typer.Argument(metavar="PROMPT", show_default=False, help="A description of the music.")
     ],
     model: Model = "facebook/musicgen-small",
     output: Output = Path("out.wav"),

@@ -32,7 +32,7 @@ class Axis(StrEnum):
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results folders of `mmspec eval`.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Results folders of `mmspec eval`.")],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", show_default=False, help="Write one page, table or image of all runs here."),
@@ -46,7 +46,13 @@ def report(
     metric: Annotated[
         str | None, typer.Option(show_default="the first that can lose", help="Of the image: its vertical axis.")
     ] = None,
-    axis: Annotated[Axis, typer.Option(help="Of the image: its horizontal axis.")] = Axis.SPEEDUP,
+    axis: Annotated[
+        Axis | None,
+        typer.Option(
+            show_default="speedup, or tokens_per_call if a recipe was timed in one call only",
+            help="Of the image: its horizontal axis.",
+        ),
+    ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Show the page of one running or finished evaluation at a local address.")
     ] = False,
@@ -101,12 +107,12 @@ def report(
             print(write_page(runs, together))
 
 
-def _image(runs: list[ReportRun], output: Path | None, form: Format, metric: str | None, axis: Axis) -> Path:
+def _image(runs: list[ReportRun], output: Path | None, form: Format, metric: str | None, axis: Axis | None) -> Path:
     from mmspec.metrics.report.summary import summary
 
     own = runs[0].folder / "summary" if len(runs) == 1 else Path("comparison")
     path = output or own.with_suffix(f".{form.value}")
     if path.suffix.lower() != f".{form.value}":
         raise ArgumentError(f"-o/--output: '{path}' must end in .{form.value}, the format asked for")
-    summary(runs, metric, axis.value).write(path)
+    summary(runs, metric, axis and axis.value).write(path)
     return path

@@ -54,7 +54,7 @@ class LoadOptions:
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", show_default=False, help="Names, folders or Hub ids."),
+        typer.Argument(metavar="MODEL", show_default=False, help="Names, folders or Hub ids."),
     ],
     host: Host = "127.0.0.1",
     port: Port = 8000,

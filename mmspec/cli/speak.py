@@ -42,7 +42,7 @@ from mmspec.errors import ArgumentError, PromptError
 def speak(
     texts: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT...", show_default=False, help="The texts to speak; - reads lines from stdin."),
+        typer.Argument(metavar="TEXT", show_default=False, help="The texts to speak; - reads lines from stdin."),
     ],
     model: Model = "spoken",
     output: Output = Path("out.wav"),

@@ -21,7 +21,7 @@ def video(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             show_default=False,
             help="What each video continues: an image, a video file, or a folder of frames.",
         ),

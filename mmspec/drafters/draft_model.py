@@ -165,7 +165,10 @@ def draft_model_of(context: DraftingContext) -> tuple[Target, Sequence[SamplingP
     if layers:
         return EarlyExitTarget(context.target, EarlyExit(layers, guided=scale != 1)), settings
     if resources.draft_model is None:
-        raise ArgumentError(f"recipe {recipe.name!r} needs a draft model, and this model has none")
+        raise ArgumentError(
+            f"recipe {recipe.name!r} needs a draft model, and this model has none; pass one as "
+            "draft_model= to generate, or to the pipeline when it is loaded"
+        )
     create = resources.draft_model if scale == 1 else resources.guided_draft_model
     if create is None:
         raise ArgumentError(f"recipe '{recipe}' needs a draft model with guidance; leave guidance at 1")

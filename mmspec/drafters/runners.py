@@ -59,7 +59,7 @@ def build_runner(context: DraftingContext, kind: str, greedy_as_warm: bool = Fal
     if kind not in resources.heads:
         raise ArgumentError(
             f"recipe {recipe.name!r} needs a drafter of kind {kind!r}, and this model has none; train one with "
-            f"`mmspec train-drafter --kind {kind}` and name its folder as drafter"
+            f"`mmspec train-drafter --kind {kind}` and pass its folder as drafter= to mmspec.load, or as --drafter"
         )
     head = resources.heads[kind]
     if not isinstance(target, FrameFeatureTarget if isinstance(head, FrameHead) else FeatureTarget):

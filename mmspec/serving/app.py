@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmspec import __version__
+from mmspec.arguments import shown
 from mmspec.documents import parse_json
 from mmspec.errors import MMSpecError
 from mmspec.serving.active_request import ActiveRequest, ClientLeft, GeneratedResponse, unless_disconnected
@@ -233,10 +234,19 @@ async def _api_error(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return ApiError(error.status_code, str(error.detail), code, headers=error.headers).response()
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = (
+            f"there is nothing at {shown(request.url.path)}; images are made by POST /v1/images/generations, speech by "
+            "POST /v1/audio/speech, and GET /v1/models lists the models"
+        )
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message = f"{request.method} is not allowed for {shown(request.url.path)}; use {allowed}"
+    return ApiError(error.status_code, message, code, headers=error.headers).response()
 
 
 async def _client_left(_: Request, __: Exception) -> Response:

@@ -66,6 +66,8 @@ def from_mmspec(error: MMSpecError, fields: Iterable[str]) -> ApiError:
     first = _PARAM.match(message)
     name = first[1] if first else ""
     param = _RENAMED.get(name, name)
+    if name == "text":
+        message = f"{param}{message.removeprefix(name)}"
     return ApiError(400, message, "invalid_value", param if param in set(fields) else None)
 
 
@@ -83,6 +85,8 @@ def from_validation(errors: Iterable[Mapping[str, Any]], fields: Iterable[str]) 
         return ApiError(400, f"{name} is missing", "missing_required_parameter", top)
     if first["type"] == "extra_forbidden":
         return unknown_parameter(name, known)
+    if first["type"] == "string_too_long" and first["ctx"]["max_length"] == 0:
+        return ApiError(400, f"{name}={first['input']!r} is not possible here; leave it out", "invalid_value", top)
     reason = str(first["msg"])
     reason = reason[:1].lower() + reason[1:]
     given = "" if isinstance(first["input"], (dict, list)) else f"={first['input']!r}"

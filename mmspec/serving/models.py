@@ -123,8 +123,14 @@ class Models:
         if name is None:
             raise ApiError(404, f"this server has no model for {kind}", "model_not_found", "model")
         if name not in self.all:
-            hint = did_you_mean(name, [model.name for model in able])
-            raise ApiError(404, f"model {name!r} is not served here{hint}; see /v1/models", "model_not_found", "model")
+            names = [model.name for model in able]
+            raise ApiError(
+                404,
+                f"model {name!r} is not served here{did_you_mean(name, names)}; models for {kind}: "
+                f"{', '.join(names) or 'none'}",
+                "model_not_found",
+                "model",
+            )
         found = self.all[name]
         if found.kind != kind:
             raise ApiError(404, f"model {name!r} generates {found.kind}, not {kind}", "model_not_found", "model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from mmspec.audio.spoken.recognizer import embedded_recognizer, merge_homophones
 from mmspec.audio.spoken.target import SpokenTarget
 from mmspec.audio.spoken.text import Sentence, alphabet, read, script
 from mmspec.audio.spoken.transformer import SpokenTransformer
+from mmspec.audio.wave import read_audio
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -196,6 +198,19 @@ def test_rows_do_not_depend_on_their_batch(pipe: SpeechPipeline) -> None:
     assert isinstance(batch, AudioOutputs) and isinstance(alone, AudioOutput)
     assert torch.equal(batch[1]["tokens"][0][: len(alone["tokens"][0])], alone["tokens"][0])
     assert alone["audio"].shape == (1, batch[1]["audio"].shape[1]) and alone["sampling_rate"] == SAMPLING_RATE
+
+
+def test_voices_are_listed_and_audio_is_saved(pipe: SpeechPipeline, tmp_path: Path) -> None:
+    assert pipe.voices == ("low", "high")
+    out = pipe("seven o'clock", voice=pipe.voices[1], seed=0)
+    assert isinstance(out, AudioOutput)
+    for suffix in (".wav", ".flac"):
+        out.save(tmp_path / f"out{suffix}")
+        audio, rate = read_audio(tmp_path / f"out{suffix}")
+        assert rate == SAMPLING_RATE and audio.shape == out.audio.shape and np.abs(audio - out.audio).max() < 1e-4
+    with pytest.raises(ArgumentError, match="out.aac' must end in .wav, .flac"):
+        out.save(str(tmp_path / "out.aac"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.flac", "out.wav"]
 
 
 def test_a_stream_yields_the_audio_of_the_call(pipe: SpeechPipeline) -> None:

@@ -255,6 +255,13 @@ def test_env_prints_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert mmspec.__version__ in capsys.readouterr().out
 
 
+def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0 and capsys.readouterr().out == f"mmspec {mmspec.__version__}\n"
+    for words in (["-h"], ["image", "-h"], ["bench", "image", "-h"]):
+        assert main(words) == 0 and capsys.readouterr().out.startswith("Usage: mmspec")
+    assert main(["image"]) == 2 and capsys.readouterr().err == "mmspec: error: Missing argument 'PROMPT'.\n"
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from mmspec.cli.app import main; status = main(['--help']);"

@@ -13,7 +13,7 @@ from PIL import Image
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError
 from mmspec.metrics.report.runs import ReportRun
-from mmspec.metrics.report.summary import summary
+from mmspec.metrics.report.summary import BOTTOM, RIGHT, TOP, summary
 from mmspec.metrics.report.tables import latex, markdown
 
 
@@ -58,6 +58,46 @@ def test_the_image_for_a_talk(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert not list(tree.iter("{http://www.w3.org/2000/svg}script"))
     with Image.open(folder / "summary.png") as image:
         assert image.size == (1600, 900) and len(image.getcolors(100_000) or ()) > 50
+
+
+def test_results_without_speed_ups_have_tables_an_image_and_a_page(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((folder / "results.json").read_text())
+    for row in record["rows"]:
+        row["speed"]["speedup"] = None
+    (folder / "results.json").write_text(json.dumps(record))
+    assert main(["report", str(folder), "--format", "svg"]) == 0  # tokens per call are what there is
+    texts = (folder / "summary.svg").read_text()
+    assert "tokens per target call" in texts and "tokens per call" in texts and "speed-up" not in texts
+    for form in ("md", "latex", "html"):
+        assert main(["report", str(folder), "--format", form]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\| attributes +\| 1 point +\| scd +\| [0-9.]+ \[[0-9., ]+\] \| +- \| +- \| +- \|", out)
+    html = (folder / "report.html").read_text()
+    assert html.count('data-speedup="NaN"') == 20 and 'data-tokens="NaN"' not in html
+    assert main(["report", str(folder), "--format", "svg", "--axis", "speedup"]) == 2
+    assert "--axis speedup: these results have no speed-up; use --axis tokens_per_call" in capsys.readouterr().err
+
+
+def test_the_image_of_recipes_timed_in_one_call_shows_tokens_per_call(run: ReportRun) -> None:
+    assert "wall-clock speed-up, batch 25" in summary([run]).svg()
+    run.record["config"]["batch"] = 300  # one call made all samples
+    assert "tokens per target call" in (svg := summary([run]).svg()) and "speed-up" not in svg
+    assert "speed-up" in summary([run], axis="speedup").svg()
+
+
+def test_names_of_families_stay_inside_the_chart(root: Path, tmp_path: Path) -> None:
+    # Fourteen families, most of them at the upper edge: pushed upwards only, names covered the title.
+    record = json.loads((root / "examples/scenes/curve.json").read_text())
+    svg = ElementTree.fromstring(summary([ReportRun("", record, tmp_path)]).svg())
+    texts = list(svg.iter("{http://www.w3.org/2000/svg}text"))
+    heights = [
+        float(text.attrib["y"])
+        for text in texts
+        if str(text.text).startswith("scd+") and float(text.attrib["x"]) < RIGHT
+    ]
+    assert len(heights) >= 9 and min(heights) >= TOP and max(heights) <= BOTTOM
 
 
 def test_refusals(folder: Path, run: ReportRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,13 +213,14 @@ def test_a_text_of_several_sentences_streams_as_it_is_spoken(client: openai.Open
         ("images", {"prompt": "x" * 5000}, 400, "prompt", "prompt: 5,000 characters"),
         ("images", {"prompt": "a red circle", "negative_prompt": "x"}, 400, "negative_prompt", "negative_prompt"),
         ("speech", {}, 400, "input", "input is missing"),
-        ("speech", {"input": " "}, 400, "input", "is empty"),
+        ("speech", {"input": " "}, 400, "input", "input=' ' is empty"),
         ("speech", {"input": "hello", "voice": "alloy"}, 400, "voice", "voice='alloy' is not allowed; use one of low"),
         ("speech", {"input": "hello", "speed": 1.5}, 400, "speed", "speed=1.5 is not possible"),
         ("speech", {"input": "hello", "response_format": "aac"}, 400, "response_format", "response_format='aac'"),
         ("speech", {"input": "hello", "ref_audio": "AAAA"}, 403, "ref_audio", "ref_audio is not allowed"),
         ("speech", {"input": "hello", "guidance_scale": 2.0}, 400, "guidance_scale", "this model has no guidance"),
-        ("speech", {"input": "hello", "instructions": "be glad"}, 400, "instructions", "instructions="),
+        ("speech", {"input": "hello", "instructions": "be glad"}, 400, "instructions", "not possible here; leave it"),
+        ("speech", {"input": "hello", "model": "tts-1"}, 404, "model", "is not served here; models for speech: spoken"),
     ],
 )  # fmt: skip
 def test_refusals_have_the_shape_of_openais(
@@ -232,6 +233,15 @@ def test_refusals_have_the_shape_of_openais(
     assert set(error) == {"message", "type", "param", "code"}
     assert message in error["message"] and error["param"] == param and error["type"] == "invalid_request_error"
     assert error["code"] and "\n" not in error["message"] and len(error["message"]) < 700
+
+
+def test_other_addresses_and_methods_are_told_what_there_is(server: Served) -> None:
+    for path, body, status, message in (
+        ("/v1/chat/completions", {}, 404, "nothing at '/v1/chat/completions'; images are made by POST /v1/images/gene"),
+        ("/v1/images/generations", None, 405, "GET is not allowed for '/v1/images/generations'; use POST"),
+    ):
+        found, _, content = server.request(path, body)
+        assert found == status and message in json.loads(content)["error"]["message"]
 
 
 def test_the_client_raises_the_errors_of_openai(client: openai.OpenAI) -> None:

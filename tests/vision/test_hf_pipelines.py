@@ -524,6 +524,13 @@ def test_a_plug_in_brings_its_own_image_adapter(monkeypatch: pytest.MonkeyPatch)
     assert mmspec.load(model).config.temperature == 0.5
 
 
+def test_the_processor_of_a_loaded_model_may_be_its_folder(janus: Any, folder: Path) -> None:
+    found = mmspec.load(janus.model, processor=str(folder))(PROMPTS, seed=0, output_type="latent")
+    assert torch.equal(found.tokens, janus(PROMPTS, seed=0, output_type="latent").tokens)
+    with pytest.raises(ArgumentError, match="processor='.*none' cannot be loaded"):
+        mmspec.load(janus.model, processor=folder / "none")
+
+
 def test_incomplete_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     tiny_models.janus().save_pretrained(tmp_path)
     with pytest.raises(ArgumentError, match="processor is missing for Janus.*; pass processor=JanusProcessor.from_pre"):

@@ -194,6 +194,17 @@ def test_unknown_arguments_are_refused_with_the_closest_name(name: str) -> None:
         pipe.decode(token=1)
 
 
+def test_arguments_of_other_libraries_are_told_what_to_use() -> None:
+    pipe = emu3()
+    for name, hint in (
+        ("num_inference_steps", "the number of calls follows from the model and the recipe; choose with recipe="),
+        ("callback", "use callback_on_step_end="),
+        ("latents", "use seed= or generator="),
+    ):
+        with pytest.raises(MMSpecError, match=f"^{name} is not an argument of TransformersPipeline: {hint}; it takes"):
+            pipe("green cat", **{name: 1})
+
+
 def test_negative_prompts_are_one_text_or_one_per_prompt() -> None:
     pipe = emu3()
     call: dict[str, Any] = {"height": 16, "width": 24, "recipe": "plain", "output_type": "latent"}

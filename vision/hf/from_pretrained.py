@@ -97,9 +97,8 @@ def from_folder(
     keep_decoder_in_float32(model)
     if processor is None and any((processor_folder / file).exists() for file in (*PROCESSOR_FILES, EMU3_RANKS)):
         processor = processor_folder
-    if (layout == LUMINA2 or name == XOMNI) and isinstance(processor, (str, Path)):
-        processor = read_tokenizer(processor)
-    return from_model(model, loaded_processor(processor, name), tokenizer, {"layout": layout, **(config or {})})
+    processor = processor_of_model(processor, name, {"layout": layout})
+    return from_model(model, processor, tokenizer, {"layout": layout, **(config or {})})
 
 
 def loaded_processor(processor: Any, name: str) -> Any:
@@ -117,6 +116,23 @@ def loaded_processor(processor: Any, name: str) -> Any:
         return processor
     local = Path(processor)
     return read_emu3_tokenizer(local) if is_emu3_tokenizer(local) else read_processor(processor, name)
+
+
+def processor_of_model(processor: Any, name: str, config: Mapping[str, Any] | None) -> Any:
+    """The processor of a loaded model, read if it is a folder or Hub id.
+
+    Args:
+        processor: The processor, its folder or Hub id, or None.
+        name: The model class.
+        config: The options of `mmspec.load`: models with a `layout` of their own read texts with a tokenizer.
+
+    Raises:
+        ArgumentError: If it cannot be loaded.
+        ModelError: If it is a tokenizer of Emu3 that is damaged.
+    """
+    if isinstance(processor, (str, Path)) and ((config or {}).get("layout") == LUMINA2 or name == XOMNI):
+        return read_tokenizer(processor)
+    return loaded_processor(processor, name)
 
 
 def alias_of(folder: Path) -> tuple[str, str | None]:
