@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,7 +69,8 @@ def fused_features(
         return norm(x.unflatten(-1, (-1, len(module.weight))), module).flatten(2)
 
     of_heads = hasattr(decoder.layers[0].self_attn, "q_norm")
-    h, rows, end = embeds.clone(), len(embeds), cache.window.end
+    # Products are added to it in place, row by row: in the order of any embedding they would be lost.
+    h, rows, end = embeds.clone(memory_format=torch.contiguous_format), len(embeds), cache.window.end
     cos, sin = decoder.rotary_emb(embeds, position_ids=positions)
     for layer, stored in zip(decoder.layers, cache.layers, strict=True):
         attention, mlp = layer.self_attn, layer.mlp

@@ -50,9 +50,8 @@ def part(array: NDArray[np.int64], index: Any) -> NDArray[np.int64]:
 
 
 def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[NDArray[np.int64]]:
-    """The arrays, copied to the device in one asynchronous copy."""
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    return split_mirror(arrays, page_locked(flat, device).to(device, non_blocking=True))
+    """The arrays, copied to the device in one copy; see `copied`."""
+    return split_mirror(arrays, copied(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device))
 
 
 def split_mirror(arrays: Sequence[NDArray[np.int64]], there: Tensor) -> list[NDArray[np.int64]]:
@@ -70,8 +69,15 @@ def on_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
 
 
 def copied(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, in an asynchronous copy; on a CPU the tensor itself."""
-    return host if device.type == "cpu" else page_locked(host, device).to(device, non_blocking=True)
+    """A tensor of the host on a device; on a CPU the tensor itself.
+
+    The copy is asynchronous from page-locked memory only: others may read the memory after it was freed, as `mps` does
+    (https://github.com/pytorch/pytorch/issues/189690).
+    """
+    if device.type == "cpu":
+        return host
+    locked = page_locked(host, device)
+    return locked.to(device, non_blocking=locked is not host)
 
 
 def overwrite(there: Tensor, array: NDArray[np.int64]) -> None:

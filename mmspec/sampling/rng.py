@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.kernels.backend import choose
-from mmspec.sampling.mirrored import on_device
+from mmspec.sampling.mirrored import copied, on_device
 
 # Streams: the word of a block that a purpose uses. Two purposes never share a number.
 ACCEPT, RESAMPLE, DRAFT, INIT = range(4)
@@ -116,7 +116,7 @@ class CounterRNG:
         """
         (zero, two), (one, three) = self._blocks(positions, iteration, 0, index)
         scaled = ((np.stack([zero, one, two, three]) >> _EXTRA) * 2.0**-24).astype(np.float32)
-        return list(torch.from_numpy(scaled).to(self._device, non_blocking=True))
+        return list(copied(torch.from_numpy(scaled), self._device))
 
     def gumbel(self, positions: NDArray[np.int64], vocab_size: int) -> Tensor:
         """Standard Gumbel noise float32 [B, W, vocab_size], fixed per row and position, the same in all iterations."""

@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mmspec.sampling import mirrored
 from mmspec.sampling.precision import widest
+from mmspec.sampling.rng import CounterRNG
 
 
 @pytest.mark.slow
@@ -28,3 +32,26 @@ def test_tokens_are_those_of_a_cpu(tmp_path: Path, root: Path) -> None:
 
 def test_devices_with_float64_use_it() -> None:
     assert widest(torch.device("cpu")) == widest(torch.device("cuda:1")) == torch.float64
+
+
+def test_copies_are_asynchronous_from_page_locked_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On `mps` others read memory of the host that was freed (https://github.com/pytorch/pytorch/issues/189690)."""
+    device, own, found = torch.device("meta"), torch.Tensor.to, list[bool]()
+
+    def copying(tensor: torch.Tensor, *given: Any, non_blocking: bool = False) -> torch.Tensor:
+        found.append(non_blocking)
+        return own(tensor, *given)
+
+    def every_copy() -> list[bool]:
+        found.clear()
+        array = np.arange(3)
+        mirrored.upload([array], device)
+        mirrored.on_device(array, device)
+        mirrored.copied(torch.zeros(3), device)
+        CounterRNG([0], device).uniforms(array[None], 0)
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "to", copying)
+    assert every_copy() == [False] * 4
+    monkeypatch.setattr(mirrored, "page_locked", lambda host, device: host.clone())
+    assert every_copy() == [True] * 4

@@ -2,7 +2,7 @@
 
 Its tensors hold CPU tensors, so that it computes what a CPU does. Unlike a CPU it refuses what other devices refuse:
 operators that mix its tensors with a CPU's (numbers without dimensions excepted), NumPy and, like Apple's `mps`,
-float64.
+float64 and asynchronous copies from a CPU, which `mps` may read after their memory was freed.
 
 `python accelerator.py OUTPUT.pt NAME...` runs cases and saves their tokens; see `CASES`.
 """
@@ -66,8 +66,11 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {NAME}:0 and cpu")
     wanted = kwargs.get("device")
     there = bool(own) if wanted is None else torch.device(wanted).type == NAME
+    asynchronous = bool(kwargs.get("non_blocking"))
     if str(func) == "aten.copy_.default":
-        there = isinstance(args[0], AcceleratorTensor)
+        there, asynchronous = isinstance(args[0], AcceleratorTensor), len(args) > 2 and bool(args[2])
+    if there and asynchronous and any(not isinstance(leaf, AcceleratorTensor) for leaf in leaves):
+        raise RuntimeError(f"{func}: an asynchronous copy from memory that is not page-locked")
     args, kwargs = tree_map(_to_host, (args, dict(kwargs)))
     found = func(*args, **kwargs)
     if not there:

@@ -108,7 +108,8 @@ class CountedDevice(TorchDispatchMode):
         self.idle = 0  # launches and uploads between a wait that leaves the device idle and the next call of the model
 
     def page_locked(self, host: Tensor) -> Tensor:
-        """Marks memory of the host as page-locked."""
+        """A copy in memory that is marked as page-locked."""
+        host = host.clone()
         self._locked.add(host.untyped_storage()._cdata)
         self._kept = [*getattr(self, "_kept", []), host]
         return host

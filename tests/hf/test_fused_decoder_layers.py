@@ -60,10 +60,15 @@ def decoder(kind: str = "llama", layers: int = 2, **more: Any) -> Any:
     return model.eval().to(dtype)
 
 
-def target_of(model: Any) -> CausalTarget:
-    """Two rows, of which one has a padded prompt."""
+def target_of(model: Any, by_token: bool = False) -> CausalTarget:
+    """Two rows, of which one has a padded prompt; `by_token`: the memory of embeddings is in another order."""
     width, like = model.config.hidden_size, {"device": model.device, "dtype": model.dtype}
-    embed = nn.Embedding(20, width, **like)  # CSM's own is of columns
+    table = nn.Embedding(20, width, **like)  # CSM's own is of columns
+
+    def embed(tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = table(tokens.t()).transpose(0, 1) if by_token else table(tokens)
+        return found
+
     backbone = Backbone(model, embed, nn.Linear(width, 20, bias=False, **like), 20, model.device)
     mask = torch.tensor([[True, True, True], [False, True, True]], device=model.device)
     positions = torch.tensor([[[0, 1, 2], [0, 0, 1]]], device=model.device)
@@ -103,6 +108,24 @@ def test_the_features_are_those_of_the_model(
         error = (1e-4 if model.dtype == torch.float32 else 0.05) * float(other.abs().max())
         torch.testing.assert_close(one, other, rtol=0, atol=error)
     assert float(found[0][-1].abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("more", [{}, WIDE])
+def test_embeddings_may_lie_in_memory_in_any_order(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are added to the residual stream in place."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off")
+    monkeypatch.setenv("MMSPEC_KERNELS", "triton")
+    model, found = decoder(**more), []
+    slots = torch.tensor([[3, 4, 5], [3, 4, 5]])
+    with torch.inference_mode():
+        for by_token in (False, True):
+            torch.manual_seed(1)
+            target = target_of(model, by_token)
+            assert target._fuses
+            target.prefill()
+            found.append(target.read(slots * 7 % 20 + torch.tensor([[0], [1]]), slots, 12)[1])
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(("most", "more"), [(MOST, {}), (5, WIDE)])
