@@ -110,9 +110,14 @@ class GraphCache:
 
     The graphs of one part of the model share one memory pool, so the output of a call must be copied before the next
     call of that part.
+
+    Attributes:
+        tensors: The tensors that the graphs read and write besides the weights, where these are known: see
+            `mmspec.decoding.kept_graphs`.
     """
 
     def __init__(self) -> None:
+        self.tensors: list[Tensor] | None = None
         self._calls: dict[tuple[int, int, EarlyExit | None], _CapturedCall] = {}
         self._pools: dict[EarlyExit | None, Any] = {}
         self._fails: set[EarlyExit | None] = set()  # the parts of which a call could not be captured
@@ -120,6 +125,11 @@ class GraphCache:
     def works(self, part: EarlyExit | None = None) -> bool:
         """Whether every call of a part of the model could be captured so far; None is the whole model."""
         return part not in self._fails
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether any call was captured."""
+        return bool(self._calls)
 
     def width(self, count: int, most: int, part: EarlyExit | None = None) -> int:
         """The width of the call that reads `count` tokens: that of a captured call if one is less than twice as wide.
@@ -250,6 +260,8 @@ class CUDAGraphTarget:
 
     def prefill(self) -> Logits:
         logits = self._target.prefill()
+        if self._graphs.tensors is None and hasattr(self._target, "tensors"):
+            self._graphs.tensors = self._target.tensors()
         self._features = self._target.features()
         return logits
 

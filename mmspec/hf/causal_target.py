@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mmspec.decoding.attention_backends import without_plans
 from mmspec.decoding.attention_masks import additive_mask, short_bias, tree_mask
 from mmspec.decoding.cuda_graphs import CUDAGraphTarget, use_cuda_graphs
+from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
@@ -230,6 +231,30 @@ class CausalTarget:
         stored = self._cache.layers[0].keys
         return isinstance(stored, Tensor) and stored.dtype == embeds.dtype == self._backbone.decoder.dtype  # type: ignore[attr-defined]
 
+    def round_capacity(self, multiple: int) -> None:
+        """Rounds the slots per row up to a multiple; called before the prefill."""
+        more = -self.capacity % multiple
+        self._visible = F.pad(self._visible, (0, more), value=True)
+        last = self._positions[..., -1:].expand(*self._positions.shape[:-1], more)
+        self._positions = torch.cat([self._positions, last], dim=-1)
+        self._cache = SlotCache(self.capacity)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        assert self._embeds is not None, "before the prefill"
+        return self._visible.shape, self._positions.shape, self._embeds.dtype, self._guided
+
+    def tensors(self) -> list[Tensor]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return [self._visible, self._positions, *self._cache.tensors()]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        visible, positions, *stored = tensors
+        with torch.inference_mode():  # the tensors were made in it
+            self._visible, self._positions = visible.copy_(self._visible), positions.copy_(self._positions)
+            self._cache.take_over(stored)
+
     @property
     def rows(self) -> int:
         """Rows that are still decoded, B."""
@@ -248,6 +273,11 @@ class CausalTarget:
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """The slots of positions, host int64 [B] or [B, W], of the same shape."""
         return self._prompt.reshape(-1, *(1,) * (at.ndim - 1)) + at
+
+    @property
+    def backbone(self) -> Backbone:
+        """The parts of the model."""
+        return self._backbone
 
     @property
     def dispatched(self) -> bool:
@@ -367,8 +397,17 @@ class CausalTarget:
 
 
 def with_cuda_graphs(target: CausalTarget) -> CausalTarget | CUDAGraphTarget:
-    """The target with its windows captured in CUDA graphs, on a CUDA device and unless the model is dispatched."""
-    return CUDAGraphTarget(target) if use_cuda_graphs(target.device) and not target.dispatched else target
+    """The target with its windows captured in CUDA graphs, on a CUDA device and unless the model is dispatched.
+
+    The graphs are kept with the model for later calls, see `mmspec.decoding.kept_graphs`.
+    """
+    if not use_cuda_graphs(target.device) or target.dispatched:
+        return target
+    backbone = target.backbone
+    if not isinstance(backbone.decoder, nn.Module):
+        return CUDAGraphTarget(target)
+    target.round_capacity(ROUND)
+    return with_kept_graphs(target, backbone.decoder, [backbone.embed, backbone.head])
 
 
 def positions_by_slot(prompt: Prompt, slots: int, length: int, slack: int) -> Tensor:

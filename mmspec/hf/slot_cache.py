@@ -107,6 +107,18 @@ class SlotCache(Cache):
         """Bytes of keys and values."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
 
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of all layers, which are not quantized, after the first call."""
+        return [store for layer in self.layers for store in (layer.keys, layer.values)]
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """Moves to the `tensors` of an earlier cache of the same model, batch and capacity, and sets them to 0."""
+        for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
+            layer = SlotLayer(self.window, self.capacity)
+            layer.keys, layer.values = keys.zero_(), values.zero_()
+            layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+            self.layers.append(layer)
+
     def select_rows(self, row_ids: Tensor) -> None:
         """Keeps these rows (int64 [R']), in this order, and drops all others."""
         for layer in self.layers:

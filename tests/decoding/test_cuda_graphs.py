@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.decoding import cuda_graphs
+from mmspec.decoding import cuda_graphs, kept_graphs
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget
+from mmspec.decoding.kept_graphs import KeptGraphs
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.target import EarlyExit
@@ -133,8 +134,8 @@ def test_generate_gives_the_tokens_of_eager_mode(device: torch.device, monkeypat
 
     made: list[CUDAGraphTarget] = []
 
-    def capture(one: Any) -> CUDAGraphTarget:
-        made.append(CUDAGraphTarget(one))
+    def capture(*given: Any) -> CUDAGraphTarget:
+        made.append(CUDAGraphTarget(*given))
         return made[-1]
 
     model = tiny_models.janus().to(device)
@@ -144,7 +145,7 @@ def test_generate_gives_the_tokens_of_eager_mode(device: torch.device, monkeypat
     monkeypatch.setattr(target, "use_cuda_graphs", lambda device: False)
     wanted = generate(model, **call)
     monkeypatch.setattr(target, "use_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(target, "CUDAGraphTarget", capture)
+    monkeypatch.setattr(kept_graphs, "CUDAGraphTarget", capture)
     assert torch.equal(generate(model, **call), wanted)
     assert made and made[0]._graphs._calls
 
@@ -164,16 +165,16 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
 
     monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: False)
     wanted = [tokens(label) for label in (1, 2)]
-    assert not torch.equal(*wanted) and gpt not in graph_cache._KEPT
+    assert not torch.equal(*wanted) and not len(KeptGraphs.of(gpt))
     monkeypatch.setattr(graph_cache, "use_cuda_graphs", lambda device: True)
     found = [tokens(label) for label in (1, 2)]
-    (kept,) = graph_cache._KEPT[gpt]
+    (kept,) = KeptGraphs.of(gpt)._free
     count = len(kept.graphs._calls)
     assert count and torch.equal(tokens(1), wanted[0]) and len(kept.graphs._calls) == count
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
     gpt.norm.weight.data = gpt.norm.weight.data.clone()  # moved: graphs would read the old address
     tokens(1)
-    assert [old is kept for old in graph_cache._KEPT[gpt]] == [False]
+    assert [old is kept for old in KeptGraphs.of(gpt)._free] == [False]
 
 
 def test_the_variable_that_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ class AtOnce:
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
         done = Future[None]()
-        done.set_result(work())
+        work()
+        done.set_result(None)
         return done
 
 
@@ -215,7 +216,9 @@ def windows(
                 patch.setattr(lazy_probs, "overwrite_draft", lambda draft, new: None)
             if misread:
                 newest = draft_model_module._slot_ahead
-                patch.setattr(draft_model_module, "_slot_ahead", lambda *given: newest(*given[:-1], given[-1] * 0))
+                patch.setattr(
+                    draft_model_module, "_slot_ahead", lambda model, x, at, slot: newest(model, x, at, slot * 0)
+                )
             params = [SamplingParams(0.9, top_k=5, top_p=0.95, guidance_scale=2.0)] * rows
             out = run(target, parse(recipe), layout, params, range(rows), resources, measure_entropy=measured)
         tokens = out.tokens.cpu()

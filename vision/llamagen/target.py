@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -149,15 +150,19 @@ class LlamaGenTarget:
         """The slots of positions, host int64 of the same shape."""
         return self._slots + at
 
+    def shapes(self) -> tuple[Any, ...]:
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
+        return self._guided, *((t.shape, t.dtype, t.device) for t in self.tensors())
+
     def tensors(self) -> list[Tensor]:
-        """The tensors that `read` reads and writes besides the weights."""
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
         padding = [] if self._padding is None else [self._padding]
         keys, values = self._cache.keys, self._cache.values
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "quantized caches are not captured"
         return [keys, values, self._cos, self._sin, self._position, self._causal, *padding]
 
     def take_over(self, tensors: list[Tensor]) -> None:
-        """Moves to the `tensors` of an earlier target of the same shapes; called before `prefill`."""
+        """See `mmspec.decoding.kept_graphs.Reusable`."""
         for own, taken in zip(self.tensors(), tensors, strict=True):
             taken.copy_(own)
         self._cache.keys, self._cache.values, self._cos, self._sin, self._position, self._causal, *padding = tensors

@@ -1,0 +1,196 @@
+"""CUDA graphs that live with the model: those of a decode are handed to the next one of the same shapes.
+
+A graph refers to weights, caches and tables by address. They are kept together with the graphs, and the target of the
+next decode writes its own numbers to the same tensors. A decode takes a set of graphs away and gives it back when its
+target is freed, so that two threads never replay the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Protocol, Self
+from weakref import finalize
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget, GraphCache
+
+MAX_KEPT = 2  # sets of graphs per model; each has a KV cache
+MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing takes a small part of the time
+ROUND = 64  # slots of a cache, so that calls with other prompts and windows have the same shapes
+_ATTRIBUTE = "_mmspec_kept_graphs"
+_lock = Lock()
+_PRIMITIVES = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+class Reusable(Capturable, Protocol):
+    """A target that can work on the tensors of an earlier one."""
+
+    def shapes(self) -> tuple[Any, ...]:
+        """What must be equal in both; before the prefill."""
+        ...
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that `read` reads and writes besides the weights; after the prefill."""
+        ...
+
+    def take_over(self, tensors: list[Tensor]) -> None:
+        """Moves to the tensors of an earlier target of the same shapes; called before the prefill."""
+        ...
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A set of graphs.
+
+    Attributes:
+        parts: What the graphs call, see `parts_of`.
+        key: Addresses of the weights, shapes, and settings of torch that a graph has fixed.
+        graphs: The graphs.
+        stream: The stream of the decode that used them last; None on a CPU.
+    """
+
+    parts: list[object]
+    key: tuple[Any, ...]
+    graphs: GraphCache
+    stream: torch.cuda.Stream | None = None
+
+
+class KeptGraphs:
+    """The sets of graphs of a model that no decode is using. Copies and pickles of the model have none."""
+
+    def __init__(self) -> None:
+        self._free: list[_Kept] = []
+
+    @classmethod
+    def of(cls, model: nn.Module) -> KeptGraphs:
+        """The sets of a model."""
+        with _lock:
+            found: KeptGraphs = model.__dict__.setdefault(_ATTRIBUTE, cls())
+            return found
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, parts: list[object], key: tuple[Any, ...]) -> _Kept | None:
+        """A set that fits, which is the caller's from now on; sets of other weights are dropped."""
+        with _lock:
+            self._free = [one for one in self._free if one.key[0] == key[0]]
+            for one in self._free:
+                if one.key == key and _same(one.parts, parts):
+                    self._free.remove(one)
+                    return one
+        return None
+
+    def give(self, kept: _Kept) -> None:
+        """Takes a set back, if it can be of use, in the place of the one that has not been used for longest."""
+        graphs, tensors = kept.graphs, kept.graphs.tensors
+        if tensors is None or not (graphs.has_calls and graphs.works()) or sum(t.nbytes for t in tensors) > MAX_BYTES:
+            return
+        with _lock:
+            self._free = [*self._free, kept][-MAX_KEPT:]
+
+
+def free_graphs(model: nn.Module) -> None:
+    """Frees the graphs that are kept with a model and its parts, with their caches."""
+    for module in model.modules():
+        with _lock:
+            module.__dict__.pop(_ATTRIBUTE, None)
+
+
+def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object] = ()) -> CUDAGraphTarget:
+    """The target with its windows captured in CUDA graphs, which are those of an earlier decode if there are any.
+
+    Args:
+        target: The target, before its prefill.
+        model: The model that the graphs live with.
+        calls: What else `read` calls: modules and functions. Graphs are kept only if the next decode calls the same.
+    """
+    parts = parts_of(model, *calls)
+    key = None if parts is None else _key(parts, target)
+    if parts is None or key is None:
+        return CUDAGraphTarget(target)
+    sets = KeptGraphs.of(model)
+    kept = sets.take(parts, key) or _Kept(parts, key, GraphCache())
+    if target.device.type == "cuda":
+        stream = torch.cuda.current_stream(target.device)
+        if kept.stream is not None:
+            stream.wait_stream(kept.stream)
+        kept.stream = stream
+    if kept.graphs.tensors is not None:
+        target.take_over(kept.graphs.tensors)
+    user = CUDAGraphTarget(target, kept.graphs)
+    finalize(user, sets.give, kept).atexit = False
+    return user
+
+
+def parts_of(*calls: object) -> list[object] | None:
+    """The modules, tensors, code and constants that functions consist of; None if there is anything else in them.
+
+    Functions that are made for each call are the same if these are. Other objects may change between two calls.
+    """
+    return _parts_of(calls, set())
+
+
+def _parts_of(calls: Iterable[object], seen: set[int]) -> list[object] | None:
+    found: list[object] = []
+    for call in calls:
+        if isinstance(call, FunctionType) and id(call) in seen:  # a function that calls itself
+            continue
+        seen.add(id(call))
+        inner: Iterable[object] = ()
+        if isinstance(call, (nn.Module, Tensor, CodeType, *_PRIMITIVES)):
+            found.append(call)
+        elif isinstance(call, FunctionType):
+            inner = call.__code__, *(call.__defaults__ or ()), *(cell.cell_contents for cell in call.__closure__ or ())
+        elif isinstance(call, MethodType):
+            inner = call.__self__, call.__func__
+        elif isinstance(call, partial):
+            inner = call.func, *call.args, *call.keywords, *call.keywords.values()
+        else:
+            return None
+        parts = _parts_of(inner, seen)
+        if parts is None:
+            return None
+        found += parts
+    return found
+
+
+def _same(some: list[object], others: list[object]) -> bool:
+    """Whether two results of `parts_of` are the same."""
+
+    def alike(one: object, other: object) -> bool:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return _place(one) == _place(other)
+        return one is other or (isinstance(one, _PRIMITIVES) and type(one) is type(other) and one == other)
+
+    return len(some) == len(others) and all(map(alike, some, others))
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _key(parts: list[object], target: Reusable) -> tuple[Any, ...] | None:
+    """The key of a set, see `_Kept`; None if graphs may not be valid for as long as the addresses are the same."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    inside = [module for outer in modules for module in outer.modules()]
+    weights = [t.data_ptr() for outer in modules for t in (*outer.parameters(), *outer.buffers()) if t.numel()]
+    # Packed weights have no address (0), and adapters can be switched without a change of addresses.
+    if 0 in weights or any(getattr(module, "_hf_peft_config_loaded", False) for module in inside):
+        return None
+    if any(module._forward_hooks or module._forward_pre_hooks for module in inside):
+        return None
+    fixed = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    return tuple(weights), target.shapes(), fixed, tuple(module.training for module in inside)

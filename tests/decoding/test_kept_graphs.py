@@ -1,0 +1,170 @@
+"""CUDA graphs that live with a model of transformers: later calls replay them, with their own numbers.
+
+A CPU has no graphs. Here a captured call reads what the target read that it was captured for, as a graph would: its
+weights, its cache and its tables.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmspec.decoding import cuda_graphs
+from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, free_graphs, parts_of
+
+PROMPTS = [[1, 7, 8, 3], [0, 0, 9, 3], [5, 6, 2, 3, 11, 3]]
+
+
+class Captures:
+    """Counts captures, and replays them as graphs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def call(self, call: Any, read: Callable[..., Any]) -> Any:
+        if not hasattr(call, "captured"):
+            self.count += 1
+            call.captured = read
+        return call._run(call.captured)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+    pytest.importorskip("transformers")
+    from mmspec.hf import causal_target
+
+    found = Captures()
+    monkeypatch.setattr(causal_target, "use_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(cuda_graphs._CapturedCall, "__call__", lambda call, read: found.call(call, read))
+    yield found
+
+
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, vocab_size=50, pad_token_id=0)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(5 if p.dim() == 2 else 1)  # so that tokens matter
+    return model
+
+
+def tokens(model: Any, ids: list[int], recipe: str = "scd:window=4", **options: Any) -> Tensor:
+    import mmspec
+
+    given = torch.tensor([ids])
+    out = model.generate(
+        given, attention_mask=(given > 0).long(), do_sample=True, temperature=0.7, custom_generate=mmspec.generate,
+        recipe=recipe, max_new_tokens=16, seed=[3], **options,
+    )  # fmt: skip
+    gc.collect()
+    return torch.as_tensor(out)
+
+
+def test_later_calls_replay_the_graphs_of_the_first(captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+    monkeypatch.setattr("mmspec.hf.causal_target.use_cuda_graphs", lambda device: False)
+    wanted = [tokens(model, ids) for ids in PROMPTS]
+    monkeypatch.setattr("mmspec.hf.causal_target.use_cuda_graphs", lambda device: True)
+    first = tokens(model, PROMPTS[0])
+    count = captures.count
+    found = [first, *(tokens(model, ids) for ids in PROMPTS[1:])]
+    assert count and captures.count == count, "longer and padded prompts have the same shapes"
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+    assert len(KeptGraphs.of(model.model)) == 1
+
+
+def test_graphs_that_keep_their_numbers_give_other_tokens(captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin of the test above: a later call that leaves its numbers where no graph reads them."""
+    from mmspec.hf.causal_target import CausalTarget
+
+    model = llama()
+    wanted = [tokens(model, ids) for ids in PROMPTS]
+    free_graphs(model)
+    monkeypatch.setattr(CausalTarget, "take_over", lambda target, tensors: None)
+    found = [tokens(model, ids) for ids in PROMPTS]
+    assert torch.equal(found[0], wanted[0])
+    assert not all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+def test_threads_do_not_share_graphs(captures: Captures) -> None:
+    model, barrier = llama(), Barrier(2)
+    wanted = [tokens(model, ids) for ids in PROMPTS[:2]]
+    met = [0, 0]
+
+    def decode(row: int) -> Tensor:
+        def meet(step: Any) -> None:
+            if met[row] < 4:  # both are decoding
+                met[row] += 1
+                barrier.wait(60)
+
+        return tokens(model, PROMPTS[row], on_step=meet)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(decode, range(2)))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+    assert len(KeptGraphs.of(model.model)) == 2
+    count = captures.count
+    tokens(model, PROMPTS[0])
+    assert captures.count == count
+
+
+def test_graphs_are_bounded_and_can_be_freed(captures: Captures) -> None:
+    model = llama()
+    sets = KeptGraphs.of(model.model)
+    for length in (16, 70, 140):
+        tokens(model, [1] + [7] * length)
+    assert len(sets) == MAX_KEPT == 2
+    assert len(pickle.loads(pickle.dumps(sets))) == len(copy.deepcopy(sets)) == 0
+    free_graphs(model)
+    count = captures.count
+    tokens(model, PROMPTS[0])
+    assert captures.count > count and KeptGraphs.of(model.model) is not sets
+
+
+def test_other_weights_and_calls_need_other_graphs(captures: Captures) -> None:
+    model = llama()
+    before = tokens(model, PROMPTS[0])
+    kept = KeptGraphs.of(model.model)._free[0]
+    with torch.no_grad():
+        model.model.norm.weight.mul_(-1)  # in place: a graph reads them where they are
+    count, changed = captures.count, tokens(model, PROMPTS[0])
+    assert captures.count == count and not torch.equal(changed, before)
+    model.model.norm.weight.data = model.model.norm.weight.data.clone()  # moved
+    assert torch.equal(tokens(model, PROMPTS[0]), changed) and captures.count > count
+    assert kept not in KeptGraphs.of(model.model)._free
+    free_graphs(model)
+    hook = model.model.layers[0].register_forward_hook(lambda *_: None)
+    tokens(model, PROMPTS[0])
+    assert not len(KeptGraphs.of(model.model)), "a graph would run the hook once"
+    hook.remove()
+
+
+def test_functions_are_compared_by_what_they_call() -> None:
+    layer, weight = nn.Linear(2, 2), torch.zeros(4, 2)
+
+    def made(offset: int, rows: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda x: layer(x + offset) @ rows.T
+
+    def parts(*calls: object) -> Any:
+        return parts_of(*calls)
+
+    from mmspec.decoding.kept_graphs import _same
+
+    assert _same(parts(made(1, weight[:2])), parts(made(1, weight[:2])))
+    assert not _same(parts(made(1, weight[:2])), parts(made(2, weight[:2])))
+    assert not _same(parts(made(1, weight[:2])), parts(made(1, weight[1:3])))
+    assert not _same(parts(layer), parts(nn.Linear(2, 2)))
+    assert _same(parts(partial(layer.forward, weight)), parts(partial(layer.forward, weight)))
+    assert parts(object()) is None and parts(partial(layer, {})) is None
