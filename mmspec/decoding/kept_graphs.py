@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
+from threading import RLock
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol, Self
-from weakref import finalize
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ MAX_KEPT = 2  # sets of graphs per model; each has a KV cache
 MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing takes a small part of the time
 ROUND = 64  # slots of a cache, so that calls with other prompts and windows have the same shapes
 _ATTRIBUTE = "_mmspec_kept_graphs"
-_lock = Lock()
+_lock = RLock()  # a target may be freed, and its set given back, by a garbage collection while a set is taken
 _PRIMITIVES = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -49,7 +49,8 @@ class _Kept:
     """A set of graphs.
 
     Attributes:
-        parts: What the graphs call, see `parts_of`.
+        parts: What the graphs call, see `parts_of`. Modules are weak references: the model has the sets, and is freed
+            with them.
         key: Addresses of the weights, shapes, and settings of torch that a graph has fixed.
         graphs: The graphs.
         stream: The stream of the decode that used them last; None on a CPU.
@@ -138,7 +139,8 @@ def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object]
 def parts_of(*calls: object) -> list[object] | None:
     """The modules, tensors, code and constants that functions consist of; None if there is anything else in them.
 
-    Functions that are made for each call are the same if these are. Other objects may change between two calls.
+    Modules are weak references, one object for each module. Functions that are made for each call are the same if these
+    are. Other objects may change between two calls.
     """
     return _parts_of(calls, set())
 
@@ -150,7 +152,9 @@ def _parts_of(calls: Iterable[object], seen: set[int]) -> list[object] | None:
             continue
         seen.add(id(call))
         inner: Iterable[object] = ()
-        if isinstance(call, (nn.Module, Tensor, CodeType, *_PRIMITIVES)):
+        if isinstance(call, nn.Module):
+            found.append(ref(call))
+        elif isinstance(call, (Tensor, CodeType, *_PRIMITIVES)):
             found.append(call)
         elif isinstance(call, FunctionType):
             inner = call.__code__, *(call.__defaults__ or ()), *(cell.cell_contents for cell in call.__closure__ or ())
@@ -184,7 +188,7 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 def _key(parts: list[object], target: Reusable) -> tuple[Any, ...] | None:
     """The key of a set, see `_Kept`; None if graphs may not be valid for as long as the addresses are the same."""
-    modules = [part for part in parts if isinstance(part, nn.Module)]
+    modules = [module for part in parts if isinstance(part, ref) and isinstance(module := part(), nn.Module)]
     inside = [module for outer in modules for module in outer.modules()]
     weights = [t.data_ptr() for outer in modules for t in (*outer.parameters(), *outer.buffers()) if t.numel()]
     # Packed weights have no address (0), and adapters can be switched without a change of addresses.

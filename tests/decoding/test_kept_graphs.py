@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mmspec.decoding import cuda_graphs
-from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, free_graphs, parts_of
+from mmspec.decoding.kept_graphs import MAX_KEPT, KeptGraphs, _Kept, free_graphs, parts_of
 
 PROMPTS = [[1, 7, 8, 3], [0, 0, 9, 3], [5, 6, 2, 3, 11, 3]]
 
@@ -168,3 +169,17 @@ def test_functions_are_compared_by_what_they_call() -> None:
     assert not _same(parts(layer), parts(nn.Linear(2, 2)))
     assert _same(parts(partial(layer.forward, weight)), parts(partial(layer.forward, weight)))
     assert parts(object()) is None and parts(partial(layer, {})) is None
+
+
+def test_graphs_do_not_keep_their_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(2, 2)
+    graphs = cuda_graphs.GraphCache()
+    graphs.tensors = []
+    monkeypatch.setattr(cuda_graphs.GraphCache, "has_calls", True)
+    parts = parts_of(layer, layer.forward)
+    assert parts is not None
+    KeptGraphs.of(layer).give(_Kept(parts, (), graphs))
+    assert len(KeptGraphs.of(layer)) == 1
+    alive = ref(layer)
+    del layer, parts
+    assert alive() is None, "its memory must not wait for a garbage collection"
