@@ -45,7 +45,8 @@ class WindowSlots:
         if isinstance(store, QuantizedStore):
             new = store.encode(states)
             return store.decode([self.write(part, piece) for part, piece in zip(store.parts, new, strict=True)])
-        store = store[: len(states)]
+        if store.shape[0] != states.shape[0]:  # each operation counts where a call reads one token
+            store = store[: states.shape[0]]
         if self.slots is None:
             store[:, :, self.start : self.end] = states
         else:

@@ -46,12 +46,13 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(dim // n_head, eps=norm_eps) if qk_norm else None
 
     def forward(self, x: Tensor, span: Span, cache: tuple[Store, Store] | None) -> Tensor:
-        qk, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4).split([2, 1])  # [., B, H, W, D]
+        batch, width, _ = x.shape
+        qkv = self.wqkv(x).reshape(batch, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [3, B, H, W, D]
+        qk, v = qkv[:2], qkv[2]
         if self.q_norm is not None and self.k_norm is not None:
             # Queries and keys at once: with one token per call, the number of operations determines the time.
             weight = torch.stack([self.q_norm.weight, self.k_norm.weight])[:, None, None, None]
             qk = F.rms_norm(qk, qk.shape[-1:], eps=self.q_norm.eps) * weight
-        v = v[0]
         q, k = rotate(qk, span.cos, span.sin).to(v.dtype).unbind()  # rotated in float32
         if cache is not None and span.window is not None:
             k, v = span.window.write(cache[0], k), span.window.write(cache[1], v)
