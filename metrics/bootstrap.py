@@ -56,6 +56,25 @@ class Estimate:
         low, high = np.quantile(centered, [(1 - level) / 2, (1 + level) / 2])
         return Interval(self.value, float(self.value + low), float(self.value + high))
 
+    def interval_of_share(self, count: int, least: float = 0.0, level: float = 0.95) -> Interval:
+        """The interval of a share of 1, or of a difference of two shares, with a width also if all samples are alike.
+
+        Resamples of samples that all score the same do not vary, although others might score differently: a share L of
+        losses is missed by `count` samples with probability (1 - L)^count, so that L up to 1 - ((1 - level) / 2)^(1 /
+        count) is possible on each side (for 95 %, about 3.7 / count).
+
+        Args:
+            count: Number of samples.
+            least: The smallest possible value: 0 for a share, -1 for a difference; the largest is 1.
+            level: Of the interval.
+        """
+        found = self.interval(level)
+        if found.high > found.low:
+            return found
+        unseen = 1 - ((1 - level) / 2) ** (1 / count)
+        low, high = max(found.low - unseen, least), min(found.high + unseen, 1.0)
+        return Interval(found.value, min(low, found.value), max(high, found.value))
+
     def minus(self, other: Estimate) -> Estimate:
         """The paired difference from an estimate that was resampled with the same settings.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from fake_hub import FakeHub
 
 import mmspec
 from mmspec import hub
+from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
 from mmspec.hub.files import needed_files
 
@@ -130,6 +132,24 @@ def test_other_layouts_are_answered_before_the_download(
     with pytest.raises(error, match=re.escape(message)):
         mmspec.load(name)
     assert {file.split("/")[-1] for file in server.downloads} <= {"config.json"}
+
+
+def test_without_a_connection_what_is_cached_is_used(
+    serve: Serve, janus: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve({"owner/janus": janus})
+    fetched = hub.fetch("owner/janus")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)  # nothing listens there any more
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    assert hub.fetch("owner/janus") == fetched
+    for name in ("owner/other", "owner/other/model.pt"):
+        with pytest.raises(ModelError, match=f"model '{name}' is not a local path, and its download failed: ") as found:
+            hub.fetch(name)
+        assert "\n" not in str(found.value)
+    assert main(["image", "a", "-m", "owner/other"]) == 2
+    assert "failed: the Hub cannot be reached (" in capsys.readouterr().err
 
 
 def test_one_file_of_a_repository_is_fetched(serve: Serve) -> None:

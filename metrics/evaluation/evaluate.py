@@ -226,7 +226,9 @@ def measure_samples(
     if processes.rank:
         return None
     quality = {
-        metric.name: with_differences(estimates[metric.name], [len(kept)] * len(tables), features.identity(metric))
+        metric.name: with_differences(
+            estimates[metric.name], [len(kept)] * len(tables), features.identity(metric), share=metric.is_share
+        )
         for metric in metrics
     }
     rows = [_result(i, name, generated, quality, passed[name], config.batch) for i, name in enumerate(config.recipes)]

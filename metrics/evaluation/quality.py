@@ -106,7 +106,8 @@ def compare(
         ArgumentError: If samples are too few, or the reference lacks what the metric reads.
     """
     estimates = [measure(metric, table, reference) for table in tables]
-    return with_differences(estimates, [len(table[metric.column]) for table in tables], extractor, paired)
+    counts = [len(table[metric.column]) for table in tables]
+    return with_differences(estimates, counts, extractor, paired, metric.is_share)
 
 
 def measure(metric: Metric, table: Table, reference: Any) -> Estimate:
@@ -121,12 +122,22 @@ def measure(metric: Metric, table: Table, reference: Any) -> Estimate:
 
 
 def with_differences(
-    estimates: Sequence[Estimate], counts: Sequence[int], extractor: str = "", paired: bool = True
+    estimates: Sequence[Estimate],
+    counts: Sequence[int],
+    extractor: str = "",
+    paired: bool = True,
+    share: bool = False,
 ) -> list[Quality]:
-    """A metric of sets of so many samples, and the differences from the first set; see `compare`."""
+    """A metric of sets of so many samples, and the differences from the first set; see `compare`.
+
+    With `share`, whether the values are shares of 1, samples that are all alike have an interval too.
+    """
     compared: list[Quality] = []
     for i, (estimate, count) in enumerate(zip(estimates, counts, strict=True)):
-        own = estimate.interval()
-        difference = estimate.minus(estimates[0]).interval() if i and paired else None
+        own = estimate.interval_of_share(count) if share else estimate.interval()
+        difference = None
+        if i and paired:
+            minus = estimate.minus(estimates[0])
+            difference = minus.interval_of_share(count, -1.0) if share else minus.interval()
         compared.append(Quality(own.value, own.low, own.high, count, extractor, difference))
     return compared

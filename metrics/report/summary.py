@@ -39,6 +39,8 @@ def summary(runs: Sequence[ReportRun], metric: str | None = None, axis: str | No
     """
     rows, metrics = named_rows(runs), common_metrics(runs)
     offered = scales(rows, metrics)
+    if not metrics:
+        raise ArgumentError("there is nothing to summarize: the runs have no metric in common")
     if not offered:
         raise ArgumentError("there is nothing to summarize: no relaxed recipe has a metric with a better direction")
     passed = candidates(rows)

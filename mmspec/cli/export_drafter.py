@@ -37,6 +37,9 @@ def export_drafter(
     if output.exists() or output.is_symlink():
         raise ArgumentError(f"{OPTION}: '{output}' already exists; name a new folder")
     check_writable(output, OPTION)
+    for name, folder in (("DRAFTER", drafter), ("--verifier", verifier)):
+        if not (folder / "config.json").is_file():
+            raise ArgumentError(f"{name}: '{folder}' is not a folder with a config.json")
     config = read_object(verifier / "config.json")
     text = config.get("text_config", config)
     layers = text.get("num_hidden_layers") if isinstance(text, dict) else None

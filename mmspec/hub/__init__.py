@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from glob import escape
+from importlib import import_module
 from pathlib import Path
 
 from mmspec.errors import ModelError
@@ -74,12 +75,15 @@ def fetch(name: str, revision: str | None = None, check: CheckFn | None = None) 
 
     repository, file = match.groups()
     access = current_access()
+    failures: tuple[type[Exception], ...] = (
+        HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, *connection_errors(),
+    )  # fmt: skip
     try:
         if file:
             found = hf_hub_download(repository, file, revision=revision, cache_dir=access.cache_dir, token=access.token)
             return Path(found)
         return fetch_repository(repository, revision, access, check)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except failures as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"model {name!r} is not a local path, and its download failed: {reason}{advice(error)}"
@@ -89,21 +93,28 @@ def fetch(name: str, revision: str | None = None, check: CheckFn | None = None) 
 def fetch_repository(repository: str, revision: str | None, access: HubAccess, check: CheckFn | None) -> Path:
     """The local copy of what mmspec needs of a repository; see `fetch`."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    unreachable: tuple[type[Exception], ...] = (OfflineModeIsEnabled, *connection_errors())
     try:
         listing = HfApi(token=access.token).model_info(repository, revision=revision).siblings or []
-    except (OfflineModeIsEnabled, ConnectionError):
+    except unreachable as error:
         # An earlier call has downloaded what is needed; it cannot be asked for by name without a listing.
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision,
-                cache_dir=access.cache_dir,
-                local_files_only=True,
-                allow_patterns=list(DESCRIPTIONS),
+        try:
+            return Path(
+                snapshot_download(
+                    repository,
+                    revision=revision,
+                    cache_dir=access.cache_dir,
+                    local_files_only=True,
+                    allow_patterns=list(DESCRIPTIONS),
+                )
             )
-        )
+        except LocalEntryNotFoundError:
+            if isinstance(error, OfflineModeIsEnabled):
+                raise
+            reason = f"the Hub cannot be reached ({error}), and nothing of the repository is in the cache"
+            raise ConnectionError(reason) from error
     files = [entry.rfilename for entry in listing]
     folder: Path | None = None
     for file in DESCRIPTIONS:
@@ -122,6 +133,18 @@ def fetch_repository(repository: str, revision: str | None, access: HubAccess, c
             allow_patterns=[escape(file) for file in needed],
         )
     )
+
+
+def connection_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of a connection that fails: Python's own, and those of the HTTP library of the Hub's client.
+
+    Releases of huggingface_hub use requests, httpx or httpx2; the errors of the latter two are no `ConnectionError`.
+    """
+    from huggingface_hub import get_session
+
+    library = import_module(type(get_session()).__module__.partition(".")[0])
+    found = getattr(library, "TransportError", None)
+    return (ConnectionError,) if found is None else (ConnectionError, found)
 
 
 def advice(error: Exception) -> str:

@@ -33,3 +33,7 @@ def test_a_drafter_is_written_for_the_verifier(tmp_path: Path, capsys: pytest.Ca
     MedusaHeads(9, 16).save_pretrained(tmp_path / "drafter")
     assert main([*arguments, "-o", str(tmp_path / "other")]) == 2
     assert "is a MedusaHeads, which is not part of the format" in capsys.readouterr().err
+    none = str(tmp_path / "none")
+    for name, words in (("DRAFTER", [none, *arguments[2:]]), ("--verifier", [arguments[1], "--verifier", none])):
+        assert main(["export-drafter", *words, "-o", str(tmp_path / "other")]) == 2
+        assert f"{name}: '{none}' is not a folder with a config.json" in capsys.readouterr().err
