@@ -26,7 +26,6 @@ from mmspec.kernels.inverse_cdf import (
     seek_group,
     seek_lane,
 )
-from mmspec.kernels.philox import gumbel_reference, gumbels
 from mmspec.kernels.softmax_stats import SoftmaxStats, logits, mix, quotient, weights
 from mmspec.kernels.specialization import kernel
 from mmspec.kernels.thresholds import from_key, join_moments, join_sums, key_of, search, span, tile
@@ -75,8 +74,6 @@ def fused_sample(
     settings: Settings,
     u: Tensor,
     drafts: Tensor | None = None,
-    seeds: Tensor | None = None,
-    positions: Tensor | None = None,
 ) -> FusedSamples:
     """Samples a token for each slot of logits, and computes the statistics of its distribution.
 
@@ -84,15 +81,12 @@ def fused_sample(
         cond: [B, W, V], of any float type and any strides, such as a slice of a larger vocabulary.
         uncond: [B, W, V], likewise, or None without guidance.
         settings: The sampling parameters.
-        u: float32 [B, W] in [0, 1), the uniform random numbers of the samples; unused with `seeds`.
+        u: float32 [B, W] in [0, 1), the uniform random numbers of the samples.
         drafts: int64 [B, n], n <= W, the drafts of the first slots, of any stride between rows; -1 for none.
-        seeds: int64 [B]. If given, tokens are sampled by the Gumbel-max trick with the noise of these seeds and
-            positions, which is that of `mmspec.sampling.rng.CounterRNG.gumbel`.
-        positions: int64 [B, W], given with `seeds`.
     """
     if uncond is not None and uncond.stride() != cond.stride():
         cond, uncond = cond.contiguous(), uncond.contiguous()
-    floats, ints, tokens, chance = fused_sample_op(cond, uncond, *settings, u, drafts, seeds, positions)
+    floats, ints, tokens, chance = fused_sample_op(cond, uncond, *settings, u, drafts)
     return FusedSamples(SoftmaxStats(cond, uncond, settings.allowed, floats, ints), tokens, chance)
 
 
@@ -107,8 +101,6 @@ def fused_sample_reference(
     allowed: Tensor | None,
     u: Tensor,
     drafts: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`fused_sample_op` in torch: by sorting, in float64, and with every probability written out."""
     batch, width, vocab = cond.shape
@@ -136,12 +128,7 @@ def fused_sample_reference(
     w = torch.where(kept, (z.double() - peak).exp(), 0.0)
     total = w.sum(-1, keepdim=True)
     bad = z.isnan().any(-1, keepdim=True) | ~peak.isfinite()
-    if seeds is None or positions is None:
-        tokens = sample_reference(w, u)
-    else:
-        noise = gumbel_reference(seeds[:, None], positions, vocab)
-        tokens = ((w / total).log().float() + noise).argmax(-1)
-    tokens = torch.where(bad, -1, torch.where(greedy, best, tokens[..., None]))[..., 0]
+    tokens = torch.where(bad, -1, torch.where(greedy, best, sample_reference(w, u)[..., None]))[..., 0]
     point = torch.where(greedy & ~bad, best, -1)
     line = torch.arange(batch * width, device=z.device).view(batch, width, 1)
     chance = torch.zeros_like(scale)
@@ -159,10 +146,10 @@ def fused_sample_reference(
 
 @kernel
 def _fused_sample(
-    cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts, seeds, positions,
+    cond, uncond, scales, temperatures, top_ks, top_ps, kinds, allowed, us, drafts,
     floats, ints, tokens, chances, width, vocab, drafts_row, drafted, stride_row, stride_slot, stride_column,
     GUIDED: tl.constexpr, MASKED: tl.constexpr, UNIT: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr,
-    DRAFTED: tl.constexpr, GUMBEL: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    DRAFTED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     WHOLE: tl.constexpr = CHUNKS == 1
     line = tl.program_id(0)
@@ -289,23 +276,11 @@ def _fused_sample(
                 w = weights(z, start + lanes, floor, last, peak)
                 sums += place(group_sums(w, BLOCK, GROUP), start, BLOCK, GROUP, CHUNKS)
 
-    if GUMBEL:
-        seed, position = tl.load(seeds + row), tl.load(positions + slot)
-        token, most = vocab, float("-inf")
-        for start in range(0, vocab, BLOCK):
-            z = tile(held, start + lanes, source, line, kind, scale, temperature, GUIDED, MASKED, UNIT, WHOLE)
-            p = weights(z, start + lanes, floor, last, peak) / total.to(tl.float32)
-            noise = gumbels(seed, position, start + lanes)
-            score = tl.where(p > 0, tl.log(tl.where(p > 0, p, 1.0)) + noise, float("-inf"))
-            top = tl.max(score, 0)
-            token = tl.where(top > most, start + tl.argmax(score, 0), token)
-            most = tl.maximum(most, top)
-    else:
-        goal = cdf_goal(tl.load(us + slot), total)
-        group, base = seek_group(sums, goal, CHUNKS * (BLOCK // GROUP))
-        columns = group * GROUP + tl.arange(0, GROUP)
-        z = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
-        token = group * GROUP + seek_lane(weights(z, columns, floor, last, peak), base, goal, GROUP)
+    goal = cdf_goal(tl.load(us + slot), total)
+    group, base = seek_group(sums, goal, CHUNKS * (BLOCK // GROUP))
+    columns = group * GROUP + tl.arange(0, GROUP)
+    z = logits(source, line, kind, scale, temperature, columns, GUIDED, MASKED, UNIT)
+    token = group * GROUP + seek_lane(weights(z, columns, floor, last, peak), base, goal, GROUP)
 
     point = tl.where(greedy & (bad == 0), best, -1)
     share = total.to(tl.float32)
@@ -345,16 +320,14 @@ def fused_sample_op(
     allowed: Tensor | None,
     u: Tensor,
     drafts: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`fused_sample` with plain tensors: `floats`, `ints`, `tokens`, `chance`. Both logits have the same strides."""
-    arguments = (cond, uncond, scale, temperature, top_k, top_p, kind, allowed, u, drafts, seeds, positions)
+    arguments = (cond, uncond, scale, temperature, top_k, top_p, kind, allowed, u, drafts)
     if chosen(cond) == "torch":
         return fused_sample_reference(*arguments)
     batch, width, vocab = cond.shape
     floats, ints, tokens, chance = _outputs(cond)
-    block, many, registers = launch_shape(vocab, top_k is not None, top_p is not None, seeds is not None)
+    block, many, registers = launch_shape(vocab, top_k is not None, top_p is not None)
     chunks = triton.next_power_of_2(triton.cdiv(vocab, block))
     rest = [t if t is None or t is drafts else t.contiguous() for t in arguments[2:]]
     drafted, row = (0, 0) if drafts is None else (drafts.shape[1], drafts.stride(0))
@@ -362,21 +335,20 @@ def fused_sample_op(
         _fused_sample[(batch * width,)](
             cond, uncond, *rest, floats, ints, tokens, chance, width, vocab, row, drafted, *cond.stride(),
             GUIDED=uncond is not None, MASKED=allowed is not None, UNIT=cond.stride(2) == 1,
-            TOP_K=top_k is not None, TOP_P=top_p is not None, DRAFTED=drafts is not None, GUMBEL=seeds is not None,
+            TOP_K=top_k is not None, TOP_P=top_p is not None, DRAFTED=drafts is not None,
             CHUNKS=chunks, BLOCK=block, GROUP=GROUP, num_warps=many, maxnreg=registers,
         )  # fmt: skip
     return floats, ints, tokens, chance
 
 
-def launch_shape(vocab: int, top_k: bool, top_p: bool, gumbel: bool) -> tuple[int, int, int | None]:
+def launch_shape(vocab: int, top_k: bool, top_p: bool) -> tuple[int, int, int | None]:
     """The logits of a tile, the warps of a program, and the most registers of a thread (None: as many as it takes).
 
-    Without noise a thread holds 32 logits or more, so that two programs share a multiprocessor: while one reads memory
+    A thread holds 32 logits or more, so that two programs share a multiprocessor: while one reads memory
     or adds up over its warps, the other one computes. Top-p needs twice the registers.
     """
-    if vocab > WHOLE or gumbel:
-        block = CHUNK if vocab > WHOLE else max(GROUP, triton.next_power_of_2(vocab))
-        return block, warps(block), None
+    if vocab > WHOLE:
+        return CHUNK, warps(CHUNK), None
     block = max(GROUP, triton.next_power_of_2(vocab))
     if top_p:
         return block, warps(block // 2), 128

@@ -72,15 +72,13 @@ def magnitudes(waveform: Features, size: int, hop: int, window: int | None = Non
     return np.abs(np.fft.rfft(frames * taper, axis=1))
 
 
-def mel_filters(bands: int, size: int, rate: int, low: float = 0.0, high: float | None = None) -> Features:
-    """Triangular filters, evenly spaced on the mel scale of HTK, each with its peak at 1.
+def mel_filters(bands: int, size: int, rate: int) -> Features:
+    """Triangular filters from 0 Hz to half the rate, evenly spaced on the mel scale of HTK, each with its peak at 1.
 
     Args:
         bands: Number of filters.
         size: Samples per transform.
         rate: Samples per second.
-        low: The lower end in Hz.
-        high: The upper end in Hz; None is half the rate.
 
     Returns:
         float64 [size // 2 + 1, bands].
@@ -88,8 +86,7 @@ def mel_filters(bands: int, size: int, rate: int, low: float = 0.0, high: float 
     Raises:
         ArgumentError: If a band is narrower than the resolution of the transform, which would make it empty.
     """
-    bottom, top = (2595 * float(np.log10(1 + end / 700)) for end in (low, rate / 2 if high is None else high))
-    mels = np.linspace(bottom, top, bands + 2)
+    mels = np.linspace(0, 2595 * float(np.log10(1 + rate / 2 / 700)), bands + 2)
     edges = 700 * (10 ** (mels / 2595) - 1)
     bins = np.linspace(0, rate / 2, size // 2 + 1)[:, None]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
@@ -100,6 +97,6 @@ def mel_filters(bands: int, size: int, rate: int, low: float = 0.0, high: float 
     return filters
 
 
-def log_mel(waveform: Features, rate: int, bands: int = 80, size: int = LOG_MEL_SIZE, hop: int = 256) -> Features:
+def log_mel(waveform: Features, rate: int, bands: int = 80) -> Features:
     """Natural logarithms of mel-band magnitudes, floored at 1e-5, float64 [frames, bands]."""
-    return np.log(np.maximum(magnitudes(waveform, size, hop) @ mel_filters(bands, size, rate), 1e-5))
+    return np.log(np.maximum(magnitudes(waveform, LOG_MEL_SIZE, 256) @ mel_filters(bands, LOG_MEL_SIZE, rate), 1e-5))

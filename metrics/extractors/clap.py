@@ -9,33 +9,20 @@ import torch
 
 from mmspec.metrics.extractors.audio import Waveform
 from mmspec.metrics.extractors.clip import projected_embedding
-from mmspec.metrics.extractors.extractor import fingerprint_of
-from mmspec.metrics.extractors.pretrained import load_pretrained
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor
 from mmspec.metrics.features import Features
 
 
-class ClapExtractor:
+class ClapExtractor(PretrainedExtractor):
     """A `ClapModel` with its feature extractor and tokenizer; laion/larger_clap_music is the one for music.
 
     Recordings longer than CLAP's input (10 s) are cut off at its end, not at a random place, so that results repeat.
-
-    Args:
-        where: A folder or Hub id with model, feature extractor and tokenizer.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
     """
 
     name = "clap"
-
-    def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoFeatureExtractor, AutoTokenizer, ClapModel
-
-        self.model = load_pretrained(ClapModel, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoFeatureExtractor, where, self.name)
-        self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+    model_class = "ClapModel"
+    processor_class = "AutoFeatureExtractor"
+    reads_text = True
 
     @torch.no_grad()
     def __call__(self, audio: Sequence[Waveform]) -> Features:

@@ -8,32 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
-from mmspec.metrics.extractors.pretrained import load_pretrained, pixel_values
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor, pixel_values
 from mmspec.metrics.features import Features
 
 
-class ClipExtractor:
-    """A `CLIPModel` with its processor; published CMMD uses openai/clip-vit-large-patch14-336.
-
-    Args:
-        where: A folder or Hub id with model, image processor and tokenizer.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
-    """
+class ClipExtractor(PretrainedExtractor):
+    """A `CLIPModel` with its processor; published CMMD uses openai/clip-vit-large-patch14-336."""
 
     name: str = "clip"
-
-    def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
-
-        self.model = load_pretrained(CLIPModel, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoImageProcessor, where, self.name)
-        self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+    model_class = "CLIPModel"
+    reads_text = True
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Features:

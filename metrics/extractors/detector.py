@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
-from mmspec.metrics.extractors.pretrained import load_pretrained, pixel_values
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor, pixel_values
 
 
 @dataclass(frozen=True)
@@ -31,25 +30,11 @@ class Detection:
     mask: NDArray[np.bool_]
 
 
-class ObjectDetector:
-    """A `Mask2FormerForUniversalSegmentation` of instances, such as facebook/mask2former-swin-small-coco-instance.
-
-    Args:
-        where: A folder or Hub id with model and image processor.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
-    """
+class ObjectDetector(PretrainedExtractor):
+    """A `Mask2FormerForUniversalSegmentation` of instances, such as facebook/mask2former-swin-small-coco-instance."""
 
     name = "detector"
-
-    def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoImageProcessor, Mask2FormerForUniversalSegmentation
-
-        self.model = load_pretrained(Mask2FormerForUniversalSegmentation, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoImageProcessor, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+    model_class = "Mask2FormerForUniversalSegmentation"
 
     @torch.no_grad()
     def detect(self, images: Images, least: float) -> list[list[Detection]]:

@@ -5,31 +5,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
-from mmspec.metrics.extractors.pretrained import load_pretrained, pixel_values
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor, pixel_values
 from mmspec.metrics.features import Features
 
 
-class Dinov2Extractor:
-    """The normalized class token of a `Dinov2Model`; published distances use facebook/dinov2-large.
-
-    Args:
-        where: A folder or Hub id with model and image processor.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
-    """
+class Dinov2Extractor(PretrainedExtractor):
+    """The normalized class token of a `Dinov2Model`; published distances use facebook/dinov2-large."""
 
     name = "dinov2"
-
-    def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoImageProcessor, Dinov2Model
-
-        self.model = load_pretrained(Dinov2Model, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoImageProcessor, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+    model_class = "Dinov2Model"
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Features:

@@ -4,18 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
+import transformers
 from diffusers.models.modeling_utils import ModelMixin
 from transformers import PreTrainedModel
 
 from mmspec.documents import one_line
 from mmspec.errors import ModelError
+from mmspec.metrics.extractors.extractor import fingerprint_of
 from mmspec.metrics.extractors.image import Images
 
 SavedModel = TypeVar("SavedModel", bound=ModelMixin)
+
+
+class PretrainedExtractor:
+    """A network of transformers with its processor, and its tokenizer if it reads text.
+
+    Args:
+        where: A folder or Hub id with all of them.
+        device: Where the network runs.
+
+    Attributes:
+        name: The extractor's name.
+        model_class: The network's class in transformers.
+        processor_class: The class of its processor of images or audio.
+        reads_text: Whether it has a tokenizer.
+        fingerprint: Of the network's weights.
+
+    Raises:
+        ModelError: If one of them cannot be loaded.
+    """
+
+    name: str
+    model_class: ClassVar[str]
+    processor_class: ClassVar[str] = "AutoImageProcessor"
+    reads_text: ClassVar[bool] = False
+
+    def __init__(self, where: str, device: str = "cpu") -> None:
+        self.model = load_pretrained(getattr(transformers, self.model_class), where, self.name)
+        self.model.float().eval().to(device)
+        self.processor = load_pretrained(getattr(transformers, self.processor_class), where, self.name)
+        self.tokenizer: Any = None
+        if self.reads_text:
+            self.tokenizer = load_pretrained(transformers.AutoTokenizer, where, self.name)
+        self.fingerprint = fingerprint_of(self.model)
 
 
 def load_pretrained(kind: Any, where: str, extractor: str) -> Any:

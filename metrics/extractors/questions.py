@@ -7,30 +7,15 @@ from typing import Any
 
 import torch
 
-from mmspec.metrics.extractors.extractor import fingerprint_of
-from mmspec.metrics.extractors.pretrained import load_pretrained, pixel_values
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor, pixel_values
 
 
-class VisualQuestions:
-    """A `BlipForQuestionAnswering` with its processor.
-
-    Args:
-        where: A folder or Hub id with model, image processor and tokenizer.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
-    """
+class VisualQuestions(PretrainedExtractor):
+    """A `BlipForQuestionAnswering` with its processor."""
 
     name = "vqa"
-
-    def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoImageProcessor, AutoTokenizer, BlipForQuestionAnswering
-
-        self.model = load_pretrained(BlipForQuestionAnswering, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoImageProcessor, where, self.name)
-        self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+    model_class = "BlipForQuestionAnswering"
+    reads_text = True
 
     @torch.no_grad()
     def answer(self, image: Any, questions: Sequence[str]) -> list[str]:

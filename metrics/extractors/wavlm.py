@@ -8,30 +8,19 @@ import numpy as np
 import torch
 
 from mmspec.metrics.extractors.audio import Waveform
-from mmspec.metrics.extractors.extractor import fingerprint_of
-from mmspec.metrics.extractors.pretrained import load_pretrained
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor
 from mmspec.metrics.features import Features
 
 
-class WavLMExtractor:
-    """The x-vector of a `WavLMForXVector`; published similarities use microsoft/wavlm-base-plus-sv or a larger one.
-
-    Args:
-        where: A folder or Hub id with model and feature extractor.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
-    """
+class WavLMExtractor(PretrainedExtractor):
+    """The x-vector of a `WavLMForXVector`; published similarities use microsoft/wavlm-base-plus-sv or a larger one."""
 
     name = "wavlm"
+    model_class = "WavLMForXVector"
+    processor_class = "AutoFeatureExtractor"
 
     def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoFeatureExtractor, WavLMForXVector
-
-        self.model = load_pretrained(WavLMForXVector, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoFeatureExtractor, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+        super().__init__(where, device)
         config = self.model.config
         self._least = 2  # samples that leave two frames, of which the x-vector takes the standard deviation
         for kernel, dilation in zip(config.tdnn_kernel, config.tdnn_dilation, strict=True):

@@ -8,31 +8,17 @@ import numpy as np
 import torch
 
 from mmspec.metrics.extractors.audio import Waveform
-from mmspec.metrics.extractors.extractor import fingerprint_of
-from mmspec.metrics.extractors.pretrained import load_pretrained
+from mmspec.metrics.extractors.pretrained import PretrainedExtractor
 from mmspec.metrics.features import Features
 
 
-class WhisperExtractor:
-    """A `WhisperForConditionalGeneration`; most published error rates of speech use openai/whisper-large-v3.
-
-    Args:
-        where: A folder or Hub id with model, feature extractor and tokenizer.
-        device: Where the network runs.
-
-    Raises:
-        ModelError: If one of them cannot be loaded.
-    """
+class WhisperExtractor(PretrainedExtractor):
+    """A `WhisperForConditionalGeneration`; most published error rates of speech use openai/whisper-large-v3."""
 
     name = "whisper"
-
-    def __init__(self, where: str, device: str = "cpu") -> None:
-        from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration
-
-        self.model = load_pretrained(WhisperForConditionalGeneration, where, self.name).float().eval().to(device)
-        self.processor = load_pretrained(AutoFeatureExtractor, where, self.name)
-        self.tokenizer = load_pretrained(AutoTokenizer, where, self.name)
-        self.fingerprint = fingerprint_of(self.model)
+    model_class = "WhisperForConditionalGeneration"
+    processor_class = "AutoFeatureExtractor"
+    reads_text = True
 
     @torch.no_grad()
     def __call__(self, audio: Sequence[Waveform]) -> Features:

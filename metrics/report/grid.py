@@ -17,9 +17,9 @@ def key_of(recipe: str) -> str:
     return "_".join(recipe.split())
 
 
-def link(recipe: str, text: str | None = None) -> Element:
+def link(recipe: str) -> Element:
     """A link to the recipe's row, which is also the address to pass on."""
-    return Element("a", text or recipe, href="#recipe=" + quote(key_of(recipe), safe=":=,.", errors="replace"))
+    return Element("a", recipe, href="#recipe=" + quote(key_of(recipe), safe=":=,.", errors="replace"))
 
 
 def name_cell(recipe: str) -> Element:

@@ -80,20 +80,7 @@ def load_image_generator(
         ArgumentError: When the model generates audio, or the device or the drafter does not exist.
         UnknownNameError: When the model does not exist.
     """
-    return _image_pipeline(model, load_generator(model, device, drafter, tokenizer, None, dtype))
-
-
-def load_image_pipeline(model: str, device: str, drafter: str | None = None) -> Any:
-    """Loads an image model as `mmspec.load` does; loading and calls show no progress bars.
-
-    Raises:
-        ArgumentError: When the model generates audio, or the device or the drafter does not exist.
-        UnknownNameError: When the model does not exist.
-    """
-    return _image_pipeline(model, load_pipeline(model, device, drafter))
-
-
-def _image_pipeline(model: str, pipe: Any) -> Any:
+    pipe = load_generator(model, device, drafter, tokenizer, None, dtype)
     if not hasattr(pipe, "set_progress_bar_config"):
         raise ArgumentError(f"model {model!r} does not generate images; see `mmspec speak`")
     return pipe

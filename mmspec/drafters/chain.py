@@ -12,14 +12,15 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import BlockwiseRunner, DraftRunner
+from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.sampling.mirrored import copied
-from mmspec.sampling.rejection import Draft, Verdict, sample_draft
+from mmspec.sampling.rejection import Draft, sample_draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
 
 
-class ChainDrafter:
+class ChainDrafter(RunnerDrafter):
     """Samples a chain of drafts. Also a `mmspec.drafters.jacobi.ContinuationDrafter`, which continues reused drafts.
 
     Args:
@@ -28,22 +29,8 @@ class ChainDrafter:
     """
 
     def __init__(self, runner: DraftRunner, device: torch.device) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
-
-    @property
-    def calls(self) -> int:
-        return self._runner.calls
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        self._runner.observe(verdict, state)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids)
-
-    def join(self, other: ChainDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         return self._sample(state, None, np.zeros(len(state.ids), dtype=np.int64), count, draws)
@@ -80,5 +67,5 @@ class ChainDrafter:
 
 
 def build(context: DraftingContext) -> ChainDrafter:
-    """The builder of the recipes `eagle` and `medusa`."""
+    """The builder of recipes whose window is a chain from a head: `eagle`, `medusa`, `block` and others."""
     return ChainDrafter(build_runner(context, context.recipe.info.runner), context.target.device)

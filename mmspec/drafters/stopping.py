@@ -12,7 +12,6 @@ guess has a one-hot q, so that decoding is exact.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,15 +20,16 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.rejection import Draft, Verdict, point_mass, sample_draft
+from mmspec.sampling.rejection import Draft, point_mass, sample_draft
 from mmspec.sampling.rng import DRAFT, WindowRNG
 from mmspec.sampling.tree import Tree
 
 _GAMMA = 0.2  # of AdaEDL's bound
 
 
-class StoppingDrafter:
+class StoppingDrafter(RunnerDrafter):
     """A chain of drafts that each row ends on its own; a `mmspec.decoding.loop.Drafter`.
 
     Deciding whether to go on waits for the device before each draft but the first: a draft that is not needed would
@@ -42,23 +42,9 @@ class StoppingDrafter:
     """
 
     def __init__(self, runner: DraftRunner, stop: float, device: torch.device) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._stop = stop
         self._chain = cache(lambda count: Tree.branching([1] * count, device))
-
-    @property
-    def calls(self) -> int:
-        return self._runner.calls
-
-    def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
-        self._runner.observe(verdict, state)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids)
-
-    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, count: int, draws: WindowRNG) -> Draft:
         chain, u, q = self._chain(count), draws[DRAFT], self._runner.root(state)

@@ -49,13 +49,13 @@ class LatentExactnessResult:
         return self.score <= self.limit
 
 
-def statistics(latents: Tensor, frequencies: int = 64) -> Tensor:
+def statistics(latents: Tensor) -> Tensor:
     """The statistics that samples are compared by, [n, S] from latents [n, N, D].
 
-    They are all coordinates, their products, and cosine and sine of projections on random directions.
+    They are all coordinates, their products, and cosine and sine of projections on 64 random directions.
     """
     flat = latents.flatten(1).double()
-    directions = torch.randn(flat.shape[1], frequencies, generator=torch.Generator().manual_seed(0)).double()
+    directions = torch.randn(flat.shape[1], 64, generator=torch.Generator().manual_seed(0)).double()
     angles = flat @ (directions / flat.shape[1] ** 0.5)
     first, second = torch.triu_indices(flat.shape[1], flat.shape[1])
     return torch.cat([flat, flat[:, first] * flat[:, second], angles.cos(), angles.sin()], dim=1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_rows import from_engine
 from frame_models import frames_by, random_head, until
 from tiny_fish_codec import PUBLISHED as CODEC
 from tiny_fish_codec import add_codec, codes, recording, weights
@@ -185,12 +186,7 @@ def test_speech_voices_streams_limits_and_engines(folder: Path, monkeypatch: pyt
     assert later.voice.transcript == "one" and later.voice.codes.shape == (frames.shape[1], BOOKS)
     parts = adapter.read("<|speaker:1|>one. " + "<|speaker:0|>" + "two three. " * 60, None).parts
     assert len(parts) > 1 and all(part.text.startswith("<|speaker:") for part in parts)
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(TEXTS):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, TEXTS, 3)
     for i, text in enumerate(TEXTS):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     logits = FishS2.first_logits

@@ -11,6 +11,7 @@ import tiny_speech as tiny
 import torch
 import torch.nn.functional as F
 from csm_joint import FIRST, GREEDY, PROMPTS, REST, joint_probs
+from engine_rows import from_engine
 from tiny_fish_codec import add_codec
 from tiny_fish_s2 import fish_s2
 from torch import Tensor
@@ -20,7 +21,6 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_windows import decode_frame_windows, frames_ahead
 from mmspec.audio.models.csm.decoding import CsmFrames, generate_ahead
 from mmspec.audio.wave import write_audio
-from mmspec.batching.engine import Engine
 from mmspec.cli.app import main
 from mmspec.drafters import chain
 from mmspec.errors import ArgumentError, ModelError
@@ -134,12 +134,7 @@ def test_requests_of_an_engine_are_those_of_the_pipeline() -> None:
     """Rows that join while others run, at other places of their frames."""
     pipe = pipeline()
     pipe.adapter.heads["frame"] = random_head()
-    engine, results = Engine(pipe, "frame:window=9", max_rows=2), dict[str, Any]()
-    for i, text in enumerate(TEXTS[:4]):
-        engine.add(text, request_id=text, seed=4 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, TEXTS[:4], 4, "frame:window=9")
     for i, text in enumerate(TEXTS[:4]):
         alone = pipe(text, seed=4 + i, recipe="frame:window=9")
         np.testing.assert_allclose(results[text].audio, alone.audio, atol=1e-5)

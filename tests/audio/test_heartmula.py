@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_heartmula as tiny
 import torch
+from engine_rows import from_engine
 from tiny_chatterbox import Levels
 from torch import Tensor
 
@@ -148,13 +149,7 @@ def test_batches_streams_and_rows_of_an_engine(tmp_path: Path) -> None:
         np.testing.assert_allclose(pipe(text, seed=3 + i).audio, whole[i].audio, atol=1e-5)
     chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    engine = mmspec.Engine(pipe, max_rows=2)
-    results: dict[str, Any] = {}
-    for i, text in enumerate(texts):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, texts, 3)
     for i, text in enumerate(texts):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
 

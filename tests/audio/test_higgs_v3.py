@@ -11,6 +11,7 @@ import pytest
 import tiny_codecs
 import tiny_higgs_v3
 import torch
+from engine_rows import from_engine
 from tiny_higgs_v3 import BOOKS, CODES, TEXTS, VOICE, Codec, config, higgs_v3
 from torch import Tensor
 from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel, PreTrainedTokenizerFast
@@ -164,12 +165,7 @@ def test_speech_voices_streams_and_limits(folder: Path, monkeypatch: pytest.Monk
 
 def test_rows_that_join_a_running_batch_have_their_own_columns(pipe: Any) -> None:
     texts = ["one two", "three", "two two"]
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(texts):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, texts, 3)
     for i, text in enumerate(texts):
         np.testing.assert_allclose(results[text].audio, pipe(text, seed=3 + i).audio, atol=1e-5)
 

@@ -11,6 +11,7 @@ import pytest
 import tiny_codecs
 import torch
 import torch.nn.functional as F
+from engine_rows import from_engine
 from frame_models import random_head
 from tiny_kyutai import (
     BOOKS,
@@ -414,12 +415,7 @@ def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
     assert frames.shape[0] == BOOKS and 0 < frames.shape[1] <= 20 and int(frames.max()) < CODES
     chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(texts):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, texts, 3)
     for i, text in enumerate(texts):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     few = load(folder, codebooks=2)("one two.", seed=3)
@@ -429,12 +425,7 @@ def test_speech_streams_and_rows_of_an_engine(folder: Path) -> None:
 def test_rows_of_an_engine_draft_frames_ahead(folder: Path) -> None:
     """Rows join and leave, each with the words that it has read."""
     pipe, texts = load(folder, ahead=2), ["one two.", "it is late now and I must really go home", "Hello!"]
-    engine, found = mmspec.Engine(pipe, recipe="scd", max_rows=2), dict[str, Any]()
-    for i, text in enumerate(texts):
-        engine.add(text, request_id=text, seed=3 + i)
-        found |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        found |= {output.request_id: output.result for output in engine.step() if output.finished}
+    found = from_engine(pipe, texts, 3, "scd")
     for i, text in enumerate(texts):
         alone = pipe(text, recipe="scd", seed=3 + i)
         assert alone.stats.tokens_per_call > 1 and torch.equal(found[text].tokens[0], alone.tokens[0])
@@ -452,12 +443,7 @@ def test_speech_with_the_voice_of_a_recording(public: Path) -> None:
     np.testing.assert_allclose(whole[0].audio, after.numpy(), atol=1e-5)
     chunks = list(pipe.stream(texts[0], seed=3, first=2, every=3))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[0].audio, atol=1e-5)
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(texts):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, texts, 3)
     for i, text in enumerate(texts):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     assert len(pipe("one two.", guidance_scale=1.0, seed=3).tokens[0])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_rows import from_engine
 from frame_models import frames_by, random_head, until
 from tiny_moss import Codec
 from tiny_moss_local import BOOKS, CODES, KINDS, WIDTH, config, moss_local
@@ -190,12 +191,7 @@ def test_speech_voices_streams_and_limits(folder: Path) -> None:
     assert adapter.draws_voice and not load(folder, voice=VOICE).adapter.draws_voice
     later = adapter.continue_voice(MossPart("two", None), MossPart("one", None), whole[0].tokens[0])
     assert (later.voice is not None) == bool(frames.shape[1])
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(TEXTS):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, TEXTS, 3)
     for i, text in enumerate(TEXTS):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_rows import from_engine
 from frame_models import frames_by, until
 from tiny_moss import CODES, Codec
 from tiny_moss_local_v1 import BOOKS, config, moss_local_v1
@@ -188,12 +189,7 @@ def test_speech_streams_engines_and_fewer_codebooks(folder: Path) -> None:
     longest = max(range(3), key=lambda i: whole[i].audio.shape[-1])
     chunks = list(pipe.stream(TEXTS[longest], seed=3 + longest, first=1, every=1))
     np.testing.assert_allclose(np.concatenate(chunks, axis=-1), whole[longest].audio, atol=1e-5)
-    engine, results = mmspec.Engine(pipe, max_rows=2), dict[str, Any]()
-    for i, text in enumerate(TEXTS):
-        engine.add(text, request_id=text, seed=3 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, TEXTS, 3)
     for i, text in enumerate(TEXTS):
         np.testing.assert_allclose(results[text].audio, whole[i].audio, atol=1e-5)
     few = load(folder, codebooks=2, frames=5)

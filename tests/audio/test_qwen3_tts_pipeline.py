@@ -10,12 +10,12 @@ import golden_qwen3_tts as golden
 import numpy as np
 import pytest
 import torch
+from engine_rows import from_engine
 
 import mmspec
 from mmspec.audio.codecs import qwen3_tts as codec
 from mmspec.audio.models.qwen3_tts.speaker import embed_voice
 from mmspec.audio.reference_audio import ReferenceAudio
-from mmspec.batching.engine import Engine
 from mmspec.errors import ArgumentError, ModelError
 from mmspec.hub.files import needed_files
 from mmspec.training.settings import TrainingSettings
@@ -195,12 +195,7 @@ def test_requests_of_an_engine_are_those_of_the_pipeline(tmp_path: Path, ahead: 
     """Texts of other lengths, with the text added to their frames, that join while others run."""
     pipe = load(tmp_path, "custom_voice", ahead=ahead, non_streaming_mode=False)
     texts = ["Hi there.", "A longer text, with more words in it.", "o", "Yes. No"]
-    engine, results = Engine(pipe, "scd", max_rows=3), dict[str, Any]()
-    for i, text in enumerate(texts):
-        engine.add(text, request_id=text, seed=4 + i)
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
-    while engine.has_unfinished:
-        results |= {output.request_id: output.result for output in engine.step() if output.finished}
+    results = from_engine(pipe, texts, 4, "scd", rows=3)
     for i, text in enumerate(texts):
         alone = pipe(text, seed=4 + i, recipe="scd")
         np.testing.assert_allclose(results[text].audio, alone.audio, atol=1e-5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
-from hf_image_cases import CASES, arguments, job_of
+from tiny_targets import causal, llamagen
 from torch import Tensor
 
 import mmspec
@@ -31,22 +31,8 @@ from mmspec.engine import run
 from mmspec.errors import ArgumentError
 from mmspec.recipes import parse
 from mmspec.sampling.params import SamplingParams
-from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N = 16
-
-
-def llamagen() -> LlamaGenTarget:
-    torch.manual_seed(0)  # for the unconditional embedding
-    gpt = tiny_llamagen.tiny(grid_size=4)
-    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
-    return LlamaGenTarget(gpt, condition, gpt.unconditional(2), None, slack=24)
-
-
-def causal() -> Any:
-    model = CASES["janus"].model()
-    job = job_of(model, arguments("janus", model, True))
-    return job.target(job.plan, 24)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

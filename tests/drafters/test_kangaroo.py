@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_llamagen
 import torch
-from hf_image_cases import CASES, arguments, job_of
+from tiny_targets import causal, llamagen
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -25,22 +24,8 @@ from mmspec.sampling.logits import split_cfg
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.testing.toys import FEATURES, ToyTarget
-from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N, SETTING = 9, SamplingParams(guidance_scale=1.5)
-
-
-def llamagen() -> LlamaGenTarget:
-    torch.manual_seed(0)  # for the unconditional embedding
-    gpt = tiny_llamagen.tiny(grid_size=4)
-    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
-    return LlamaGenTarget(gpt, condition, gpt.unconditional(2), None, slack=24)
-
-
-def causal() -> Any:
-    model = CASES["janus"].model()
-    job = job_of(model, arguments("janus", model, True))
-    return job.target(job.plan, 24)
 
 
 def adapter_for(target: Any) -> ExitAdapter:

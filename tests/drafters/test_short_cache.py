@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
-from hf_image_cases import CASES, arguments, job_of
+from tiny_targets import causal
 from torch import Tensor
 
 from mmspec.decoding.batch import BatchState
@@ -37,12 +37,6 @@ def llamagen() -> LlamaGenTarget:
     mask = torch.ones(2, tiny_llamagen.T)
     mask[0, :2] = 0
     return LlamaGenTarget(gpt, condition, gpt.unconditional(2), mask, slack=24)
-
-
-def causal() -> Any:
-    model = CASES["janus"].model()
-    job = job_of(model, arguments("janus", model, True))
-    return job.target(job.plan, 24)
 
 
 def hide_old(target: Any) -> None:

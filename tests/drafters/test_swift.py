@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_llamagen
 import torch
-from hf_image_cases import CASES, arguments, job_of
+from tiny_targets import causal, llamagen
 
 from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
@@ -23,19 +23,6 @@ from mmspec.testing.toys import ToyTarget
 from mmspec.vision.llamagen.target import LlamaGenTarget
 
 N = 16
-
-
-def llamagen() -> LlamaGenTarget:
-    torch.manual_seed(0)  # for the unconditional embedding
-    gpt = tiny_llamagen.tiny(grid_size=4)
-    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
-    return LlamaGenTarget(gpt, condition, gpt.unconditional(2), None, slack=24)
-
-
-def causal() -> Any:
-    model = CASES["janus"].model()
-    job = job_of(model, arguments("janus", model, True))
-    return job.target(job.plan, 24)
 
 
 def without(target: Any, layer: int) -> None:

@@ -75,15 +75,10 @@ def variants() -> list[tuple[Any, dict[str, Any], int]]:
         (philox._uniforms, {"INDEXED": indexed, "BLOCK": 256, "out": "fp32"}, 4) for indexed in (False, True)
     ]
     for chunks, vocab in ((1, 16384), (4, 32768)):
-        for top_k, top_p, gumbel in (
-            (False, False, False),
-            (True, False, False),
-            (True, True, False),
-            (True, True, True),
-        ):
-            block, many, registers = fused_sampler.launch_shape(vocab, top_k, top_p, gumbel)
+        for top_k, top_p in ((False, False), (True, False), (True, True)):
+            block, many, registers = fused_sampler.launch_shape(vocab, top_k, top_p)
             more = {
-                "TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "GUMBEL": gumbel, "CHUNKS": chunks, "BLOCK": block,
+                "TOP_K": top_k, "TOP_P": top_p, "DRAFTED": True, "CHUNKS": chunks, "BLOCK": block,
                 "maxnreg": registers,
             }  # fmt: skip
             kernels.append((fused_sampler._fused_sample, more, many))

@@ -15,8 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
+import mmspec
 from mmspec.decoding.batch import Step
 from mmspec.decoding.stats import RowStats, Stats
+from mmspec.metrics import metric
+from mmspec.metrics.extractors import shapes
 from mmspec.recipes import Recipe
 from mmspec.testing import columns, exactness
 from mmspec.vision.shapes.classifier import ShapesClassifier
@@ -118,3 +121,14 @@ if __name__ == "__main__":
 
     install(Pipe())
     sys.exit(main(sys.argv[1:]))
+
+
+def evaluated_pipe(patch: pytest.MonkeyPatch) -> Pipe:
+    """The pipeline that `mmspec eval` loads, with its clock, few resamples and no check of exactness."""
+    pipe = Pipe()
+    patch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
+    open_gate(patch)
+    patch.setattr(shapes, "embedded_classifier", classifier)
+    patch.setattr(time, "perf_counter", lambda: pipe.now)
+    patch.setattr(metric, "SET_RESAMPLES", 40)
+    return pipe

@@ -61,6 +61,20 @@ class Levels:
         return [torch.arange(self.codebook_size)[:, None].float()]
 
 
+class MeanLevels(Levels):
+    """A codec of several codebooks whose audio is the mean of their levels."""
+
+    def __init__(self, codebooks: int, codes: int) -> None:
+        super().__init__(codes)
+        self.codebooks = codebooks
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return super().decode(codes.float().mean(1, keepdim=True))
+
+    def tables(self) -> list[Tensor]:
+        return super().tables() * self.codebooks
+
+
 TURBO = {
     "cond_enc.spkr_enc.bias": [WIDTH],
     "cond_enc.spkr_enc.weight": [WIDTH, 8],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny_chatterbox import Levels
+from tiny_chatterbox import MeanLevels
 from tiny_xtts import fill
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -84,19 +85,7 @@ def weights() -> dict[str, Tensor]:
     return state
 
 
-class Codec(Levels):
-    """A codec of three codebooks whose audio is the mean of their levels."""
-
-    codebooks = BOOKS
-
-    def __init__(self) -> None:
-        super().__init__(CODES)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return super().decode(codes.float().mean(1, keepdim=True))
-
-    def tables(self) -> list[Tensor]:
-        return super().tables() * BOOKS
+Codec = partial(MeanLevels, BOOKS, CODES)
 
 
 def fish_s2(folder: Path) -> Path:

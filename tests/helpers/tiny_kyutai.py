@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny_chatterbox import Levels
+from tiny_chatterbox import MeanLevels
 from tiny_xtts import fill
 from torch import Tensor
 
@@ -83,19 +84,7 @@ def fill_model(model: Any) -> Any:
     return model
 
 
-class Codec(Levels):
-    """A codec whose audio is the mean of the levels of its codebooks."""
-
-    codebooks = BOOKS
-
-    def __init__(self) -> None:
-        super().__init__(CODES)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return super().decode(codes.float().mean(1, keepdim=True))
-
-    def tables(self) -> list[Tensor]:
-        return super().tables() * BOOKS
+Codec = partial(MeanLevels, BOOKS, CODES)
 
 
 def kyutai(folder: Path, **changed: Any) -> Path:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny_chatterbox import Levels
+from tiny_chatterbox import MeanLevels
 from tiny_xtts import fill
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 BOOKS, CODES, WIDTH = 3, 8, 32
@@ -72,19 +72,7 @@ def fill_model(model: Any) -> Any:
     return model
 
 
-class Codec(Levels):
-    """A codec of three codebooks whose audio is the mean of their levels."""
-
-    codebooks = BOOKS
-
-    def __init__(self) -> None:
-        super().__init__(CODES)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return super().decode(codes.float().mean(1, keepdim=True))
-
-    def tables(self) -> list[Tensor]:
-        return super().tables() * BOOKS
+Codec = partial(MeanLevels, BOOKS, CODES)
 
 
 def moss(folder: Path) -> Path:

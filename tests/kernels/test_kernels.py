@@ -111,7 +111,7 @@ def run_sampler(
         settings.get("allowed"),
     )
     u = torch.full((batch, width), 0.5, device=cond.device) if u is None else u
-    return fused_sampler.fused_sample(cond, uncond, chosen, u, drafts, settings.get("seeds"), settings.get("positions"))
+    return fused_sampler.fused_sample(cond, uncond, chosen, u, drafts)
 
 
 def same_tokens(ours: Tensor, theirs: Tensor, weights: Tensor, u: Tensor) -> bool:
@@ -182,12 +182,10 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("gumbel", [False, True], ids=["inverse", "gumbel"])
 @pytest.mark.parametrize(("batch", "width", "vocab", "dtype"), SHAPES, ids=lambda v: str(v).removeprefix("torch."))
 def test_slots(
-    device: torch.device, batch: int, width: int, vocab: int, dtype: torch.dtype, gumbel: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    device: torch.device, batch: int, width: int, vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All settings at once: slices of a larger vocabulary, ties by rounding, forbidden tokens, greedy rows."""
     logits = ((torch.randn(2, batch, width, vocab + 5) * 4).round() / 2).to(dtype)[..., 2 : 2 + vocab]
     cond, uncond = logits.to(device)
@@ -201,9 +199,6 @@ def test_slots(
         "kind": torch.randint(3, (batch, width), dtype=torch.int32, device=device),
         "allowed": allowed,
     }
-    if gumbel:
-        settings |= {"seeds": torch.arange(batch, device=device) - 1, "positions": torch.full((batch, width), 77)}
-        settings["positions"] = settings["positions"].to(device)
     u = numbers(batch, width).to(device)
     drafts = torch.randint(-1, vocab, (batch, width), device=device)
     for whole in [True, False] if vocab == 130 else [True]:
@@ -333,12 +328,6 @@ def test_slots_give_the_core_s_probabilities_and_samples(device: torch.device) -
     )  # fmt: skip
     assert torch.allclose(got.stats.dense(), p, atol=1e-6)
     assert same_tokens(got.tokens, sample(p, u), p, u)
-    rng = CounterRNG([5, 6, 7, 8], device)
-    got = run_sampler(
-        cond, None, None, u, seeds=torch.arange(5, 9, device=device), positions=torch.from_numpy(positions).to(device)
-    )
-    wanted = (cond.softmax(-1).log() + rng.gumbel(positions, vocab)).argmax(-1)
-    assert torch.equal(got.tokens, wanted)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, "all"])
@@ -730,7 +719,7 @@ def test_ops_are_registered_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -
         (philox.uniforms, (drafts[:, 0], drafts, drafts, 1, 2)),
         (philox.uniforms, (drafts[:, 0], drafts, drafts, 0, 1, drafts[:1])),
         (draft_tree.draft_tree, (drafts, drafts[:, 0], drafts + 1, drafts.new_zeros(12, 11), None, *plan, 0)),
-        (fused_sampler.fused_sample_op, (cond, None, *settings, u, drafts, None, None)),
+        (fused_sampler.fused_sample_op, (cond, None, *settings, u, drafts)),
         (
             accept.verify_window_op,
             (*source, *before, drafts[:, :2], u, drafts, u, u, 0, 0.0, 0.0, 0, None, None, None),

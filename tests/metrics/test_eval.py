@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fake_pipe import SECONDS, Pipe, classifier, open_gate
+from fake_pipe import SECONDS, Pipe, classifier, evaluated_pipe
 from PIL import Image
 
 import mmspec
@@ -28,14 +28,12 @@ from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, OutputError, UnknownNameError
 from mmspec.fingerprint import fingerprint
 from mmspec.loading import load
-from mmspec.metrics import metric
 from mmspec.metrics.evaluation import generation
 from mmspec.metrics.evaluation.config import EvalConfig
 from mmspec.metrics.evaluation.generation import finished_prompts, generate
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, sample_path
 from mmspec.metrics.evaluation.results import as_csv, read_results, short, table
 from mmspec.metrics.evaluation.sweep import expand, expand_all, read_seeds
-from mmspec.metrics.extractors import shapes
 from mmspec.metrics.extractors.image import extract
 from mmspec.metrics.extractors.shapes import ShapesExtractor
 from mmspec.metrics.image.frechet import frechet_distance
@@ -50,13 +48,7 @@ METRICS = "fd@shapes,kd@shapes,precision@shapes,recall@shapes,attributes,entropy
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
-    open_gate(monkeypatch)
-    monkeypatch.setattr(shapes, "embedded_classifier", classifier)
-    monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
-    monkeypatch.setattr(metric, "SET_RESAMPLES", 40)
-    return pipe
+    return evaluated_pipe(monkeypatch)
 
 
 def arguments(out: Path, *more: str) -> list[str]:

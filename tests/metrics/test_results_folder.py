@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,18 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from fake_pipe import Pipe, classifier, open_gate
+from fake_pipe import Pipe, evaluated_pipe
 from PIL import Image
 
-import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError
 from mmspec.locks import FILE, locked
-from mmspec.metrics import metric
 from mmspec.metrics.evaluation.journal import Journal, SampleRecord, find_sample, sample_path
 from mmspec.metrics.evaluation.media import read_audio, read_image
 from mmspec.metrics.evaluation.speed import speed_of
-from mmspec.metrics.extractors import shapes
 from mmspec.metrics.reference import load_reference
 
 SIZE = ["--recipes", "scd", "--limit", "2", "--seeds", "0..1"]
@@ -35,13 +31,7 @@ SIZE = ["--recipes", "scd", "--limit", "2", "--seeds", "0..1"]
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
-    open_gate(monkeypatch)
-    monkeypatch.setattr(shapes, "embedded_classifier", classifier)
-    monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
-    monkeypatch.setattr(metric, "SET_RESAMPLES", 40)
-    return pipe
+    return evaluated_pipe(monkeypatch)
 
 
 HOLD = """

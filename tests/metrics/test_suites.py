@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_pipe import Pipe, classifier, open_gate
+from fake_pipe import Pipe, evaluated_pipe
 
-import mmspec
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, PromptError, UnknownNameError
-from mmspec.metrics import metric
 from mmspec.metrics.evaluation.scores import read_scores
 from mmspec.metrics.evaluation.suites.classes import by_class
 from mmspec.metrics.evaluation.suites.prediction import BANDWIDTH, OVERHEAD, predict
 from mmspec.metrics.evaluation.suites.prompts import suite_prompts
 from mmspec.metrics.evaluation.suites.suite import ModelSize, all_settings, find_suite, settings_of, suite_names
-from mmspec.metrics.extractors import shapes
 from mmspec.metrics.registry import find_metric
 
 NAMES = ["coco", "dpg", "drawbench", "geneval", "imagenet50k", "libritts", "partiprompts", "seed-tts"]
@@ -124,13 +120,7 @@ def test_a_dry_run_says_what_it_predicts_and_writes_nothing(
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    pipe = Pipe()
-    monkeypatch.setattr(mmspec, "load", lambda model, device, dtype=None: pipe, raising=False)
-    open_gate(monkeypatch)
-    monkeypatch.setattr(shapes, "embedded_classifier", classifier)
-    monkeypatch.setattr(time, "perf_counter", lambda: pipe.now)
-    monkeypatch.setattr(metric, "SET_RESAMPLES", 40)
-    return pipe
+    return evaluated_pipe(monkeypatch)
 
 
 def test_a_suite_from_end_to_end(pipe: Pipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling, stage_sampling
 from mmspec.audio.codec import Codec
@@ -172,8 +173,6 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         raise ArgumentError(
             f"config has {wrong!r}, which CSM does not have; it may have 'draft_model', 'frames' and 'ahead'"
         )
-    if not isinstance(frames, int) or frames < 1:
-        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
-    if not isinstance(ahead, int) or not 0 <= ahead <= MAX_AHEAD:
-        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be an integer, 0 to {MAX_AHEAD}")
+    check_integer("frames", frames, 1, 2**31)
+    check_integer("ahead", ahead, 0, MAX_AHEAD)
     return CsmAdapter(model, processor, codec or codec_of(model.codec_model), draft_model, frames, ahead)

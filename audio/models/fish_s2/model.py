@@ -126,6 +126,7 @@ class FishS2(nn.Module):
 
     Args:
         config: Its configuration.
+        texts: Number of text ids.
     """
 
     def __init__(self, config: FishConfig, texts: int) -> None:

@@ -257,6 +257,7 @@ class HiggsLayers(DecoderLayers):
     """The layers of a Higgs Audio, which treat text and audio apart.
 
     Args:
+        core: The decoder of the model.
         audio_mask: bool [B, T], where the prompt is audio; after the prompt, everything is.
     """
 

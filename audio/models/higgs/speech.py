@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -175,8 +176,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
             f"config has {sorted(options)[0]!r}, which Higgs does not have; it may have 'draft_model', 'frames' and "
             "'scene'"
         )
-    if not isinstance(frames, int) or frames < 1:
-        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
+    check_integer("frames", frames, 1, 2**31)
     if scene is not None and not isinstance(scene, str):
         raise ArgumentError(f"scene={scene!r} is not allowed; it must be a string, or None for no scene")
     own = getattr(processor, "audio_tokenizer", None)

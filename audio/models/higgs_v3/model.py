@@ -22,7 +22,7 @@ from mmspec.errors import ModelError
 from mmspec.hf.folder import BUFFERS, read_json
 
 ROPE_THETA = 1_000_000.0  # of a Qwen3 whose configuration leaves it open
-TEXT, BODY = "tied.embedding.text_embedding.", "body."
+TEXT = "tied.embedding.text_embedding."
 CODES, HEAD = "tied.embedding.modality_embeddings.0.embedding.", "tied.head.modality_heads.0."
 CODEC, TEXT_HEAD = "tied.embedding.modality_embeddings.0.model.", "tied.head.text_head."
 # The codec's configuration, which is not among the files: that of bosonai/higgs-audio-v2-tokenizer. Its other values

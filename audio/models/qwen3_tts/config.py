@@ -12,7 +12,6 @@ from transformers import Qwen3Config
 from mmspec.checkpoint import sizes_of
 from mmspec.errors import ArgumentError, did_you_mean
 
-CLASS = "Qwen3TTSForConditionalGeneration"
 SPECIAL = 1024  # the last ids of the talker's vocabulary are no codes
 # What the class of the original fills in for a speaker encoder.
 SPEAKER_ENCODER = {

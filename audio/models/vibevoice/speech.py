@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from mmspec.arguments import check_integer
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
@@ -215,8 +216,8 @@ def make(
         raise ArgumentError(
             f"config has {wrong!r}, which VibeVoice does not have; it may have 'draft_model', 'frames' and 'voices'"
         )
-    if frames is not None and (isinstance(frames, bool) or not isinstance(frames, int) or frames < 1):
-        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
+    if frames is not None:
+        check_integer("frames", frames, 1, 2**31)
     voice_audio = {str(name): np.asarray(voice, dtype=np.float32) for name, voice in given.items()}
     for name, voice in voice_audio.items():
         if voice.ndim != 1 or not len(voice):

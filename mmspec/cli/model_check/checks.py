@@ -217,7 +217,7 @@ def tolerance(spread: float, dtype: torch.dtype) -> float:
     return max(1e-3, 32 * torch.finfo(dtype).eps * spread)
 
 
-def check_rollback(subject: Subject, dtype: torch.dtype, window: int = 6) -> list[Check]:
+def check_rollback(subject: Subject, dtype: torch.dtype) -> list[Check]:
     """Logits of overlapping windows, after rejected drafts, against those of single steps."""
     name = "logits of windows after roll-back = logits of single steps"
     found = subject.target(1, 1)
@@ -227,7 +227,7 @@ def check_rollback(subject: Subject, dtype: torch.dtype, window: int = 6) -> lis
     with torch.inference_mode():
         spread = spread_of(target.prefill().cond.float())
     length = min(length, 24)
-    window = min(window, length - 2)
+    window = min(6, length - 2)
     if window < 2:
         return [Check(name, "not checked", f"sequences of {length} tokens are too short")]
 

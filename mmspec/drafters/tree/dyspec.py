@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.sampling.rejection import sample
-from mmspec.sampling.rng import DRAFT, WindowRNG
+from mmspec.sampling.rng import DRAFT
 from mmspec.sampling.tree import Tree, TreeDraft, WithoutReplacement
-from mmspec.sampling.tree_rejection import Outcome, verify_tree
+from mmspec.sampling.tree_rejection import verify_tree
 
 
-class DySpecDrafter:
+class DySpecDrafter(RunnerDrafter):
     """Grows a tree for each row; calls the draft model when the next node needs a new distribution.
 
     Args:
@@ -38,23 +39,9 @@ class DySpecDrafter:
     verify = staticmethod(verify_tree)
 
     def __init__(self, runner: DraftRunner, nodes: int, depth: int) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._nodes = nodes
         self._depth = depth
-
-    @property
-    def calls(self) -> int:
-        return self._runner.calls
-
-    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        self._runner.observe(verdict, state)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids)
-
-    def join(self, other: DySpecDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         batch = len(state.ids)

@@ -19,13 +19,13 @@ from torch import Tensor
 from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
-from mmspec.sampling.rng import WindowRNG
 from mmspec.sampling.tree import Chosen, Tree, TreeDraft
-from mmspec.sampling.tree_rejection import Outcome, verify_tree
+from mmspec.sampling.tree_rejection import verify_tree
 
 
-class DynamicTreeDrafter:
+class DynamicTreeDrafter(RunnerDrafter):
     """Grows a tree for each row, with one call of the draft model per depth.
 
     Args:
@@ -39,27 +39,13 @@ class DynamicTreeDrafter:
     verify = staticmethod(verify_tree)
 
     def __init__(self, runner: DraftRunner, nodes: int, depth: int, top: int, vocab_size: int) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._nodes = nodes
         self._depth = depth
         self._top = min(top, vocab_size)
         # The KV cache of the draft model has room for no more nodes than that of the target.
         self._beams = max(min(top, nodes // max(depth - 1, 1)), 1)
         self._siblings = Chosen(vocab_size)
-
-    @property
-    def calls(self) -> int:
-        return self._runner.calls
-
-    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        self._runner.observe(verdict, state)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids)
-
-    def join(self, other: DynamicTreeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         batch = len(state.ids)

@@ -23,6 +23,7 @@ from mmspec.decoding.batch import BatchState
 from mmspec.decoding.resources import DraftingContext
 from mmspec.decoding.tree_loop import TreeVerification
 from mmspec.drafters.draft_runner import DraftRunner, SharesUpload
+from mmspec.drafters.runner_drafter import RunnerDrafter
 from mmspec.drafters.runners import build_runner
 from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
@@ -53,7 +54,7 @@ class SiblingSampler:
     distinct: bool = False
 
 
-class StaticTreeDrafter:
+class StaticTreeDrafter(RunnerDrafter):
     """Samples a tree level by level, with one call of the draft model per level.
 
     Args:
@@ -66,27 +67,16 @@ class StaticTreeDrafter:
     def __init__(
         self, runner: DraftRunner, branching: Branching, sibling_sampler: SiblingSampler, device: torch.device
     ) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._sampler = sibling_sampler
         self._branching = branching
         self._branch: Branches = ()  # of the latest tree
         self._tree = cache(lambda branch: Tree.branching(branch, device))
         self.verify = sibling_sampler.verify
 
-    @property
-    def calls(self) -> int:
-        return self._runner.calls
-
     def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
-        self._runner.observe(verdict, state)
+        super().observe(verdict, state)
         self._branching.observe(verdict, state, self._branch)
-
-    def select_rows(self, row_ids: list[int]) -> None:
-        self._runner.select_rows(row_ids)
-
-    def join(self, other: StaticTreeDrafter, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
-        """See `mmspec.decoding.loop.JoinableDrafter`."""
-        self._runner.join(other._runner, row_ids, state, other_state)
 
     def propose(self, state: BatchState, iteration: NDArray[np.int64] | int) -> TreeDraft:
         branch = self._branch = self._branching.choose()

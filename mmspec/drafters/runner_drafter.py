@@ -1,0 +1,35 @@
+"""What drafters that sample from the distributions of a `DraftRunner` have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.decoding.batch import BatchState
+from mmspec.drafters.draft_runner import DraftRunner
+from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.tree_rejection import Outcome
+
+
+class RunnerDrafter:
+    """A drafter without state of its own: its rows and its calls are those of its runner. Subclasses propose drafts.
+
+    Args:
+        runner: Provides the draft distributions.
+    """
+
+    def __init__(self, runner: DraftRunner) -> None:
+        self._runner = runner
+
+    @property
+    def calls(self) -> int:
+        return self._runner.calls
+
+    def observe(self, verdict: Outcome, state: BatchState, draws: WindowRNG | None = None) -> None:
+        self._runner.observe(verdict, state)
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        self._runner.select_rows(row_ids)
+
+    def join(self, other: Any, row_ids: list[int], state: BatchState, other_state: BatchState) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        self._runner.join(other._runner, row_ids, state, other_state)

@@ -1,0 +1,24 @@
+"""Targets of two guided rows: a tiny LlamaGen, and a tiny Janus of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tiny_llamagen
+import torch
+from hf_image_cases import CASES, arguments, job_of
+
+from mmspec.vision.llamagen.target import LlamaGenTarget
+
+
+def llamagen(slack: int = 24) -> LlamaGenTarget:
+    torch.manual_seed(0)  # for the unconditional embedding
+    gpt = tiny_llamagen.tiny(grid_size=4)
+    condition = torch.randn(2, tiny_llamagen.T, tiny_llamagen.C, generator=torch.Generator().manual_seed(1))
+    return LlamaGenTarget(gpt, condition, gpt.unconditional(2), None, slack=slack)
+
+
+def causal(slack: int = 24) -> Any:
+    model = CASES["janus"].model()
+    job = job_of(model, arguments("janus", model, True))
+    return job.target(job.plan, slack)
