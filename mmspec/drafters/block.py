@@ -15,11 +15,11 @@ from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.block import BlockHead
 from mmspec.heads.draft_vocabulary import expand
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
-from mmspec.sampling.mirrored import copied
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
 
 class BlockRunner:
@@ -64,12 +64,14 @@ class BlockRunner:
         if not self._started:
             self._start()
             return
-        entries = np.pad(verdict.path, ((0, 0), (1, 0)))
-        features = self._read_features()
-        row = torch.arange(len(features), device=features.device)[:, None]
-        slots = self._head.prefix + state.length[:, None] + np.arange(entries.shape[1])
-        new = features[row, self._with_uncond(entries)].to(self._features)
-        self._features.scatter_(1, self._feature_index(slots), new)
+        features, count = self._read_features(), 1 + verdict.path.shape[1]
+        if isinstance(verdict, TreeVerdict):
+            path = on_device(verdict.path, features.device).repeat(1 + self._guided, 1)
+            row = torch.arange(len(features), device=features.device)[:, None]
+            features = features[row, F.pad(path, (1, 0))]
+        # Those of a window follow one another.
+        slots = self._with_uncond(state.positions_after(np.arange(count)[None])) + self._head.prefix
+        self._features.scatter_(1, self._feature_index(slots), features[:, :count].to(self._features))
         self._unread += int(verdict.accepted.max()) + 1
 
     def select_rows(self, row_ids: list[int]) -> None:
@@ -158,7 +160,7 @@ class BlockRunner:
         if not slots.size:
             return
         index = self._with_uncond(slots)
-        features = self._features.gather(1, self._feature_index(slots))
+        features = self._features.gather(1, self._feature_index(index))
         window = WindowSlots(int(slots[0, 0]), int(slots.max()) + 1)
         if (slots != slots[0]).any():
             window.slots = index
@@ -181,16 +183,19 @@ class BlockRunner:
         # A block is at least as long as in training.
         width = max(depth, head.count) + (not head.sample_from_anchor)
         block = F.pad(anchor, (0, max(width - anchor.shape[1], 0)))[:, :width]
-        masked = copied(torch.from_numpy(np.arange(width) > known[:, None]), block.device)
+        at = torch.arange(width, device=block.device)
+        masked = at > (on_device(known[:, None], block.device) if known.any() else 0)
         block = block.masked_fill(masked, head.mask_token_id).to(head.device)
-        slots = self._with_uncond(head.prefix + state.length[:, None] + np.arange(width))
+        first = self._with_uncond(state.positions_after(np.zeros((1, 1), dtype=np.int64))) + head.prefix
+        slots = first + at.to(head.device)
         end = head.prefix + int(state.length.max())
         keys, values = self._cache.keys, self._cache.values
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "only caches of targets are quantized"
         keys, values = keys[:, :, :, :end], values[:, :, :, :end]
-        at = np.arange(end)
-        missing = copied(torch.from_numpy(at < self._empty[:, None]), head.device)
-        visible = self._with_uncond(at < head.prefix + state.length[:, None]) & ~missing
+        at = torch.arange(end, device=head.device)
+        visible = at < first
+        if self._empty.any():
+            visible = visible & (at >= on_device(self._empty[:, None], head.device))
         context = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         both = block.repeat(1 + self._guided, 1)
         hidden = head(both[:, None], slots[:, None], context, visible[:, None])[:, 0]
@@ -209,11 +214,16 @@ class BlockRunner:
             depth: Their depths, host int64 [B, W].
             parents: The entries before them, host int64 [B, W]; -1 for the root.
         """
-        at = self._with_uncond(depth)[..., None]
-        logits = self._logits.gather(1, at.to(self._logits.device).expand(-1, -1, self._logits.shape[-1])).float()
+        first = int(depth[0, 0])
+        if (depth == first).all():  # a level of a tree
+            logits = self._logits[:, first : first + 1].expand(-1, depth.shape[1], -1).float()
+            hidden = self._hidden[:, first : first + 1].expand(-1, depth.shape[1], -1)
+        else:
+            at = self._with_uncond(np.ascontiguousarray(depth))[..., None]
+            logits = self._logits.gather(1, at.to(self._logits.device).expand(-1, -1, self._logits.shape[-1])).float()
+            hidden = self._hidden.gather(1, at.expand(-1, -1, self._hidden.shape[-1]))
         if self._head.markov_head is not None:
             both = tokens.to(self._head.device).repeat(1 + self._guided, 1)
-            hidden = self._hidden.gather(1, at.expand(-1, -1, self._hidden.shape[-1]))
             before = self._hidden.new_zeros(*both.shape, self._rank)
             if self._recurrent and parents.min() >= 0:
                 index = self._with_uncond(parents)[..., None]
@@ -224,10 +234,11 @@ class BlockRunner:
         logits = expand(logits, self._head.d2t, self._head.vocab_size).to(self._target.device)
         return split_cfg(logits, self._guided)
 
-    def _with_uncond(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
+    def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:
         """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
-        return copied(torch.from_numpy(np.concatenate([values] * (1 + self._guided))), self._head.device)
+        there = on_device(values, self._head.device)
+        return torch.cat([there, there]) if self._guided else there
 
-    def _feature_index(self, slots: NDArray[np.int64]) -> Tensor:
-        """Slots int64 [B, W] as an index for `gather` on features, [R, W, layers * D]."""
-        return self._with_uncond(slots)[..., None].expand(-1, -1, self._features.shape[-1])
+    def _feature_index(self, slots: Tensor) -> Tensor:
+        """Slots int64 [R, W] as an index for `gather` on features, [R, W, layers * D]."""
+        return slots[..., None].expand(-1, -1, self._features.shape[-1])

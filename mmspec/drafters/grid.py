@@ -13,10 +13,11 @@ from mmspec.decoding.target import FeatureTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.grid import GridHead
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome
+from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
 
 
 class GridRunner:
@@ -42,12 +43,14 @@ class GridRunner:
         known = self._known()
         if state.length.max() == 0:
             return  # the prefill
-        entries = np.pad(verdict.path, ((0, 0), (1, 0)))
-        features = self._target.features()
-        row = torch.arange(len(features), device=features.device)[:, None]
-        at = self._with_uncond(state.length[:, None] + np.arange(entries.shape[1]))
-        new = features[row, self._with_uncond(entries)].to(known)
-        known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), new)
+        features, count = self._target.features(), 1 + verdict.path.shape[1]
+        if isinstance(verdict, TreeVerdict):
+            path = on_device(verdict.path, features.device).repeat(1 + self._guided, 1)
+            row = torch.arange(len(features), device=features.device)[:, None]
+            features = features[row, F.pad(path, (1, 0))]
+        # Those of a window follow one another.
+        at = self._with_uncond(state.positions_after(np.arange(count)[None]))
+        known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), features[:, :count].to(known))
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._features is not None:
@@ -86,20 +89,18 @@ class GridRunner:
         """Logits [B, W, V] of the positions `depth` (host int64 [B, W]) after the next one, after tokens `left`."""
         self.calls += 1
         known, head = self._known(), self._head
-        last = state.length[:, None] - 1
-        above = last + 1 + depth - head.grid_width + 1
-        features = [self._at(known, np.broadcast_to(last, depth.shape), last)]
-        features += [self._at(known, above + shift, last) for shift in (0, 1)]
+        # On a device all positions follow from those of the open window, which are there.
+        last, new = self._with_uncond(state.before)[:, None], self._with_uncond(state.positions_after(depth))
+        above = new - (head.grid_width - 1)
+        index = torch.cat([last.expand_as(new), above, above + 1], dim=1)
+        inside = ((index >= 1) & (index <= last)) | (index == last)
+        at = index.clamp(0, known.shape[1] - 1)[..., None].expand(-1, -1, known.shape[-1])
+        features = (known.gather(1, at) * inside[..., None]).chunk(3, dim=1)
         left = left.to(head.device).repeat(1 + self._guided, 1)
-        predicted = head(*features, left, self._with_uncond(depth))
+        predicted = head(*features, left, new - last - 1)
         return split_cfg(self._target.head(predicted.to(self._target.features())), self._guided)
 
-    def _at(self, known: Tensor, index: NDArray[np.int64], last: NDArray[np.int64]) -> Tensor:
-        """Features [R, W, D] at positions, host int64 [B, W]; 0 where there is none."""
-        inside = self._with_uncond((index >= 1) & (index <= last) | (index == last))[..., None]
-        at = self._with_uncond(index.clip(0, known.shape[1] - 1))[..., None].expand(-1, -1, known.shape[-1])
-        return known.gather(1, at) * inside
-
-    def _with_uncond(self, values: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
+    def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:
         """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
-        return torch.from_numpy(np.concatenate([values] * (1 + self._guided))).to(self._head.device)
+        there = on_device(values, self._head.device)
+        return torch.cat([there, there]) if self._guided else there

@@ -20,6 +20,7 @@ from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.head_sampler import HeadSampler
 from mmspec.heads.exit_adapter import ExitAdapter
 from mmspec.sampling.logits import Logits, cfg_rows, split_cfg
+from mmspec.sampling.mirrored import on_device, part, upload
 from mmspec.sampling.rows import put_host_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
@@ -76,15 +77,16 @@ class KangarooRunner:
         # harm. Rows shorter than that number repeat their last token after the root, where no output is used.
         unread, last = int((state.length - self._read).max()), state.length - 1
         start = np.maximum(state.length - unread, 0)
-        tokens = state.at(np.minimum(start[:, None] + np.arange(unread), last[:, None]))
-        predicted = self._forward(tokens, start)
+        arrays = [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, (last - start)[:, None]]
+        positions, start, root = arrays if state.device.type == "cpu" else upload(arrays, state.device)
+        predicted = self._forward(state.at(positions), start)
         self._read = state.length
-        index = self._with_uncond((last - start)[:, None])[..., None].expand(-1, -1, predicted.shape[-1])
+        index = self._with_uncond(on_device(root, self._adapter.device))[..., None].expand(-1, -1, predicted.shape[-1])
         return self._sampler.root(state, self._logits(predicted.gather(1, index)))
 
     def nodes(self, state: BatchState, tokens: Tensor, tree: Tree, first: int) -> Tensor:
         assert tree.chain, "Kangaroo drafts chains"
-        predicted = self._forward(tokens, state.length - 1 + first)
+        predicted = self._forward(tokens, part(state.positions_after(np.array([[first - 1]])), np.s_[:, 0]))
         return self._sampler.nodes(state, tokens, tree, first, self._logits(predicted))
 
     def _forward(self, tokens: Tensor, at: NDArray[np.int64]) -> Tensor:
@@ -93,17 +95,19 @@ class KangarooRunner:
         self.calls += 1
         self._exit.forward(tokens, at)
         features = self._target.exit_features().to(adapter.device)
-        slots = at[:, None] + np.arange(tokens.shape[1])
-        end = int(slots.max()) + 1
-        index = self._with_uncond(slots)
+        width, end = tokens.shape[1], int(at.max()) + tokens.shape[1]
+        index = on_device(at, adapter.device)[:, None]
+        if width > 1:
+            index = index + torch.arange(width, device=adapter.device)
+        index = self._with_uncond(index)
         q, (k, v) = adapter.project(features, index)
-        window = WindowSlots(end - tokens.shape[1], end)
-        if (slots != slots[0]).any():
+        window = WindowSlots(end - width, end)
+        if (at != at[0]).any():
             window.slots = index
         keys, values = cache.layer(0)
         seen = window.write(keys, k), window.write(values, v)
         bias = None
-        if tokens.shape[1] > 1 or window.slots is not None:
+        if width > 1 or window.slots is not None:
             mask = index[..., None] >= torch.arange(end, device=index.device)
             bias = additive_mask(mask, q.dtype, hidden=-torch.inf)
         return adapter.finish(features, q, seen, bias)
@@ -120,6 +124,6 @@ class KangarooRunner:
     def _logits(self, predicted: Tensor) -> Logits:
         return split_cfg(self._target.head(predicted.to(self._target.exit_features())), self._guided)
 
-    def _with_uncond(self, values: NDArray[np.int64]) -> Tensor:
-        """Host values [B, ...], repeated for the unconditional rows: [R, ...]."""
-        return torch.from_numpy(np.concatenate([values] * (1 + self._guided))).to(self._adapter.device)
+    def _with_uncond(self, values: Tensor) -> Tensor:
+        """Values [B, ...], repeated for the unconditional rows: [R, ...]."""
+        return torch.cat([values, values]) if self._guided else values

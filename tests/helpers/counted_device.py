@@ -27,7 +27,11 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from triton.runtime.interpreter import InterpretedFunction
 
 from mmspec.decoding.target import EarlyExit
+from mmspec.heads.block import BlockHead
 from mmspec.heads.eagle import EagleHead
+from mmspec.heads.exit_adapter import ExitAdapter
+from mmspec.heads.grid import GridHead
+from mmspec.heads.hydra import HydraHeads
 from mmspec.heads.medusa import MedusaHeads
 from mmspec.kernels import backend
 from mmspec.sampling import mirrored
@@ -335,6 +339,7 @@ class CountedTarget:
         self._places = torch.randn(self.cfg_factor, 7, vocab_size, generator=generator)
         self._table[..., -1] -= 4.0  # it ends rows in the tests
         self._last: Tensor | None = None
+        self._exit: Tensor | None = None
 
     def slot(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         return at
@@ -374,6 +379,8 @@ class CountedTarget:
         logits, features = self.read(both, slots_of_both, 0, early_exit)
         if early_exit is None:
             self._last = features
+        else:
+            self._exit = features
         return split_cfg(logits, factor == 2)
 
     def settle(self, at: NDArray[np.int64], path: NDArray[np.int64]) -> None:
@@ -389,6 +396,10 @@ class CountedTarget:
     def features(self) -> Tensor:
         assert self._last is not None
         return self._last
+
+    def exit_features(self) -> Tensor:
+        assert self._exit is not None
+        return self._exit
 
     def head(self, features: Tensor) -> Tensor:
         return features
@@ -427,3 +438,65 @@ class CountedMedusa(MedusaHeads):
     def forward(self, features: Tensor) -> Tensor:
         assert isinstance(features, DeviceTensor)
         return DeviceTensor(super().forward(features.host))
+
+
+class CountedHydra(HydraHeads):
+    """Heads on the device whose own network is not counted."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, vocab_size, 8)
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
+        return DeviceTensor(super().forward(_to_host(features), _to_host(tokens)))
+
+
+class CountedGrid(GridHead):
+    """A head on the device whose own network is not counted."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__(vocab_size, vocab_size, 8, width)
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return DeviceTensor(super().forward(*map(_to_host, inputs)))
+
+
+class CountedBlock(BlockHead):
+    """A head on the device whose own network is not counted."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, vocab_size, 8, 2, 1, block_size=4)
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def context(self, features: Tensor, slots: Tensor) -> Any:
+        return tree_map(DeviceTensor, super().context(_to_host(features), _to_host(slots)))
+
+    def forward(self, *inputs: Any) -> Tensor:
+        return DeviceTensor(super().forward(*tree_map(_to_host, inputs)))
+
+
+class CountedKangaroo(ExitAdapter):
+    """An adapter on the device whose own network is not counted, nor the kernels of its attention."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, vocab_size, 8, 1, exit_layer=1)
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE
+
+    def project(self, *inputs: Tensor) -> Any:
+        return tree_map(DeviceTensor, super().project(*map(_to_host, inputs)))
+
+    def finish(self, *inputs: Any) -> Tensor:
+        return DeviceTensor(super().finish(*tree_map(_to_host, inputs)))

@@ -19,8 +19,12 @@ import pytest
 import torch
 from counted_device import (
     DEVICE,
+    CountedBlock,
     CountedDevice,
     CountedEagle,
+    CountedGrid,
+    CountedHydra,
+    CountedKangaroo,
     CountedMedusa,
     CountedTarget,
     counted_device,
@@ -71,6 +75,10 @@ RECIPES = [
     "tree-medusa:branch=2/1",
     "eagle:window=4",
     "tree-eagle:branch=2/1",
+    "hydra:window=4",
+    "grid:window=4",
+    "block:window=4",
+    "kangaroo:window=4",
     "plain",
 ]
 CAPTURED = [
@@ -150,7 +158,14 @@ def windows(
             table=NGramTable(table.to(DEVICE)),
             codebook=lambda: Codebook(vectors),
             draft_model=draft_model,
-            heads={"eagle": CountedEagle(VOCAB), "medusa": CountedMedusa(VOCAB)},
+            heads={
+                "eagle": CountedEagle(VOCAB),
+                "medusa": CountedMedusa(VOCAB),
+                "hydra": CountedHydra(VOCAB),
+                "grid": CountedGrid(VOCAB, LINE),
+                "block": CountedBlock(VOCAB),
+                "kangaroo": CountedKangaroo(VOCAB),
+            },
         )
         layout = Layout(length, LINE, Constraint(kinds.to(DEVICE), allowed.to(DEVICE)), eos=frozenset({VOCAB - 1}))
         model: Any = CountedTarget(counted, rows, VOCAB, length, guided=True)
