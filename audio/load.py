@@ -173,7 +173,7 @@ def from_folder(
     if codec is None and "codec" not in options and is_soprano(folder):
         codec, options = folder, {"style": "soprano", **options}
     draft = options.pop("draft_model", None)
-    if draft == "pair":
+    if isinstance(draft, str) and draft == "pair":
         draft = smaller_model(folder)
     if isinstance(draft, (str, Path)):
         found = folder_of("draft_model", draft)
@@ -196,6 +196,8 @@ def from_model(
     refuse_flash_attention_inside(model)
     options = dict(config or {})
     draft_model = options.pop("draft_model", None)
+    if draft_model is not None and not isinstance(draft_model, torch.nn.Module):
+        raise ArgumentError(f"draft_model={shown(draft_model)} is not allowed; it must be a loaded model too")
     own_codec = given_codec(options)
     if codec is not None:
         own_codec = read_codec(codec, str(model.device))
@@ -230,7 +232,7 @@ def from_published(
         ModelError: For missing, broken or unsupported files.
     """
     draft, own_codec = options.pop("draft_model", None), given_codec(options)
-    if draft == "pair":
+    if isinstance(draft, str) and draft == "pair":
         draft = smaller_model(folder)
     draft = None if draft is None else folder_of("draft_model", draft)
     own_codec = own_codec if codec is None else read_codec(codec, device)

@@ -10,7 +10,7 @@ from typing import Any
 from mmspec import hub
 from mmspec.arguments import shown
 from mmspec.errors import ArgumentError, ModelError, UnknownNameError, did_you_mean, unknown_name
-from mmspec.hub.published import refuse_layout, refuse_original
+from mmspec.hub.published import refuse_infinity, refuse_layout, refuse_original
 from mmspec.importing import resolve
 from mmspec.registry import Info, plugins
 
@@ -227,6 +227,7 @@ def load_model(
     check_device(device)
     dtype = dtype or torch.float32
     model = str(model)
+    refuse_infinity(model)
     known = models()
     path = Path(model)
     if model not in known and not exists(path):

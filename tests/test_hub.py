@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants as constants
+import published
 import pytest
 import tiny_models as tiny
 import tiny_processors
@@ -23,6 +24,7 @@ import mmspec
 from mmspec import hub
 from mmspec.cli.app import main
 from mmspec.errors import ArgumentError, MMSpecError, ModelError
+from mmspec.hf.folder import ASKED_IN_TEXT, read_processor
 from mmspec.hub.files import needed_files
 
 JSON = b'{"architectures": ["LlamaForCausalLM"]}'
@@ -96,6 +98,8 @@ REFUSED: list[tuple[str, dict[str, bytes], type[MMSpecError], str]] = [
     ("microsoft/VibeVoice-1.5B", {}, ModelError, "use 'vibevoice/VibeVoice-1.5B-hf'"),
     ("nari-labs/Dia-1.6B", {}, ModelError, "use 'nari-labs/Dia-1.6B-0626'"),
     ("deepseek-ai/JanusFlow-1.3B", {}, ModelError, "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'"),
+    ("FoundationVision/Infinity", {}, ModelError, "has no pipeline: the decoder of its images is a package of its"),
+    ("FoundationVision/Infinity/infinity_2b_reg.pth", {}, ModelError, "mmspec.vision.infinity generates latents"),
     (
         "someone/vits",
         {"config.json": b'{"architectures": ["VitsModel"]}', "model.safetensors": b"-"},
@@ -279,3 +283,18 @@ def test_a_cosmos_is_fetched_whatever_class_it_names(serve: Serve) -> None:
 def test_what_is_fetched_of_original_layouts(needed: set[str], other: set[str]) -> None:
     found = set(needed_files(sorted(needed | other), None))
     assert needed <= found and not {name for name in found & other if not name.endswith(".md")}
+
+
+@pytest.mark.parametrize("file", ["chat_template.json", "tokenizer_config.json"])
+def test_a_tokenizer_from_the_hub_has_its_template(file: str, serve: Serve, tmp_path: Path) -> None:
+    """Of models whose processor needs torchvision, whose template may have a file that tokenizers do not read."""
+    published.llama_tokenizer({"<|im_start|>": 300}, r"\s+").save_pretrained(tmp_path)
+    path = tmp_path / file
+    found = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**found, "chat_template": "<|im_start|>{{ messages[0]['content'] }}"}))
+    serve({"qwen/omni": files_of(tmp_path)})
+    for _ in range(2):
+        processor = read_processor("qwen/omni", ASKED_IN_TEXT[0])
+        assert processor.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<|im_start|>a"
+    with pytest.raises(ArgumentError, match="processor='qwen/other' cannot be loaded"):
+        read_processor("qwen/other", ASKED_IN_TEXT[0])

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
+import tiny_processors
 import tiny_speech as tiny_speech
 import torch
 from tiny_llamagen import T as SLOTS
@@ -233,3 +235,17 @@ def test_messages_quote_at_most_200_characters() -> None:
         assert f"({len(repr(text))} characters)" in message or f"({len(repr(text)) + 7} characters)" in message
     assert len(str(ArgumentError(f"seed={[1, 2] * 9999} is not allowed"))) < 300
     assert len(str(ArgumentError("a b " * 9999))) < 5000
+
+
+def test_arguments_of_image_pipelines_of_transformers() -> None:
+    """A temperature may be an integer; callbacks get tensors by name."""
+    pipe = mmspec.load(tiny_models.janus(), processor=tiny_processors.janus())
+    pipe.set_progress_bar_config(disable=True)
+    call = {"seed": 0, "output_type": "latent"}
+    assert torch.equal(pipe("a", temperature=2, **call).tokens, pipe("a", temperature=2.0, **call).tokens)
+    for value in WRONG:
+        if not isinstance(value, list) or value:
+            name = "callback_on_step_end_tensor_inputs"
+            refused(name, lambda name=name, value=value: pipe("a", **call, **{name: value}))
+        if value is not True:
+            refused("return_dict", lambda value=value: pipe("a", **call, return_dict=value))

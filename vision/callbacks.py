@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.arguments import shown
 from mmspec.decoding.batch import Step
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import PARTS, Stats
@@ -59,6 +60,10 @@ def observer(
     """
     known = pipe._callback_tensor_inputs
     names: Sequence[str] = getattr(callback, "tensor_inputs", tensor_inputs)
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(
+            f"callback_on_step_end_tensor_inputs={shown(names)} is not allowed; it must be a list of names of tensors"
+        )
     for name in names:
         if name not in known:
             raise ArgumentError(

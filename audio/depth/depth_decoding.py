@@ -24,6 +24,7 @@ from mmspec.decoding.target import Target
 from mmspec.decoding.window_policy import WindowPolicy
 from mmspec.engine import build_rule, run_rows
 from mmspec.recipes import Recipe
+from mmspec.sampling.constraints import Constraint
 from mmspec.sampling.logits import Logits
 from mmspec.sampling.params import SamplingParams
 from mmspec.sampling.sampler import TokenSampler
@@ -76,6 +77,35 @@ class JoinableFrames(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesCodes(Protocol):
+    """A model with codes that are given: those of a voice, or of codebooks whose delay is not over."""
+
+    def given_codes(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The given codes of frames, host int64 [B, n, D], -1 for those that are generated.
+
+        Args:
+            frames: Host int64 [B, n], the numbers of frames.
+        """
+        ...
+
+
+def given_constraint(given: NDArray[np.int64], vocab_size: int, device: torch.device) -> Constraint:
+    """The constraint of rows some of whose tokens are given, so that drafts have them too.
+
+    Args:
+        given: Host int64 [B, ...], the tokens of each row in order; -1 where one is free.
+        vocab_size: V.
+        device: Of the constraint.
+    """
+    rows = given.reshape(len(given), -1)
+    ids, kind = np.unique(np.concatenate([np.full((len(rows), 1), -1), rows], axis=1), return_inverse=True)
+    allowed = (ids[:, None] == np.arange(vocab_size)) | (ids[:, None] < 0)
+    return Constraint(
+        torch.from_numpy(kind.reshape(len(rows), -1)[:, 1:].copy()).to(device), torch.from_numpy(allowed).to(device)
+    )
+
+
 @dataclass(frozen=True)
 class FrameSpec:
     """The frames to generate.
@@ -119,6 +149,7 @@ class DepthDecoding:
         samplings: Sampling parameters of the codes, one per row.
         seeds: One per row, see `frame_seed`.
         policy: Chooses the window.
+        frames: Host int64 [B], the number of the frame in each row.
     """
 
     model: FrameModel
@@ -127,6 +158,7 @@ class DepthDecoding:
     samplings: Sequence[SamplingParams]
     seeds: Sequence[int]
     policy: WindowPolicy
+    frames: NDArray[np.int64]
 
     def decode(self, first: Tensor, before: Tensor | None, meter: Meter, ids: NDArray[np.int64]) -> tuple[Tensor, int]:
         """The codes int64 [B, D] of the frame, and the number of calls of the draft model.
@@ -139,8 +171,13 @@ class DepthDecoding:
         """
         recipe, device, depth, count = self.recipe, self.model.device, self.model.codes, len(first)
         start = 0 if before is None else depth
-        layout = Layout(start + depth, width=depth)
-        target = self.model.depth(first, start, recipe.window)
+        target, constraint = self.model.depth(first, start, recipe.window), None
+        if isinstance(self.model, GivesCodes):
+            given = self.model.given_codes(self.frames[:, None])[:, 0]
+            if (given >= 0).any():
+                padded = np.pad(given, ((0, 0), (start, 0)), constant_values=-1)
+                constraint = given_constraint(padded, target.vocab_size, device)
+        layout = Layout(start + depth, width=depth, constraint=constraint)
         samplings, resources = self.samplings, DraftResources()
         if (draft := self.draft) is not None:
             resources = DraftResources(
@@ -151,7 +188,7 @@ class DepthDecoding:
             state.commit(before, np.full(count, depth - 1))
         part = Meter(device, count)
         part.clock = meter.clock
-        sampler, rule = TokenSampler(samplings, None, device), build_rule(recipe, resources)
+        sampler, rule = TokenSampler(samplings, constraint, device), build_rule(recipe, resources)
         calls = run_rows(target, recipe, rule, sampler, state, samplings, resources, self.policy, part, None)
         add_counts(meter, part, ids)
         return state.result()[:, start:], calls

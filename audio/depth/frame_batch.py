@@ -130,7 +130,7 @@ class FrameBatch:
         meter.count_plain(p, first, state.ids)
         numbers = zip(state.rng.seeds.tolist(), state.length.tolist(), strict=True)
         seeds = [frame_seed(seed, frame) for seed, frame in numbers]
-        depth = DepthDecoding(model, draft, self._recipe, self._rest, seeds, self._policy)
+        depth = DepthDecoding(model, draft, self._recipe, self._rest, seeds, self._policy, state.length)
         codes, calls = depth.decode(first, None if before is None else before[:, 1:], meter, state.ids)
         self.draft_calls += calls
         running = state.append(torch.cat([first, codes], dim=1)[:, None])

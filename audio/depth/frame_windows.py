@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,7 +22,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.audio.depth.depth_decoding import DecodedFrames, FrameSpec, JoinableFrames
+from mmspec.audio.depth.depth_decoding import (
+    DecodedFrames,
+    FrameSpec,
+    GivesCodes,
+    JoinableFrames,
+    given_constraint,
+)
 from mmspec.batching.request import PreparedRows
 from mmspec.decoding.adaptive_window import AdaptiveWindows
 from mmspec.decoding.batch import Step
@@ -106,6 +112,15 @@ class FrameWindowModel(Protocol):
         ...
 
 
+@runtime_checkable
+class ForcesFirsts(FrameWindowModel, Protocol):
+    """A model whose first tokens before a frame may force that of the frame."""
+
+    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `mmspec.decoding.target.FrameFeatureTarget`; the frames before number `at` have been read."""
+        ...
+
+
 class FrameTarget:
     """A model of frames as a target of the stream of their tokens; its logits include the sampling parameters.
 
@@ -162,6 +177,13 @@ class FrameTarget:
         """See `mmspec.decoding.target.FrameFeatureTarget`."""
         first, rest = (self._log_probs(Logits(logits, None), sampler) for sampler in self._samplers)
         return torch.where(self._on_device(books)[..., None] == 0, first, rest)
+
+    def forced_firsts(
+        self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """See `mmspec.decoding.target.FrameFeatureTarget`."""
+        model = self._model
+        return model.forced_firsts(firsts, counts, at) if isinstance(model, ForcesFirsts) else None
 
     def teach(self, frames: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
         """See `mmspec.training.frame_objective.FrameTeacher`."""
@@ -319,7 +341,19 @@ def prepare_frame_windows(
     if "window" in recipe.knobs and not recipe.auto:
         recipe = recipe.with_knobs(window=widest)
     slack = max(widest, recipe.window)
-    layout = Layout(spec.length * size, width=size, eos=frozenset({end}), pad=end)
+
+    def was_cut(row: int, tokens: Tensor) -> bool:
+        """Whether a row is without an end; that of its last frame has no room for the end token."""
+        last = tokens[-size:]
+        return spec.ends is not None and bool(last[-1] != end) and not bool(spec.ends(last[None])[0])
+
+    constraint = None
+    if isinstance(model, GivesCodes):
+        given = model.given_codes(np.tile(np.arange(spec.length), (count, 1)))
+        constraint = given_constraint(
+            np.pad(given, ((0, 0), (0, 0), (1, 0)), constant_values=-1), end + 1, model.device
+        )
+    layout = Layout(spec.length * size, width=size, constraint=constraint, eos=frozenset({end}), pad=end, cut=was_cut)
     resources = DraftResources(
         adaptive_windows={} if adaptive_windows is None else adaptive_windows, largest_window=widest, heads=heads
     )

@@ -138,7 +138,7 @@ class Group:
         """Reads the new tokens of all rows from the batch; returns the rows that have finished, which leave."""
         state, meter = self.batch.state, self.batch.meter
         running = set(state.ids[state.is_running].tolist())
-        truncated, tokens, finished = state.truncated, state.on_host(), list[Row]()
+        tokens, finished = state.on_host(), list[Row]()
         for index, row in list(self.rows.items()):
             new, row.calls, row.decoded = tokens[index], int(meter.calls[index]), int(meter.tokens[index])
             try:
@@ -148,7 +148,7 @@ class Group:
             except Exception as error:  # of the pipeline, for this row
                 row.fault = error
             if index not in running:
-                row.stats = meter.row(index, bool(truncated[index]))
+                row.stats = meter.row(index, state.row_truncated(index))
                 finished.append(row)
                 del self.rows[index]
         return finished

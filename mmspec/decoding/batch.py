@@ -108,7 +108,7 @@ class BatchState:
         self._lengths = np.zeros(count, dtype=np.int64)
         self._limits = np.full(count, layout.length) if limits is None else np.array(limits, dtype=np.int64)
         self._ended = np.zeros(count, dtype=bool)
-        self._stops = _stops_of(layout, count)
+        self._stops, self._cuts = _of_rows(layout.stops, count), _of_rows(layout.cut, count)
         self.is_running = np.ones(count, dtype=bool)
         # A window may reach past the end; tokens written there are never read.
         shape = (count, layout.length + window, *layout.cell)
@@ -126,11 +126,18 @@ class BatchState:
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """Which rows of the request reached the full length although no token ended them, host bool [rows].
+        """Which rows of the request their limit cut off, host bool [rows]; see `row_truncated`."""
+        return np.array([self.row_truncated(row) for row in range(len(self._lengths))], dtype=bool)
+
+    def row_truncated(self, row: int) -> bool:
+        """Whether a row of the request reached its limit although no token ended it, or as `Layout.cut` tells.
 
         A sequence that nothing ends has a fixed length and is not truncated.
         """
-        return (self._lengths >= self._limits) & ~self._ended & self.layout.may_end
+        at_limit, ended, cut = self._lengths[row] >= self._limits[row], self._ended[row], self._cuts[row]
+        if cut is None or not (at_limit or ended):
+            return bool(at_limit and not ended and self.layout.may_end)
+        return cut(self._tokens[row, : self._lengths[row]])
 
     @property
     def remaining(self) -> int:
@@ -438,9 +445,10 @@ class BatchState:
         self._lengths = put_host_rows(self._lengths, other.length, ids)
         self._limits = put_host_rows(self._limits, other._limits[other.ids], ids)
         self._ended = put_host_rows(self._ended, other._ended[other.ids], ids)
-        self._stops += [None] * (len(self._lengths) - len(self._stops))
-        for row, theirs in zip(ids, other.ids, strict=True):
-            self._stops[row] = other._stops[theirs]
+        for ours, new_rows in ((self._stops, other._stops), (self._cuts, other._cuts)):
+            ours += [None] * (len(self._lengths) - len(ours))
+            for row, theirs in zip(ids, other.ids, strict=True):
+                ours[row] = new_rows[theirs]
         before = len(self.ids)
         self.ids = put_host_rows(self.ids, np.array(ids), row_ids)
         self.is_running = put_host_rows(self.is_running, other.is_running, row_ids)
@@ -463,12 +471,12 @@ class BatchState:
         """
         fork = copy(self)
         rows = len(self.ids)
-        fork.layout = replace(self.layout, eos=frozenset(), ends=None, stops=None)
+        fork.layout = replace(self.layout, eos=frozenset(), ends=None, stops=None, cut=None)
         fork.ids, fork._index = np.arange(rows), torch.arange(rows, device=self.device)[:, None]
         fork._tokens = self._tokens[torch.from_numpy(self.ids).to(self.device)]
         fork._lengths = self.length.copy()
         fork._limits = np.minimum(self.length + count, self._limits[self.ids])
-        fork._ended, fork._stops = np.zeros(rows, dtype=bool), [None] * rows
+        fork._ended, fork._stops, fork._cuts = np.zeros(rows, dtype=bool), [None] * rows, [None] * rows
         fork.is_running = fork._lengths < fork._limits
         fork._row_limits = fork._device_limits = fork._host = None
         fork.rng = CounterRNG([int(own) ^ seed for own in self.rng.seeds], self.device)
@@ -508,8 +516,6 @@ class BatchState:
         return tokens.masked_fill(self._wide(past_end), self.layout.pad)
 
 
-def _stops_of(layout: Layout, count: int) -> list[Callable[[Tensor], bool] | None]:
-    """For each row, whether it ends with the last of its tokens so far; see `Layout.stops`."""
-    if layout.stops is None:
-        return [None] * count
-    return [partial(layout.stops, row) for row in range(count)]
+def _of_rows(function: Callable[[int, Tensor], bool] | None, count: int) -> list[Callable[[Tensor], bool] | None]:
+    """For each row, a function of the layout with its number; see `Layout.stops` and `Layout.cut`."""
+    return [None if function is None else partial(function, row) for row in range(count)]

@@ -33,6 +33,9 @@ class Layout:
         forced: The cells of columns that are forced.
         stops: Maps a row of the request and its tokens so far, int64 [n, *cell], to whether the row ends with the last
             of them. Called once per token, in order, after `eos` and `ends`.
+        cut: Maps a row of the request and all of its tokens, int64 [n, *cell], to whether its limit cut it off, where
+            an end token does not tell: a model may be forced to end, or end with a token that is no end token. None
+            is a row that reaches its limit before a token that ends it.
     """
 
     length: int
@@ -45,6 +48,7 @@ class Layout:
     ends: Callable[[Tensor], Tensor] | None = None
     forced: ForcedCells | None = None
     stops: Callable[[int, Tensor], bool] | None = None
+    cut: Callable[[int, Tensor], bool] | None = None
 
     @property
     def kind(self) -> TokenKind:

@@ -165,6 +165,20 @@ class FrameFeatureTarget(Target, Protocol):
         """
         ...
 
+    def forced_firsts(
+        self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """The only first token that the next frame of each row may have, host int64 [B], -1 where it is free.
+
+        None if all first tokens are free in this model. Forced tokens at other places are a layout's constraint.
+
+        Args:
+            firsts: int64 [B, n], the first tokens of the frames from number `at` on: a committed one, then drafts.
+            counts: Host int64 [B], how many of them there are; the next frame has number `at + counts`.
+            at: Host int64 [B], the numbers of the frames that the last committed tokens belong to.
+        """
+        ...
+
 
 def spread_layers(count: int) -> tuple[int, ...]:
     """An early layer, the middle and the last of `count` layers; () if there are fewer than three."""

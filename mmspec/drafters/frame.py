@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +22,8 @@ class FrameRunner:
     """Runs a frame head from the target's feature of the frame that the last token belongs to.
 
     A window may begin anywhere in a frame. Every window starts from features and committed tokens alone, so that
-    nothing of a rejected draft is left, and rows join and leave without a state.
+    nothing of a rejected draft is left, and rows join and leave without a state. A first token that the model forces,
+    given the first tokens before it, is drafted as it is, and so is a token that the layout's constraint forces.
 
     Args:
         head: The head.
@@ -33,7 +35,9 @@ class FrameRunner:
         self.calls = 0
         self._head, self._target, self._sampler = head, target, sampler
         self._state = self._sum = torch.empty(0)  # [B, S], of each row's current frame, and of its tokens so far
-        self._book: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # by row, the number of these tokens
+        # By row: the number of these tokens; the frame of the last committed token, and the frames begun since.
+        self._book = self._at = self._frames = np.zeros(0, dtype=np.int64)
+        self._firsts = torch.empty(0)  # int64 [B, n], the first tokens of these frames
 
     def observe(self, verdict: Outcome, state: BatchState) -> None:
         pass
@@ -63,6 +67,7 @@ class FrameRunner:
         self._state = head.start(features)
         self._sum = (embeds * known[..., None]).sum(1)
         self._book = last % size + 1
+        self._at, self._frames, self._firsts = frame, np.ones_like(frame), tokens[:, :1]
         self._finish_frames()
         self.calls += 1
         return self._probs(state, np.zeros((len(last), 1), dtype=np.int64))
@@ -71,12 +76,24 @@ class FrameRunner:
         depth = np.broadcast_to(tree.depth[:, first : first + tokens.shape[1]], tokens.shape)
         probs = list[Tensor]()
         for i in range(tokens.shape[1]):
+            self._note_firsts(tokens[:, i : i + 1])
             books = torch.from_numpy(self._book).to(tokens.device)
             self._sum = self._sum + self._head.embed(tokens[:, i], books)
             self._book = self._book + 1
             self._finish_frames()
             probs.append(self._probs(state, depth[:, i : i + 1]))
         return torch.cat(probs, dim=1)
+
+    def _note_firsts(self, tokens: Tensor) -> None:
+        """Notes tokens int64 [B, 1] in the rows where they are the first of a frame."""
+        begins = self._book == 0
+        if not begins.any():
+            return
+        missing = int(self._frames.max()) + 1 - self._firsts.shape[1]
+        places = torch.from_numpy(self._frames[:, None]).to(tokens.device)
+        # In other rows the token goes past the known ones, where the first of a later frame replaces it.
+        self._firsts = F.pad(self._firsts, (0, max(missing, 0))).scatter(1, places, tokens)
+        self._frames = self._frames + begins
 
     def _finish_frames(self) -> None:
         """Moves the rows whose frame is complete to the next one."""
@@ -96,5 +113,23 @@ class FrameRunner:
         for book in np.unique(self._book):
             rows = torch.from_numpy(np.flatnonzero(self._book == book)).to(device)
             logits[rows] = head.logits(hidden[rows], int(book)).float()
-        made = self._target.frame_logits(logits[:, None], self._book[:, None])
+        logits = self._with_forced(logits[:, None], state, depth)
+        made = self._target.frame_logits(logits, self._book[:, None])
         return self._sampler(Logits(made, None), state.length[:, None] + depth)
+
+    def _with_forced(self, logits: Tensor, state: BatchState, depth: NDArray[np.int64]) -> Tensor:
+        """Logits [B, 1, V] of the next tokens; where one is forced, those of all others are -inf.
+
+        This comes before the sampling parameters, which may leave the most likely token alone.
+        """
+        begins, constraint, forced = self._book == 0, state.layout.constraint, np.full(len(logits), -1)
+        if constraint is not None:
+            forced = constraint.forced[(state.length + depth[:, 0]).clip(max=len(constraint.forced) - 1)]
+        if begins.any():
+            firsts = self._target.forced_firsts(self._firsts, self._frames, self._at)
+            forced = forced if firsts is None else np.where(begins, firsts, forced)
+        if not (forced >= 0).any():
+            return logits
+        only = torch.from_numpy(forced).to(logits.device)[:, None, None]
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        return torch.where(only < 0, logits, torch.where(ids == only, 0.0, -torch.inf))

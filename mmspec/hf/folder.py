@@ -23,7 +23,7 @@ from mmspec.arguments import shown
 from mmspec.checkpoint import building, check_depths, describe, listed, read_header
 from mmspec.errors import ArgumentError, ModelError, did_you_mean
 from mmspec.hf.adapters import GENERATE_ADAPTERS
-from mmspec.hub import current_access, fetch
+from mmspec.hub import current_access, fetch, fetch_if_there
 
 # Classes that generate, by `model_type`.
 GENERATIVE: tuple[Mapping[str, Any], ...] = (
@@ -93,6 +93,8 @@ def folder_of(name: str, where: str | Path) -> Path:
         ArgumentError: If it is neither.
         ModelError: If the download fails.
     """
+    if not isinstance(where, (str, Path)):
+        raise ArgumentError(f"{name}={shown(where)} is not allowed; it must be a folder or a Hub id")
     path = Path(where) if isdir(where) else fetch(str(where))  # a Path raises for names that are too long
     if path is None:
         raise ArgumentError(f"{name}={shown(str(where))} is neither a folder nor a Hub id")
@@ -112,7 +114,9 @@ def read_processor(where: str | Path, name: str) -> Any:
     if name in ASKED_IN_TEXT:
         tokenizer = read_tokenizer(where)
         # Processors may have their chat template in a file that tokenizers do not read.
-        template = read_json(Path(where) / "chat_template.json").get("chat_template")
+        file = "chat_template.json"
+        found = Path(where) / file if isdir(where) else fetch_if_there(str(where), file)
+        template = None if found is None else read_json(found).get("chat_template")
         tokenizer.chat_template = template or tokenizer.chat_template
         return tokenizer
     return _read("AutoImageProcessor" if name == "ImageGPTForCausalImageModeling" else "AutoProcessor", where)

@@ -90,6 +90,24 @@ def fetch(name: str, revision: str | None = None, check: CheckFn | None = None) 
         ) from None
 
 
+def fetch_if_there(repository: str, file: str) -> Path | None:
+    """The local copy of a file of a repository; None if it has none, or offline, if no earlier call has downloaded it.
+
+    Raises:
+        ModelError: If the download fails.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+    access = current_access()
+    try:
+        return Path(hf_hub_download(repository, file, cache_dir=access.cache_dir, token=access.token))
+    except EntryNotFoundError:  # a file that is not cached is one too
+        return None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ModelError(f"the download of {file} of {repository!r} failed: {error}{advice(error)}") from None
+
+
 def fetch_repository(repository: str, revision: str | None, access: HubAccess, check: CheckFn | None) -> Path:
     """The local copy of what mmspec needs of a repository; see `fetch`."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download

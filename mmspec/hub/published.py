@@ -26,8 +26,23 @@ AUDIOCRAFT = "state_dict.bin"
 UNREAD = {
     "deepseek-ai/JanusFlow-1.3B": "it draws images by rectified flow; use 'deepseek-ai/Janus-Pro-1B'",
 }
+# An Infinity: the repository, or one of its files of weights by its name.
+INFINITY = re.compile(r"FoundationVision/Infinity|(.*[/\\])?infinity_\w+\.pth", re.I)
 # Autoregressive models of Cosmos, whatever class their config.json names; others of that name diffuse.
 COSMOS = re.compile(r"nvidia/Cosmos-(1\.0-Autoregressive|Predict1)-(4B|5B-Video2World|12B|13B-Video2World)", re.I)
+
+
+def refuse_infinity(model: str) -> None:
+    """Checks that a name, path or Hub id is not that of an Infinity, of which mmspec has only the transformer.
+
+    Raises:
+        ModelError: If it is.
+    """
+    if INFINITY.fullmatch(model):
+        raise ModelError(
+            f"model {model!r} is an Infinity, which has no pipeline: the decoder of its images is a package of its "
+            "authors; mmspec.vision.infinity generates latents from features of texts (docs/models.md)"
+        )
 
 
 def refuse_original(repository: str) -> None:

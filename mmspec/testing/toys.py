@@ -132,6 +132,9 @@ class ToyTarget:
     def frame_logits(self, logits: Tensor, books: NDArray[np.int64]) -> Tensor:
         return logits
 
+    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+        return None
+
     def prefill(self) -> Logits:
         start = torch.zeros(len(self._number), 1, dtype=torch.int64)
         return self.logits(start, start)

@@ -141,8 +141,20 @@ def test_streams_that_end_at_their_limit_are_truncated(tmp_path: Path, monkeypat
     pipe = load(cosyvoice(tmp_path / "c")[0], CODES)
     pipe.adapter.frontend.codec_lm.head.bias[CODES:] = -1e4  # it never ends by itself
     assert [out.truncated for out in pipe(["abc", "a"], seed=0)] == [True, True]
+    assert finish_reason(pipe, "abc") == "length"
     pipe.adapter.frontend.codec_lm.head.bias[CODES:] = 1e4
     assert [out.truncated for out in pipe(["abc", "a"], seed=0)] == [False, False]
+    assert finish_reason(pipe, "abc") == "stop"
+
+
+def finish_reason(pipe: Any, text: str) -> str:
+    """Why an engine says that a text ended, which is what the output says."""
+    engine, found = mmspec.Engine(pipe), list[Any]()
+    engine.add(text, seed=0)
+    while engine.has_unfinished:
+        found += [output for output in engine.step() if output.finished]
+    assert found[0].result.truncated == (found[0].finish_reason == "length")
+    return str(found[0].finish_reason)
 
 
 # --- CosyVoice -------------------------------------------------------------------------------------------------------

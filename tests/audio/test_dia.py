@@ -89,6 +89,11 @@ def test_a_row_that_is_ended_at_its_limit_is_truncated() -> None:
         for each in out:
             assert each.truncated == (each.tokens[0][: frames - 1, 0] != 16).all() == bool(each.notes)
             cut.append(each.truncated)
+        engine, found = mmspec.Engine(pipe), list[Any]()
+        engine.add("Hello.", seed=0, temperature=1.0)
+        while engine.has_unfinished:
+            found += [output for output in engine.step() if output.finished]
+        assert (found[0].finish_reason == "length") == found[0].result.truncated == out[0].truncated
     assert any(cut) and not all(cut)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from dataclasses import replace
@@ -32,7 +33,7 @@ from mmspec.audio.models.flat.speech import (
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.pipeline import SpeechPipeline
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
-from mmspec.errors import ArgumentError, ModelError, PromptError
+from mmspec.errors import ArgumentError, MMSpecError, ModelError, PromptError
 from mmspec.sampling.params import SamplingParams
 
 # In the form of Llasa's: a header for each turn, and the last one left open.
@@ -250,3 +251,15 @@ def test_min_p_is_refused_unless_an_adapter_takes_it(monkeypatch: pytest.MonkeyP
     for name in ("min_p", "typical_p"):
         with pytest.raises(ArgumentError, match=f"{name}=0.5 is not possible: this model's sampling does not take it"):
             pipe("one two", **{name: 0.5})
+
+
+@pytest.mark.parametrize("value", [5, 2.5, math.nan, True, "", "x", b"x", [], ["happy"], {}, object(), 10**400])
+@pytest.mark.parametrize("name", ["phonemize", "codes", "language", "emotion"])
+def test_wrong_values_for_neutts_are_refused(name: str, value: Any) -> None:
+    tokenizer = neutts_tokenizer()
+    config = types.SimpleNamespace(neuphonic={"input_format": "BPE"})
+    if (name, value) == ("codes", 5) or name == "language" and isinstance(value, str):
+        return  # the tokenizer has the first five codes; espeak is asked when a text is spoken
+    with pytest.raises(MMSpecError, match=name) as error:
+        neutts_style(tokenizer, **{"codes": 16, "config": config, name: value})
+    assert "\n" not in str(error.value)

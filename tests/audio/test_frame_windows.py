@@ -124,3 +124,25 @@ def test_pipeline_with_windows_of_several_frames() -> None:
             mmspec.load(tiny.csm(), processor=tiny.tokenizer(), config={"ahead": wrong})
     with pytest.raises(ArgumentError, match="the first layers cannot draft here: FrameTarget has no early exit"):
         ahead("two", recipe="layer-skip:layers=1")
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_row_that_ends_with_the_last_frame_that_fits_is_not_truncated(ahead: int) -> None:
+    """The end token of windows of several frames, which follows that frame, has no place any more."""
+    model = tiny.csm(2, codes=2)
+    pipe = mmspec.load(model, processor=tiny.tokenizer(), config={"frames": 12, "ahead": ahead})
+    texts = ["one two", "two", "three one two"]
+    lengths = [pipe.adapter.codes(out.tokens[0]).shape[1] + 1 for out in pipe(texts, seed=3)]  # with the end
+    assert max(lengths) < 12
+    for frames in (max(lengths), max(lengths) - 1):
+        exact = mmspec.load(model, processor=tiny.tokenizer(), config={"frames": frames, "ahead": ahead})
+        outs = exact(texts, seed=3)
+        assert [out.truncated for out in outs] == [length > frames for length in lengths]
+        engine, found = mmspec.Engine(exact), dict[str, Any]()
+        for i, text in enumerate(texts):
+            engine.add(text, request_id=str(i), seed=3 + i)
+        while engine.has_unfinished:
+            found |= {output.request_id: output for output in engine.step() if output.finished}
+        for i, out in enumerate(outs):
+            assert found[str(i)].result.truncated == out.truncated
+            assert found[str(i)].finish_reason == ("length" if out.truncated else "stop")

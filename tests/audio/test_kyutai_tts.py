@@ -375,6 +375,43 @@ def test_delays_of_another_step_are_detected(tmp_path: Path, monkeypatch: pytest
     assert found > 1.5 * (floor + 5 * spread), found
 
 
+@pytest.mark.parametrize("after_voice", [False, True])
+def test_drafts_have_what_is_forced(
+    after_voice: bool, model: KyutaiTTS, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decisions without a choice, codes of the voice, and those of codebooks whose delay is not over.
+
+    A twin that does not know the decisions is rejected there, and takes more calls.
+    """
+    model = read_model(public, "cpu", torch.float32) if after_voice else model
+    seen, sampling = [0, 0], SamplingParams(1.0, guidance_scale=2.0 if after_voice else 1.0)
+    real = FrameTarget.forward
+
+    def spy(self: FrameTarget, tokens: Tensor, at: Any) -> Logits:
+        made = real(self, tokens, at)
+        p = made.cond[:, :-1].softmax(-1)
+        own = p.gather(-1, tokens[:, 1:, None])[..., 0]
+        forced = p[..., :-1].max(-1).values > 1 - 1e-6  # the end token, after the last frame, is not drafted
+        # What follows a draft that is impossible is forced by another prefix.
+        possible = F.pad((own > 0).long().cumprod(1)[:, :-1], (1, 0), value=1).bool()
+        seen[0] += int(forced.sum())
+        seen[1] += int((forced & possible & (own < 0.5)).sum())
+        return made
+
+    monkeypatch.setattr(FrameTarget, "forward", spy)
+
+    def calls() -> int:
+        seen[:] = [0, 0]
+        begun, spec = prompted(model, GOLDEN["texts"], sampling, 2), frame_spec(model, 20, sampling)
+        made = decode_frame_windows(begun, parse("frame"), spec, [0, 1, 2], 2, heads={"frame": head_of(model)})
+        return made.stats.nfe
+
+    aware = calls()
+    assert seen[0] > 50 and seen[1] == 0
+    monkeypatch.setattr(FrameTarget, "forced_firsts", lambda *_: None)
+    assert calls() > aware and seen[1] > 0
+
+
 @pytest.mark.parametrize("guided", [False, True])
 def test_windows_match_single_codes(model: KyutaiTTS, public: Path, guided: bool) -> None:
     model = read_model(public, "cpu", torch.float32) if guided else model

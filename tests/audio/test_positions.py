@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tiny_fish_codec
 import tiny_fish_s2
+import tiny_higgs
 import tiny_higgs_v3
+import tiny_latents
 import tiny_moss
 import tiny_moss_local
 import tiny_moss_local_v1
@@ -75,3 +77,73 @@ def test_a_voice_that_is_too_long_is_refused_before_it_is_encoded(
     voice = np.zeros((1, 1000 * codec.hop), dtype=np.float32)
     with pytest.raises(ArgumentError, match="audio of 1000 frames is too long for a voice; of the model's 1024 pos"):
         pipe.with_reference_audio(voice, codec.sampling_rate)
+
+
+def higgs(positions: int, **options: Any) -> Any:
+    model = tiny_higgs.model(3)
+    model.config.max_position_embeddings = positions
+    return mmspec.load(model, processor=tiny_higgs.processor(), config=options)
+
+
+def test_the_end_of_the_positions_of_higgs() -> None:
+    part = higgs(2048, frames=4).read("Hello.", None).parts[0]
+    most = len(higgs(2048, frames=4).adapter._prompt(part).ids) + 4 + 3  # the columns of 4 frames and 3 codebooks
+    pipe = higgs(most, frames=4)
+    whole = pipe("Hello.", recipe="plain", temperature=0, seed=0)
+    assert torch.equal(pipe("Hello.", recipe="scd:window=4", temperature=0, seed=0).tokens[0], whole.tokens[0])
+    for positions, frames in ((most - 1, 4), (most, 5)):
+        with pytest.raises(PromptError, match=f"is too long; of the model's {positions} positions, {frames + 3} are"):
+            higgs(positions, frames=frames)("Hello.")
+    with pytest.raises(ArgumentError, match="is too long for a voice; of the model's"):
+        pipe.with_reference_audio(np.zeros((1, 24000 * 9), dtype=np.float32), 24000, "One.")
+    codes = torch.ones(3, 4, dtype=torch.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        for positions, kept in ((most, False), (2048, True)):
+            adapter = higgs(positions, frames=4).adapter
+            patch.setattr(adapter, "codes", lambda tokens: codes)
+            after = adapter.continue_voice(part, part, torch.empty(0))
+            assert (after.context is not None) == kept
+
+
+def latents(family: str, positions: int, **options: Any) -> Any:
+    if family == "vibevoice":
+        model, processor = tiny_latents.vibevoice(), tiny_latents.vibevoice_processor()
+        model.config.text_config.max_position_embeddings = positions
+    else:
+        model, processor = tiny_latents.tiny(family), tiny_latents.pocket_processor()
+        model.config.max_position_embeddings = positions
+    return mmspec.load(model, processor=processor, config=options)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("family", ["pocket", "phonon", "vibevoice"])
+def test_the_end_of_the_positions_of_latents(family: str) -> None:
+    text, most = "hello big world", 3
+    with pytest.raises(PromptError, match="is too long; of the model's 3 positions, 2 are for the generated frames"):
+        latents(family, most, frames=2)(text)
+    while True:  # as few positions as suffice
+        try:
+            latents(family, most, frames=2).read(text, None)
+            break
+        except PromptError:
+            most += 1
+    assert 5 < most < 20 and latents(family, most, frames=2)(text, seed=0).stats.rows[0].tokens <= 2
+    with pytest.raises(PromptError, match="3 are for the generated frames"):
+        latents(family, most, frames=3)(text)
+    if family != "phonon":  # whose voices are vectors of another width than its frames
+        voice = np.zeros((1, 8 * most), dtype=np.float32)
+        with pytest.raises(ArgumentError, match="is too long for a voice; of the model's"):
+            latents(family, most, frames=2).with_reference_audio(voice, 1000)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_the_limit_of_a_script_does_not_depend_on_the_other_rows() -> None:
+    """Where the model has fewer positions than surely suffice for a text."""
+    pipe = latents("vibevoice", 24)
+    job = pipe.adapter.job(
+        [pipe.read(text, None).parts[0] for text in ("hello", "hello big world again")],
+        None,
+        [pipe.adapter.sampling, pipe.adapter.sampling],
+    )
+    alone = pipe.adapter.job(pipe.read("hello", None).parts, None, [pipe.adapter.sampling])
+    assert job.limits[0] == alone.limits[0] == job.limits[1] + 3

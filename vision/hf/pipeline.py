@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.generation import GenerationMixin
 
-from mmspec.arguments import one_text
+from mmspec.arguments import check_flag, one_text
 from mmspec.batching.request import PreparedRequest, PreparedRows, RowPrompt
 from mmspec.decoding.loop import OnStep
 from mmspec.decoding.stats import Stats
@@ -167,6 +167,7 @@ class TransformersPipeline(DiffusionPipeline):
             UnknownNameError: If there is no recipe or rule of that name.
         """
         check_call("num_images_per_prompt", num_images_per_prompt, output_type, on_step, callback_on_step_end)
+        check_flag("return_dict", return_dict)
         adapter = self._adapter()
         if output_type != "latent" and adapter.no_pixels is not None:
             raise ArgumentError(f"output_type={output_type!r} is not possible: {adapter.no_pixels}")
@@ -448,8 +449,10 @@ def sampling_arguments(sampling: SamplingParams) -> dict[str, Any]:
     guidance = {"guidance_scale": sampling.guidance_scale}
     if sampling.temperature == 0:
         return {"do_sample": False, **guidance}
-    names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-    return {"do_sample": True, **{name: getattr(sampling, name) for name in names}, **guidance}
+    names = ("top_k", "top_p", "min_p", "typical_p")
+    # transformers refuses a temperature that is an integer.
+    warm = {"temperature": float(sampling.temperature), **{name: getattr(sampling, name) for name in names}}
+    return {"do_sample": True, **warm, **guidance}
 
 
 def convert_images(pixels: NDArray[np.uint8], output_type: str) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from mmspec.arguments import shown
 from mmspec.audio.models.codec_lm import chatterbox
 from mmspec.audio.models.codec_lm.chatterbox import PUNCTUATION, Chatterbox, normalize_punctuation, read_t3
 from mmspec.checkpoint import describe
@@ -57,12 +58,10 @@ def read(
     language, version = options.pop("language", None), options.pop("t3_model", None)
     if not isinstance(language, str) or language not in LANGUAGES:
         near = did_you_mean(language, LANGUAGES) if isinstance(language, str) else ""
-        raise ArgumentError(
-            f"language={str(language)[:80]!r} is not allowed{near}; it is one of {', '.join(LANGUAGES)}"
-        )
+        raise ArgumentError(f"language={shown(language)} is not allowed{near}; it is one of {', '.join(LANGUAGES)}")
     found = {file.stem.rpartition("_")[2]: file for name in FILES if (file := folder / name).is_file()}
-    if version is not None and version not in found:
-        raise ArgumentError(f"t3_model={str(version)[:80]!r} is not allowed; the folder has {', '.join(found)}")
+    if version is not None and (not isinstance(version, str) or version not in found):
+        raise ArgumentError(f"t3_model={shown(version)} is not allowed; the folder has {', '.join(found)}")
     if tokenizer is None or isinstance(tokenizer, (str, Path)):
         where = Path(tokenizer or folder)
         tokenizer = chatterbox.read_tokenizer(where / VOCABULARY if where.is_dir() else where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -171,14 +171,8 @@ class CodecLMJob:
         measure_entropy: bool,
     ) -> Decoded:
         """Codes int64 [B, N], sampled with the parameters and logits processors of the model's settings."""
-        made, prompts = self.prepare(recipe, samplings), self._prompts()
-        found = run(made.target, recipe, made.layout, made.samplings, seeds, made.resources, on_step, measure_entropy)
-        # The layout ends each row at its own limit, by an end that the model has not chosen.
-        rows = [
-            replace(row, truncated=row.truncated or row.tokens > prompt.max_codes)
-            for row, prompt in zip(found.stats.rows, prompts, strict=True)
-        ]
-        return Decoded(found.tokens, replace(found.stats, rows=rows))
+        made = self.prepare(recipe, samplings)
+        return run(made.target, recipe, made.layout, made.samplings, seeds, made.resources, on_step, measure_entropy)
 
     def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
         """See `mmspec.audio.adapter.PreparableJob`. All rows have the first sampling parameters."""
@@ -219,7 +213,12 @@ def layout_of(prompts: Sequence[TextPrompt], ends: Sequence[int], vocab_size: in
     kinds = [(position >= prompt.min_codes).long() + (position >= prompt.max_codes) for prompt in prompts]
     device = prompts[0].cond.device
     constraint = Constraint(torch.stack(kinds).to(device), allowed.to(device))
-    return Layout(len(position), constraint=constraint, eos=frozenset(ends), pad=ends[0])
+
+    def was_cut(row: int, codes: Tensor) -> bool:
+        """Whether a row has no end before its limit; one after it the model has not chosen."""
+        return not set(codes[: prompts[row].max_codes].tolist()) & set(ends)
+
+    return Layout(len(position), constraint=constraint, eos=frozenset(ends), pad=ends[0], cut=was_cut)
 
 
 def make(

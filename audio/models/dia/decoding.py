@@ -190,12 +190,19 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
         history = ColumnHistory(request.prompt[:, :0], length + window)
         return DiaTarget(inner, history, request.guidance if guided else None, length, model.config)
 
+    latest, end = length - 1 - max(model.config.delay_pattern), int(config.eos_token_id)
+
+    def was_cut(row: int, columns: Tensor) -> bool:
+        """Whether the first codebook ends where it has to at the latest, as the last one could not end otherwise."""
+        return not bool((columns[: max(latest, 0), 0] == end).any())
+
     layout = Layout(
         length,
         cell=(channels,),
         forced=ForcedCells(request.known),
         pad=int(config.pad_token_id),
         ends=row_end(model),
+        cut=was_cut,
     )
     return ColumnDecodingPlan(target, layout, size, request.sampling, request.guidance is not None)
 

@@ -21,9 +21,6 @@ from mmspec.audio.models.dia.decoding import DiaGuidance, DiaRequest, plan
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import delay, undelay
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
-from mmspec.batching.request import PreparedRows
-from mmspec.decoding.loop import OnStep
-from mmspec.engine import Decoded
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
 from mmspec.sampling.params import SamplingParams
@@ -121,12 +118,11 @@ class DiaAdapter:
             return part
         return replace(part, context=ReferenceCodes(first.text, codes))
 
-    def job(self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> DiaJob:
+    def job(self, parts: Sequence[DiaPart], recipe: Recipe, samplings: Sequence[SamplingParams]) -> ColumnDecodingJob:
         s, model = samplings[0], self.model
         draft = None if self.draft_model is None else plan(self.draft_model, self._request(self.draft_model, parts, s))
         made = plan(model, self._request(model, parts, s))
-        latest = made.layout.length - 1 - max(model.config.delay_pattern)
-        return DiaJob(ColumnDecodingJob(model, made, draft, self.codec.tables), self._end, latest)
+        return ColumnDecodingJob(model, made, draft, self.codec.tables)
 
     def _request(self, model: Any, parts: Sequence[DiaPart], sampling: SamplingParams) -> DiaRequest:
         """The request of texts; with guidance, the text of the unconditional rows is zeros."""
@@ -167,40 +163,6 @@ class DiaAdapter:
         frames = undelay(tokens[None], self.model.config.delay_pattern)[0]
         ends = (frames[:, 0] >= self._end).nonzero()
         return frames[: int(ends[0])].T if len(ends) else frames.T
-
-
-@dataclass(frozen=True)
-class DiaJob:
-    """A batch of texts; see `mmspec.audio.adapter.DecodingJob`.
-
-    Dia ends every row, at the latest where the last codebook still can, so that its rows show no end that is missing.
-
-    Attributes:
-        columns: The batch.
-        end: The code that ends a codebook.
-        latest: The last column in which the first codebook can end: a row that ends there is truncated.
-    """
-
-    columns: ColumnDecodingJob
-    end: int
-    latest: int
-
-    def run(
-        self,
-        recipe: Recipe,
-        samplings: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        on_step: OnStep | None,
-        measure_entropy: bool,
-    ) -> Decoded:
-        decoded = self.columns.run(recipe, samplings, seeds, on_step, measure_entropy)
-        at_limit = (decoded.tokens[:, : self.latest, 0] != self.end).all(1).tolist()
-        rows = [replace(row, truncated=cut) for row, cut in zip(decoded.stats.rows, at_limit, strict=True)]
-        return replace(decoded, stats=replace(decoded.stats, rows=rows))
-
-    def prepare(self, recipe: Recipe, samplings: Sequence[SamplingParams]) -> PreparedRows:
-        """See `mmspec.audio.adapter.PreparableJob`."""
-        return self.columns.prepare(recipe, samplings)
 
 
 def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, Any], draft_model: Any) -> DiaAdapter:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mmspec.arguments import shown
+from mmspec.arguments import check_integer, shown
 from mmspec.audio.models.flat.decoding import StreamFormat
 from mmspec.audio.models.flat.style import Style
 from mmspec.audio.reference_audio import ReferenceCodes
@@ -42,6 +42,8 @@ def neutts_style(
         ArgumentError: For an emotion that the model does not have.
     """
 
+    check_integer("codes", codes, 1, 2**24)
+
     def known(mark: str) -> int:
         found = tokenizer.convert_tokens_to_ids(mark)
         if found is None or found == tokenizer.unk_token_id:
@@ -53,6 +55,11 @@ def neutts_style(
         raise ModelError("the tokenizer does not number the codes of NeuTTS one after the other")
     stream = StreamFormat(codes, first, known("<|SPEECH_GENERATION_END|>"))
     letters = reads_letters(config)
+    for name, value in (("language", language), ("emotion", emotion)):
+        if not isinstance(value, str) and (name, value) != ("emotion", None):
+            raise ArgumentError(f"{name}={shown(value)} is not allowed; it must be a text")
+    if phonemize is not None and not callable(phonemize):
+        raise ArgumentError(f"phonemize={shown(phonemize)} is not allowed; it must be a function of a text, or None")
     emotion = None if emotion == "neutral" else emotion
     if emotion is not None and (
         not letters or tokenizer.convert_tokens_to_ids(f"<|{emotion.upper()}|>") in (None, tokenizer.unk_token_id)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.arguments import check_integer
+from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import checkpoint_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -19,6 +19,7 @@ from mmspec.audio.models.higgs.decoding import HiggsRequest, RepetitionLimit, pl
 from mmspec.audio.models.higgs.prompt import SCENE, TAGS, HiggsPrompt, clean, conversation, read_prompt
 from mmspec.audio.multi_codebook.decoding import ColumnDecodingJob, check_same_class
 from mmspec.audio.multi_codebook.delay_pattern import linear_delays, undelay
+from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio, ReferenceCodes
 from mmspec.errors import ArgumentError
 from mmspec.recipes import Recipe
@@ -89,7 +90,7 @@ class HiggsAdapter:
         pieces = dialogue_parts(text, TAGS, MAX_LETTERS)
         parts = [HiggsPart(piece, speakers, self.reference) for piece in pieces]
         for part in parts:
-            self._prompt(part)  # refuses what a prompt cannot contain
+            check_positions(len(self._prompt(part).ids), self._columns, self._positions)
         return PreparedText(parts, texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> HiggsAdapter:
@@ -99,10 +100,12 @@ class HiggsAdapter:
                 "the processor cannot encode reference audio; pass a HiggsAudioV2Processor with its codec"
             )
         rate = self.codec.sampling_rate
+        wave = reference.mono(rate)
+        check_voice(len(wave), self.codec.hop, self._columns, self._positions)
         with torch.inference_mode():
             found = processor(
                 text=[processor.audio_token],
-                audio=reference.mono(rate).numpy(),
+                audio=wave.numpy(),
                 sampling_rate=rate,
                 return_tensors="pt",
             )
@@ -117,7 +120,20 @@ class HiggsAdapter:
 
     def continue_voice(self, part: HiggsPart, first: HiggsPart, tokens: Tensor) -> HiggsPart:
         codes = self.codes(tokens).T
-        return replace(part, context=ReferenceCodes(first.text, codes)) if len(codes) else part
+        if not len(codes):
+            return part
+        with_voice = replace(part, context=ReferenceCodes(first.text, codes))
+        fits = len(self._prompt(with_voice).ids) + self._columns <= self._positions
+        return with_voice if fits else part
+
+    @property
+    def _columns(self) -> int:
+        """Columns of a part, at most."""
+        return self.frames + int(self.model.config.num_codebooks)
+
+    @property
+    def _positions(self) -> int:
+        return int(self.model.config.max_position_embeddings)
 
     def _prompt(self, part: HiggsPart) -> HiggsPrompt:
         context = [] if part.context is None else [part.context]
@@ -145,7 +161,7 @@ class HiggsAdapter:
             mask.to(device),
             columns.to(device),
             columns_mask.to(device),
-            self.frames + config.num_codebooks,
+            self._columns,
             samplings[0],
             self.repetition,
         )
@@ -178,7 +194,7 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         )
     check_integer("frames", frames, 1, 2**31)
     if scene is not None and not isinstance(scene, str):
-        raise ArgumentError(f"scene={scene!r} is not allowed; it must be a string, or None for no scene")
+        raise ArgumentError(f"scene={shown(scene)} is not allowed; it must be a string, or None for no scene")
     own = getattr(processor, "audio_tokenizer", None)
     if codec is None and own is None:
         raise ArgumentError(

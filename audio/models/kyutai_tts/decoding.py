@@ -179,7 +179,7 @@ class KyutaiFrames:
 
     def depth(self, first: Tensor, start: int, window: int) -> KyutaiDepth:
         texts = self._advance(first, self._length)[:, 0]
-        given = self._prefixes.given((self._prefixes.lengths + self._length)[:, None])[:, 0]
+        given = self.given_codes(self._length[:, None])[:, 0]
         return KyutaiDepth(self._model, self._target.features()[:, -1], texts, given, start, window)
 
     def read(self, frames: Tensor, at: NDArray[np.int64]) -> Logits:
@@ -195,12 +195,26 @@ class KyutaiFrames:
         return torch.cat(self._target.features().chunk(self._target.cfg_factor), dim=-1)
 
     def rest(self, hidden: Tensor, frames: Tensor, at: NDArray[np.int64]) -> Logits:
-        steps = (self._prefixes.lengths + at)[:, None] + np.arange(frames.shape[1])
-        given = self._prefixes.given(steps).reshape(-1, self.codes)
+        given = self.given_codes(at[:, None] + np.arange(frames.shape[1])).reshape(-1, self.codes)
         by_frame = torch.cat(hidden.flatten(0, 1).chunk(self._target.cfg_factor, dim=-1))
         texts = self._advance(frames[..., 0], at).flatten()
         depth = KyutaiDepth(self._model, by_frame, texts, given, 0, 0)
         return by_row(depth.whole(frames[..., 1:].flatten(0, 1)), frames.shape[1])
+
+    def given_codes(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `mmspec.audio.depth.depth_decoding.GivesCodes`."""
+        return self._prefixes.given(self._prefixes.lengths[:, None] + frames)
+
+    def forced_firsts(self, firsts: Tensor, counts: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `mmspec.audio.depth.frame_windows.ForcesFirsts`."""
+        forced = list[int]()
+        for row, decisions in enumerate(firsts.tolist()):
+            machine, state = self._machines[row], self._states[row][int(at[row])]
+            for decision in decisions[: int(counts[row])]:
+                state, _ = machine.step(state, decision)
+            only = machine.forced(state)
+            forced.append(-1 if only is None else only)
+        return np.array(forced)
 
     def _prompt(self, columns: Sequence[Tensor], words: Mapping[str, str | None]) -> Prompt:
         with torch.inference_mode():

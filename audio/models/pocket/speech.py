@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmspec.arguments import check_integer
+from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import PocketCodec
 from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.pocket.decoding import check_sibling, prepare_frames, sample_frames
+from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.continuous.prepared import PreparedLatents
 from mmspec.decoding.loop import OnStep
@@ -69,10 +70,16 @@ class PocketAdapter:
     def read(self, text: str, voice: str | None) -> PreparedText:
         name = voice or (self.voices[0] if self.voices else None)
         pieces = self.processor.split_text(text, MAX_TEXT_TOKENS)
-        return PreparedText([(piece, name) for piece in pieces], texts=pieces)
+        parts = [(piece, name) for piece in pieces]
+        for part in parts:
+            inputs = self._inputs([part])
+            check_positions(inputs["input_ids"].shape[1], max(self._limits(inputs)), self._positions)
+        return PreparedText(parts, texts=pieces)
 
     def with_reference_audio(self, reference: ReferenceAudio) -> PocketAdapter:
         wave = reference.mono(self.codec.sampling_rate)
+        most = self.frames or frames_for(1, self.model.config.frame_rate)
+        check_voice(len(wave), self.codec.hop, most, self._positions)
         latents = read_voice(REFERENCE, wave, voice_width(self.model), self.processor)
         voice_latents = {REFERENCE: latents, **self.voice_latents}
         return PocketAdapter(self.model, self.processor, voice_latents, self.draft_model, self.frames)
@@ -80,6 +87,12 @@ class PocketAdapter:
     def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> PocketJob:
         if any(sampling.top_k or sampling.top_p != 1 for sampling in samplings):
             raise ArgumentError("top_k and top_p are not possible here: this model's tokens are vectors")
+        inputs = self._inputs(parts)
+        on_device = {key: value.to(self.model.device) for key, value in inputs.items()}
+        return PocketJob(self, on_device, self._limits(inputs))
+
+    def _inputs(self, parts: Sequence[Any]) -> Mapping[str, Tensor]:
+        """The outputs of the processor for parts."""
         # The chat template only marks the place of a voice; its latents are passed to the processor.
         voices = [self.voice_latents[name] for _, name in parts if name is not None]
         prompts = [
@@ -94,13 +107,22 @@ class PocketAdapter:
             for text, name in parts
         ]
         audio = {"audio_prompt_latents": voices} if voices else {}
-        inputs = self.processor(text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio)
+        found: Mapping[str, Tensor] = self.processor(
+            text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio
+        )
+        return found
+
+    def _limits(self, inputs: Mapping[str, Tensor]) -> list[int]:
+        """Frames of each row, at most."""
         names = ("audio_prompt_bos_token_id", "audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
         marks = torch.tensor([getattr(self.model.config, name, -1) for name in names])
         words = (inputs["attention_mask"].bool() & ~torch.isin(inputs["input_ids"], marks)).sum(1).tolist()
         rate = self.model.config.frame_rate
-        limits = [self.frames or frames_for(min(count, MAX_TEXT_TOKENS), rate) for count in words]
-        return PocketJob(self, {key: value.to(self.model.device) for key, value in inputs.items()}, limits)
+        return [self.frames or frames_for(min(count, MAX_TEXT_TOKENS), rate) for count in words]
+
+    @property
+    def _positions(self) -> int:
+        return int(self.model.config.max_position_embeddings)
 
     def codes(self, tokens: Tensor) -> Tensor:
         ends = (tokens[:, -1] == 0).nonzero()
@@ -177,6 +199,8 @@ def make(model: Any, processor: Any, codec: Codec | None, config: Mapping[str, A
         )
     if frames is not None:
         check_integer("frames", frames, 1, 2**31)
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"voices={shown(given)} is not allowed; it must be a mapping of names to voices")
     if getattr(processor, "audio_tokenizer", None) is None or processor.audio_tokenizer.decoder is None:
         raise ArgumentError(f"processor of {name} has no audio tokenizer that decodes; load the complete processor")
     if codec is not None:
@@ -217,7 +241,10 @@ def read_voice(name: str, voice: Any, width: int, processor: Any) -> Tensor:
             raise ArgumentError(
                 f"voices[{name!r}]={str(voice)!r} cannot be read ({error}); it must be {allowed}"
             ) from None
-    found = torch.as_tensor(voice, dtype=torch.float32)
+    try:
+        found = torch.as_tensor(voice, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ArgumentError(f"voices[{name!r}]={shown(voice)} is not allowed; it must be {allowed}") from None
     if not found.isfinite().all():
         raise ArgumentError(f"voices[{name!r}] has values that are not finite numbers; it must be {allowed}")
     found = found[0] if found.ndim == 3 and len(found) == 1 else found

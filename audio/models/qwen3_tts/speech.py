@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Tokenizer
 
+from mmspec.arguments import check_flag, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.checkpoint_sampling import stage_sampling
 from mmspec.audio.codec import Codec, check_codec
@@ -20,7 +21,7 @@ from mmspec.audio.depth.depth_decoding import FrameSpec
 from mmspec.audio.depth.frame_job import FrameJob
 from mmspec.audio.depth.frame_windows import MAX_AHEAD
 from mmspec.audio.draft_model import check_draft
-from mmspec.audio.family_options import options_of
+from mmspec.audio.family_options import check_integers, options_of
 from mmspec.audio.models.qwen3_tts.decoding import Qwen3TTSFrames, frame_ends
 from mmspec.audio.models.qwen3_tts.model import Qwen3TTS, read_model
 from mmspec.audio.models.qwen3_tts.prompt import (
@@ -268,17 +269,11 @@ def read_options(config: Mapping[str, Any]) -> Options:
         ArgumentError: For unknown options, and values that are not allowed.
     """
     options = options_of(Options, config, "Qwen3-TTS", ("draft_model",))
-    frames, ahead = options.frames, options.ahead
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-        raise ArgumentError(f"frames={frames!r} is not allowed; it must be an integer, 1 or more")
-    if isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead <= MAX_AHEAD:
-        raise ArgumentError(f"ahead={ahead!r} is not allowed; it must be an integer, 0 to {MAX_AHEAD}")
+    check_integers(options, (("frames", 1, 2**20), ("ahead", 0, MAX_AHEAD)))
     if not isinstance(options.language, str):
-        raise ArgumentError(f"language={options.language!r} is not allowed; it must be a name, or 'auto'")
+        raise ArgumentError(f"language={shown(options.language)} is not allowed; it must be a name, or 'auto'")
     if options.instruct is not None and not isinstance(options.instruct, str):
-        raise ArgumentError(f"instruct={options.instruct!r} is not allowed; it must be a text, or None")
-    if options.non_streaming_mode not in (None, True, False):
-        raise ArgumentError(
-            f"non_streaming_mode={options.non_streaming_mode!r} is not allowed; it must be true, false or None"
-        )
+        raise ArgumentError(f"instruct={shown(options.instruct)} is not allowed; it must be a text, or None")
+    if options.non_streaming_mode is not None:
+        check_flag("non_streaming_mode", options.non_streaming_mode)
     return options

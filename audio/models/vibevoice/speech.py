@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.arguments import check_integer
+from mmspec.arguments import check_integer, shown
 from mmspec.audio.adapter import PreparedText
 from mmspec.audio.codec import Codec
 from mmspec.audio.latents.codecs import VibeVoiceCodec
 from mmspec.audio.latents.row_limits import cut_rows
 from mmspec.audio.models.vibevoice.decoding import latents_of, sample_tokens
+from mmspec.audio.positions import check_positions, check_voice
 from mmspec.audio.reference_audio import ReferenceAudio
 from mmspec.audio.text import count_letters, split_text
 from mmspec.decoding.loop import OnStep
@@ -91,10 +93,10 @@ class VibeVoiceAdapter:
         names = self.voices[first:] + self.voices[:first]
         speakers = list(dict.fromkeys(speaker for speaker, _ in lines))
         voices = {speaker: self.voice_audio[name] for speaker, name in zip(speakers, names, strict=False)}
-        parts = split_script(lines, MAX_LETTERS)
-        return PreparedText(
-            [ScriptPart(part, voices) for part in parts], texts=["\n".join(line for _, line in part) for part in parts]
-        )
+        parts = [ScriptPart(part, voices) for part in split_script(lines, MAX_LETTERS)]
+        for part in parts:
+            check_positions(self._length(part), self.frames or 1, self._positions)
+        return PreparedText(parts, texts=["\n".join(line for _, line in part.lines) for part in parts])
 
     def continue_voice(self, part: ScriptPart, first: ScriptPart, tokens: Tensor) -> ScriptPart:
         speakers = {speaker for speaker, _ in (*first.lines, *part.lines)}
@@ -102,10 +104,14 @@ class VibeVoiceAdapter:
         if len(speakers) > 1 or not latents.shape[1]:
             return part  # a voice is of one speaker
         audio = self.codec.decode(latents[None].to(self.model.device))[0, 0].float().cpu().numpy()
-        return ScriptPart(part.lines, dict.fromkeys(speakers, audio))
+        with_voice = ScriptPart(part.lines, dict.fromkeys(speakers, audio))
+        fits = self._length(with_voice) + (self.frames or frames_for(part)) <= self._positions
+        return with_voice if fits else part
 
     def with_reference_audio(self, reference: ReferenceAudio) -> VibeVoiceAdapter:
-        voice_audio = {REFERENCE: reference.mono(self.codec.sampling_rate).numpy(), **self.voice_audio}
+        wave = reference.mono(self.codec.sampling_rate)
+        check_voice(len(wave), self.codec.hop, self.frames or 1, self._positions)
+        voice_audio = {REFERENCE: wave.numpy(), **self.voice_audio}
         return VibeVoiceAdapter(self.model, self.processor, voice_audio, self.draft_model, self.frames)
 
     def job(self, parts: Sequence[Any], recipe: Recipe, samplings: Sequence[SamplingParams]) -> VibeVoiceJob:
@@ -115,6 +121,17 @@ class VibeVoiceAdapter:
                 "temperature, top_k and top_p are not possible here: this model's tokens are vectors, which its solver "
                 "computes from noise deterministically; leave them out"
             )
+        inputs = {key: value.to(self.model.device) for key, value in self._inputs(parts).items()}
+        lengths = inputs["attention_mask"].sum(1).tolist()
+        # What surely suffices for a text may be more than the model has positions for.
+        limits = [
+            min(self.frames or frames_for(part), self._positions - length)
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+        return VibeVoiceJob(self, inputs, limits)
+
+    def _inputs(self, parts: Sequence[ScriptPart]) -> Mapping[str, Tensor]:
+        """The outputs of the processor for parts."""
         prompts, voices = [], []
         for part in parts:
             prompt, script_voices = self.script(part)
@@ -122,16 +139,18 @@ class VibeVoiceAdapter:
             voices += script_voices
         # The feature extractor warns if it is called without the sampling rate.
         audio = {"audio": voices, "sampling_rate": self.codec.sampling_rate} if voices else {}
-        inputs = self.processor(text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio)
-        limits = [self.frames or frames_for(part) for part in parts]
-        room = self.model.config.text_config.max_position_embeddings - inputs["input_ids"].shape[1]
-        if room < 1:
-            raise PromptError(
-                f"text and voices have {inputs['input_ids'].shape[1]} tokens; the model has positions for "
-                f"{room + inputs['input_ids'].shape[1]} in all: use shorter voices"
-            )
-        inputs = {key: value.to(self.model.device) for key, value in inputs.items()}
-        return VibeVoiceJob(self, inputs, [min(limit, room) for limit in limits])
+        found: Mapping[str, Tensor] = self.processor(
+            text=prompts, return_tensors="pt", padding=True, padding_side="left", **audio
+        )
+        return found
+
+    def _length(self, part: ScriptPart) -> int:
+        """Positions of the prompt of a part, with its voices."""
+        return int(self._inputs([part])["input_ids"].shape[1])
+
+    @property
+    def _positions(self) -> int:
+        return int(self.model.config.text_config.max_position_embeddings)
 
     def script(self, part: ScriptPart) -> tuple[str, list[Any]]:
         """The prompt of a part, and the audio of its voices, each of which is placed in its speaker's first turn."""
@@ -218,10 +237,24 @@ def make(
         )
     if frames is not None:
         check_integer("frames", frames, 1, 2**31)
-    voice_audio = {str(name): np.asarray(voice, dtype=np.float32) for name, voice in given.items()}
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"voices={shown(given)} is not allowed; it must be a mapping of names to audio")
+    voice_audio = {str(name): read_samples(str(name), voice) for name, voice in given.items()}
     for name, voice in voice_audio.items():
         if voice.ndim != 1 or not len(voice):
             raise ArgumentError(f"voices[{name!r}] has the shape {list(voice.shape)}; it must be audio, [samples]")
         if not np.isfinite(voice).all():
             raise ArgumentError(f"voices[{name!r}] has samples that are not finite numbers")
     return VibeVoiceAdapter(model, processor, voice_audio, draft_model, frames)
+
+
+def read_samples(name: str, voice: Any) -> NDArray[np.float32]:
+    """The audio of a voice.
+
+    Raises:
+        ArgumentError: If it does not consist of numbers.
+    """
+    try:
+        return np.asarray(voice, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"voices[{name!r}]={shown(voice)} is not allowed; it must be audio, [samples]") from None
