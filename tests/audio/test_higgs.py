@@ -54,7 +54,7 @@ def test_texts_are_cleaned_as_in_the_examples_of_the_original_code() -> None:
 
 
 def test_speakers_are_described_unless_there_is_reference_audio() -> None:
-    pipe = mmspec.load(tiny_higgs.model(), processor=tiny_higgs.processor())
+    pipe = mmspec.load(tiny_higgs.model(), processor=tiny_higgs.processor(), config={"frames": 20})
     script = "[SPEAKER0] Yes? [SPEAKER1] No."
     decode = pipe.adapter.processor.tokenizer.decode
     (part,) = pipe.read(script, None).parts
