@@ -235,8 +235,14 @@ class CUDAGraphTarget:
 
     Args:
         target: The target, before its prefill.
-        graphs: The graphs of an earlier target whose tensors `target` has taken over; None for an empty cache.
+        graphs: The graphs that are kept for later targets, those of an earlier one if `target` has taken over its
+            tensors; None for graphs of this target alone.
+
+    Attributes:
+        give_back: Called when the target no longer uses the `graphs`; before that it is called when this is freed.
     """
+
+    give_back: Callable[[], object] | None = None
 
     def __init__(self, target: Capturable, graphs: GraphCache | None = None) -> None:
         self.vocab_size = target.vocab_size
@@ -247,6 +253,7 @@ class CUDAGraphTarget:
         if isinstance(target, PromptTarget):
             self.read_prompts = target.read_prompts
         self._target = target
+        self._keeps = graphs is not None
         self._graphs = graphs or GraphCache()
         # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.
         self._live: list[int] | None = None  # the rows of the target that are running; None: all
@@ -260,7 +267,7 @@ class CUDAGraphTarget:
 
     def prefill(self) -> Logits:
         logits = self._target.prefill()
-        if self._graphs.tensors is None and hasattr(self._target, "tensors"):
+        if self._keeps and self._graphs.tensors is None and hasattr(self._target, "tensors"):
             self._graphs.tensors = self._target.tensors()
         self._features = self._target.features()
         return logits
@@ -310,6 +317,7 @@ class CUDAGraphTarget:
         if not self._all_rows or not self._graphs.works():
             self._all_rows = False
             self._target.select_rows(row_ids)
+            self._leave()
         else:
             self._live = row_ids if self._live is None else [self._live[row] for row in row_ids]
             self._index = cfg_rows(self._live, self._target.rows, self._target.cfg_factor == 2, self.device)
@@ -332,10 +340,10 @@ class CUDAGraphTarget:
             self._features = put_rows(*latest, row_ids, cfg_factor=factor)
         free = sorted(set(range(self._target.rows + len(row_ids))) - set(live))
         live += [free.pop(0) for row in range(max(row_ids) + 1 - before)]
-        shape = self._target.rows, self._target.capacity
+        places = self._places()
         join_targets(self._target, other._eager(), [live[row] for row in row_ids])
-        if (self._target.rows, self._target.capacity) != shape:
-            self._graphs = GraphCache()
+        if self._places() != places:
+            self._leave()
         self._all_rows = True
         whole = live == list(range(self._target.rows))
         self._live = None if whole else live
@@ -439,7 +447,27 @@ class CUDAGraphTarget:
     def _eager(self) -> Capturable:
         """The target without its finished rows. Dropping them moves its cache, so that captured calls no longer fit."""
         if self._live is not None:
+            self._features = self._copied_features()
             self._target.select_rows(self._live)
             self._live, self._index, self._all_rows = None, None, False
             self._slots_from = None
+            self._leave()
         return self._target
+
+    def _places(self) -> tuple[Any, ...]:
+        """What is the same as long as captured calls read the target's tensors."""
+        tensors = self._target.tensors() if hasattr(self._target, "tensors") else []
+        return self._target.rows, self._target.capacity, *(t.data_ptr() for t in tensors)
+
+    def _leave(self) -> None:
+        """Gives up the graphs, and the tensors that they read: the target has moved to others."""
+        if self._exit_features is not None:
+            features, live = self._exit_features
+            self._exit_features = features.clone(), live
+        if self._graphs.works():
+            self._graphs = GraphCache()
+        else:  # nothing will be captured, now or later
+            self._graphs.tensors = None
+        self._keeps = False
+        if self.give_back is not None:
+            self.give_back()

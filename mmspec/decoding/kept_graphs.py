@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.decoding.cuda_graphs import Capturable, CUDAGraphTarget, GraphCache
+from mmspec.kernels.backend import choose
 
 MAX_KEPT = 2  # sets of graphs per model; each has a KV cache
 MAX_BYTES = 2**30  # of the tensors of a set; with larger batches capturing takes a small part of the time
@@ -51,7 +52,7 @@ class _Kept:
     Attributes:
         parts: What the graphs call, see `parts_of`. Modules are weak references: the model has the sets, and is freed
             with them.
-        key: Addresses of the weights, shapes, and settings of torch that a graph has fixed.
+        key: Addresses of the weights, shapes, and settings that a graph has fixed.
         graphs: The graphs.
         stream: The stream of the decode that used them last; None on a CPU.
     """
@@ -90,7 +91,8 @@ class KeptGraphs:
             self._free = [one for one in self._free if one.key[0] == key[0]]
             for one in self._free:
                 if one.key == key and _same(one.parts, parts):
-                    self._free.remove(one)
+                    # A garbage collection may have given sets back, and this one may not be in the list any more.
+                    self._free = [other for other in self._free if other is not one]
                     return one
         return None
 
@@ -132,7 +134,8 @@ def with_kept_graphs(target: Reusable, model: nn.Module, calls: Iterable[object]
     if kept.graphs.tensors is not None:
         target.take_over(kept.graphs.tensors)
     user = CUDAGraphTarget(target, kept.graphs)
-    finalize(user, sets.give, kept).atexit = False
+    user.give_back = give_back = finalize(user, sets.give, kept)
+    give_back.atexit = False
     return user
 
 
@@ -157,7 +160,8 @@ def _parts_of(calls: Iterable[object], seen: set[int]) -> list[object] | None:
         elif isinstance(call, (Tensor, CodeType, *_PRIMITIVES)):
             found.append(call)
         elif isinstance(call, FunctionType):
-            inner = call.__code__, *(call.__defaults__ or ()), *(cell.cell_contents for cell in call.__closure__ or ())
+            inside = (cell.cell_contents for cell in call.__closure__ or ())
+            inner = call.__code__, *(call.__defaults__ or ()), *(call.__kwdefaults__ or {}).values(), *inside
         elif isinstance(call, MethodType):
             inner = call.__self__, call.__func__
         elif isinstance(call, partial):
@@ -190,11 +194,30 @@ def _key(parts: list[object], target: Reusable) -> tuple[Any, ...] | None:
     """The key of a set, see `_Kept`; None if graphs may not be valid for as long as the addresses are the same."""
     modules = [module for part in parts if isinstance(part, ref) and isinstance(module := part(), nn.Module)]
     inside = [module for outer in modules for module in outer.modules()]
-    weights = [t.data_ptr() for outer in modules for t in (*outer.parameters(), *outer.buffers()) if t.numel()]
-    # Packed weights have no address (0), and adapters can be switched without a change of addresses.
-    if 0 in weights or any(getattr(module, "_hf_peft_config_loaded", False) for module in inside):
+    # Tables that are attributes, and not buffers, may be made anew.
+    tables = (value for module in inside for value in vars(module).values() if isinstance(value, Tensor))
+    weights = [_place(t) for outer in modules for t in (*outer.parameters(), *outer.buffers()) if t.numel()]
+    weights += [_place(table) for table in tables if table.numel()]
+    if any(address == 0 for address, *_ in weights):  # packed weights
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks for module in inside):
-        return None
-    fixed = torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled()
-    return tuple(weights), target.shapes(), fixed, tuple(module.training for module in inside)
+    # Adapters of PEFT can be switched, and hooks removed, without a change of addresses.
+    for module in inside:
+        if hasattr(module, "_disable_adapters") or getattr(module, "_hf_peft_config_loaded", False):
+            return None
+        if module._forward_hooks or module._forward_pre_hooks:
+            return None
+    return tuple(weights), target.shapes(), _fixed(target.device), tuple(map(_settings, inside))
+
+
+def _fixed(device: torch.device) -> tuple[Any, ...]:
+    """Settings of the process that a graph has fixed."""
+    cuda = torch.backends.cuda
+    # Not `allow_tf32`, which is an error once `fp32_precision` was set.
+    products = cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled()
+    attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    return *products, *attention, choose(device.type)
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """What a module computes with its weights, as far as a caller can change it."""
+    return type(module), module.training, getattr(vars(module).get("config"), "_attn_implementation", None)

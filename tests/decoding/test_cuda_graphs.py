@@ -177,6 +177,28 @@ def test_images_reuse_the_graphs_of_earlier_ones(device: torch.device, monkeypat
     assert [old is kept for old in KeptGraphs.of(gpt)._free] == [False]
 
 
+def test_rows_with_another_padding_join_only_new_graphs(device: torch.device) -> None:
+    """Graphs that were captured without a mask of the captions would never read that of a row that joins."""
+    from mmspec.vision.llamagen.target import LlamaGenTarget
+
+    gpt = llamagen(device)
+
+    def target(mask: torch.Tensor | None) -> CUDAGraphTarget:
+        found = CUDAGraphTarget(LlamaGenTarget(gpt, torch.arange(2, device=device), None, mask, 8))
+        found.prefill()
+        found.forward(torch.ones(2, 2, dtype=torch.int64, device=device), np.array([0, 0]))
+        return found
+
+    padded = torch.tensor([[True], [False]], device=device)
+    with torch.inference_mode():
+        for mask, new in ((None, True), (padded, False)):
+            ours, ids = target(mask), [0, 1]
+            graphs = ours._graphs
+            assert graphs.has_calls
+            ours.join(target(padded), ids)
+            assert (ours._graphs is not graphs) == new
+
+
 def test_the_variable_that_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.delenv("MMSPEC_CUDA_GRAPHS", raising=False)

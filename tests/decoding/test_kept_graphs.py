@@ -16,6 +16,7 @@ from threading import Barrier
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -150,6 +151,70 @@ def test_other_weights_and_calls_need_other_graphs(captures: Captures) -> None:
     tokens(model, PROMPTS[0])
     assert not len(KeptGraphs.of(model.model)), "a graph would run the hook once"
     hook.remove()
+
+
+def test_adapters_and_other_attention_need_other_graphs(captures: Captures) -> None:
+    model = llama()
+    tokens(model, PROMPTS[0])
+    count = captures.count
+    model.set_attn_implementation("eager")
+    tokens(model, PROMPTS[0])
+    assert captures.count > count
+    free_graphs(model)
+    model.model.layers[0].mlp.gate_proj._disable_adapters = False  # as layers of PEFT, which can switch adapters
+    tokens(model, PROMPTS[0])
+    assert not len(KeptGraphs.of(model.model))
+
+
+def test_tables_that_are_made_anew_need_other_graphs(captures: Captures) -> None:
+    model = llama()
+    model.model.table = torch.zeros(3)
+    tokens(model, PROMPTS[0])
+    count = captures.count
+    old, model.model.table = model.model.table, torch.zeros(3)
+    tokens(model, PROMPTS[0])
+    assert captures.count > count and old is not model.model.table
+
+
+def test_precision_may_be_set_in_the_new_way(captures: Captures) -> None:
+    """`allow_tf32` cannot be read any more then."""
+    model, before = llama(), torch.backends.cuda.matmul.fp32_precision
+    tokens(model, PROMPTS[0])
+    count = captures.count
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        tokens(model, PROMPTS[0])
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert captures.count > count
+
+
+def test_graphs_are_given_back_where_their_tensors_are_left(captures: Captures) -> None:
+    from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
+
+    model = llama()
+    embed = model.get_input_embeddings()
+
+    def target(rows: int) -> Any:
+        ids = torch.arange(1, 1 + 4 * rows).view(rows, 4)
+        prompt = Prompt(embed(ids).detach(), ids > 0, torch.arange(4).expand(1, rows, 4))
+        return with_cuda_graphs(
+            CausalTarget(Backbone(model.model, embed, model.lm_head, 50, torch.device("cpu")), prompt, None, 16, 8)
+        )
+
+    with torch.inference_mode():
+        ours, sets = target(4), KeptGraphs.of(model.model)
+        ours.prefill()
+        ours.forward(torch.ones(4, 2, dtype=torch.int64), np.array([0, 0, 0, 0]))
+        caches = [ref(layer) for layer in ours._target._cache.tensors()]
+        ours.select_rows([0, 2])
+        assert not len(sets), "finished rows stay, and captured calls fit"
+        features = ours.features().clone()
+        ours.settle(np.array([0, 0]), np.array([[2], [2]]))
+        assert len(sets) == 1 and torch.equal(ours.features(), features)
+        free_graphs(model)
+        del sets
+        assert all(cache() is None for cache in caches), "the memory of the rows that have left is free"
 
 
 def test_functions_are_compared_by_what_they_call() -> None:
