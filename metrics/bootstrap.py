@@ -39,10 +39,12 @@ class Estimate:
     Attributes:
         value: Of all samples.
         replicates: Of each resample, float64 [R].
+        count: Number of samples, or of groups of samples that were resampled together.
     """
 
     value: float
     replicates: NDArray[np.float64]
+    count: int
 
     def interval(self, level: float = 0.95) -> Interval:
         """The confidence interval of this level.
@@ -56,31 +58,32 @@ class Estimate:
         low, high = np.quantile(centered, [(1 - level) / 2, (1 + level) / 2])
         return Interval(self.value, float(self.value + low), float(self.value + high))
 
-    def interval_of_share(self, count: int, least: float = 0.0, level: float = 0.95) -> Interval:
+    def interval_of_share(self, least: float = 0.0, level: float = 0.95) -> Interval:
         """The interval of a share of 1, or of a difference of two shares, with a width also if all samples are alike.
 
         Resamples of samples that all score the same do not vary, although others might score differently: a share L of
-        losses is missed by `count` samples with probability (1 - L)^count, so that L up to 1 - ((1 - level) / 2)^(1 /
-        count) is possible on each side (for 95 %, about 3.7 / count).
+        others is missed by `count` samples with probability (1 - L)^count, so that L up to 1 - ((1 - level) / 2)^(1 /
+        count) is possible (for 95 %, about 3.7 / count), and the mean of all may lie that part of the way from the
+        value to `least`, or to 1.
 
         Args:
-            count: Number of samples.
             least: The smallest possible value: 0 for a share, -1 for a difference; the largest is 1.
             level: Of the interval.
         """
         found = self.interval(level)
-        if found.high > found.low:
+        if found.high - found.low > 1e-12:  # more than what rounding leaves of a constant difference
             return found
-        unseen = 1 - ((1 - level) / 2) ** (1 / count)
-        low, high = max(found.low - unseen, least), min(found.high + unseen, 1.0)
-        return Interval(found.value, min(low, found.value), max(high, found.value))
+        unseen = 1 - ((1 - level) / 2) ** (1 / self.count)
+        low, high = max(self.value - least, 0.0), max(1.0 - self.value, 0.0)  # a rate of errors may exceed 1
+        return Interval(self.value, self.value - unseen * low, self.value + unseen * high)
 
     def minus(self, other: Estimate) -> Estimate:
         """The paired difference from an estimate that was resampled with the same settings.
 
         Each resample of both then holds the same prompts and seeds: what makes a prompt easy or hard cancels.
         """
-        return Estimate(self.value - other.value, self.replicates - other.replicates)
+        count = min(self.count, other.count)
+        return Estimate(self.value - other.value, self.replicates - other.replicates, count)
 
 
 def resample(
@@ -107,15 +110,17 @@ def resample(
     """
     if resamples < 2:
         raise ArgumentError(f"resamples={resamples} is not allowed; it must be 2 or more")
+    units = count
     if groups is None:
         indices = _indices(count, halves, resamples, seed)
     else:
         members = _members(count, groups)
+        units = len(members)
         indices = (
             np.concatenate([members[i] for i in chosen]) for chosen in _indices(len(members), halves, resamples, seed)
         )
     replicates = np.array([statistic(index) for index in indices], dtype=np.float64)
-    return Estimate(statistic(np.arange(count)), replicates)
+    return Estimate(statistic(np.arange(count)), replicates, units)
 
 
 def bootstrap(

@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 from mmspec.errors import ArgumentError, did_you_mean
 
-# Arguments that the calls of other libraries' pipelines have -> what to do instead.
-ELSEWHERE = {
-    "num_inference_steps": "the number of calls follows from the model and the recipe; choose with recipe=",
-    "timesteps": "the number of calls follows from the model and the recipe; choose with recipe=",
-    "latents": "use seed= or generator=",
-    "callback": "use callback_on_step_end=",
-    "callback_steps": "callback_on_step_end= is called after each target call",
-    "negative_prompt": "the model takes no negative prompt; guidance_scale= is relative to its unconditional prompt",
-    "height": "the model has images of one size",
-    "width": "the model has images of one size",
-    "num_return_sequences": "use num_images_per_prompt= for images; pass a text several times for audio",
-    "do_sample": "use temperature=0 for greedy decoding",
-    "max_new_tokens": "the model ends its output itself",
-    "generate_kwargs": "pass temperature=, top_k=, ... to the call itself",
-    "forward_params": "pass temperature=, top_k=, ... to the call itself",
-    "draft_model": "pass it when the model is loaded, and recipe='draft' to the call",
-    "assistant_model": "pass it as draft model when the model is loaded, and recipe='draft' to the call",
+# Arguments that the calls of other libraries' pipelines have -> what to do instead: the first text all of whose
+# arguments, which stand before a "=", the method has.
+CALLS = "the number of calls follows from the model and the recipe; choose with recipe="
+SETTINGS = "pass temperature=, top_k=, ... to the call itself"
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "num_inference_steps": ("use steps=", CALLS),
+    "timesteps": ("use steps=", CALLS),
+    "latents": ("use seed= or generator=", "use seed="),
+    "callback": ("use callback_on_step_end=", "use on_step="),
+    "callback_steps": (
+        "callback_on_step_end= is called after each target call",
+        "on_step= is called after each target call",
+    ),
+    "negative_prompt": (
+        "the model takes no negative prompt; guidance_scale= is relative to its unconditional prompt",
+        "the model takes no negative prompt",
+    ),
+    "height": ("the model has images of one size",),
+    "width": ("the model has images of one size",),
+    "num_return_sequences": (
+        "use num_images_per_prompt=",
+        "use num_videos_per_prompt=",
+        "pass the text several times",
+    ),
+    "do_sample": ("use temperature=0 for greedy decoding",),
+    "max_new_tokens": ("the model ends its output itself",),
+    "generate_kwargs": (SETTINGS,),
+    "forward_params": (SETTINGS,),
+    "draft_model": ("pass it when the model is loaded, and recipe='draft' to the call",),
+    "assistant_model": ("pass it as draft model when the model is loaded, and recipe='draft' to the call",),
 }
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,8 +89,9 @@ def refuse_unknown_keywords(method: Callable[P, R]) -> Callable[P, R]:
         kind = type(args[0]).__name__
         for name in kwargs:
             if name not in names:
-                hint = f": {ELSEWHERE[name]}" if name in ELSEWHERE else did_you_mean(name, names)
-                raise ArgumentError(f"{name} is not an argument of {kind}{hint}; it takes {', '.join(names)}")
+                raise ArgumentError(
+                    f"{name} is not an argument of {kind}{_instead(name, names)}; it takes {', '.join(names)}"
+                )
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -84,3 +99,11 @@ def refuse_unknown_keywords(method: Callable[P, R]) -> Callable[P, R]:
         return method(*args, **kwargs)
 
     return checked
+
+
+def _instead(name: str, names: Sequence[str]) -> str:
+    """What to use instead of an argument that a method does not have, for an error; "" if nothing is known."""
+    for hint in ELSEWHERE.get(name, ()):
+        if set(re.findall(r"(\w+)=", hint)) <= set(names):
+            return f": {hint}"
+    return did_you_mean(name, names)

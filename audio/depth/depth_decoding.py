@@ -93,17 +93,17 @@ class GivesCodes(Protocol):
 def given_constraint(given: NDArray[np.int64], vocab_size: int, device: torch.device) -> Constraint:
     """The constraint of rows some of whose tokens are given, so that drafts have them too.
 
+    What lies past the end of a row, where windows may reach, is free.
+
     Args:
         given: Host int64 [B, ...], the tokens of each row in order; -1 where one is free.
         vocab_size: V.
         device: Of the constraint.
     """
     rows = given.reshape(len(given), -1)
-    ids, kind = np.unique(np.concatenate([np.full((len(rows), 1), -1), rows], axis=1), return_inverse=True)
+    ids, kind = np.unique(np.pad(rows, ((0, 0), (0, 1)), constant_values=-1), return_inverse=True)
     allowed = (ids[:, None] == np.arange(vocab_size)) | (ids[:, None] < 0)
-    return Constraint(
-        torch.from_numpy(kind.reshape(len(rows), -1)[:, 1:].copy()).to(device), torch.from_numpy(allowed).to(device)
-    )
+    return Constraint(torch.from_numpy(kind.reshape(len(rows), -1)).to(device), torch.from_numpy(allowed).to(device))
 
 
 @dataclass(frozen=True)

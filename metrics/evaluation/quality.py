@@ -134,10 +134,10 @@ def with_differences(
     """
     compared: list[Quality] = []
     for i, (estimate, count) in enumerate(zip(estimates, counts, strict=True)):
-        own = estimate.interval_of_share(count) if share else estimate.interval()
+        own = estimate.interval_of_share() if share else estimate.interval()
         difference = None
         if i and paired:
             minus = estimate.minus(estimates[0])
-            difference = minus.interval_of_share(count, -1.0) if share else minus.interval()
+            difference = minus.interval_of_share(-1.0) if share else minus.interval()
         compared.append(Quality(own.value, own.low, own.high, count, extractor, difference))
     return compared

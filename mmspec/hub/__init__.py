@@ -156,7 +156,7 @@ def fetch_repository(repository: str, revision: str | None, access: HubAccess, c
 def connection_errors() -> tuple[type[Exception], ...]:
     """The exceptions of a connection that fails: Python's own, and those of the HTTP library of the Hub's client.
 
-    Releases of huggingface_hub use requests, httpx or httpx2; the errors of the latter two are no `ConnectionError`.
+    Releases of huggingface_hub use httpx or httpx2, whose errors are no `ConnectionError`.
     """
     from huggingface_hub import get_session
 

@@ -375,6 +375,24 @@ def test_delays_of_another_step_are_detected(tmp_path: Path, monkeypatch: pytest
     assert found > 1.5 * (floor + 5 * spread), found
 
 
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_windows_reach_past_an_end_at_given_codes(length: int, public: Path) -> None:
+    """The last frame has codes that are given; what follows it must not be forced to them."""
+    model, sampling = read_model(public, "cpu", torch.float32), SamplingParams(0.0, guidance_scale=2.0)
+    found = []
+    for recipe, ahead in (("plain", 0), ("scd", 2), ("frame", 2)):
+        begun, spec = prompted(model, GOLDEN["texts"], sampling, ahead), frame_spec(model, length, sampling)
+        seeds, heads = [0, 1, 2], {"frame": head_of(model)}
+        if ahead:
+            found.append(decode_frame_windows(begun, parse(recipe), spec, seeds, ahead, heads=heads))
+        else:
+            found.append(decode_frames(begun, parse(recipe), spec, seeds))
+    assert (begun.given_codes(np.full((3, 1), length - 1)) >= 0).any()
+    for made in found[1:]:
+        assert torch.equal(made.frames, found[0].frames)
+        assert [row.truncated for row in made.stats.rows] == [row.truncated for row in found[0].stats.rows]
+
+
 @pytest.mark.parametrize("after_voice", [False, True])
 def test_drafts_have_what_is_forced(
     after_voice: bool, model: KyutaiTTS, public: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,12 +43,20 @@ def test_a_share_has_an_interval_although_all_samples_are_alike() -> None:
     assert plain.low == pytest.approx(1 - unseen) and plain.high == 1.0 and unseen == pytest.approx(0.265, abs=1e-3)
     assert relaxed.difference is not None and relaxed.difference.value == 0.0
     assert relaxed.difference.high == -relaxed.difference.low == pytest.approx(unseen)
-    nothing = resample(lambda index: 0.0, 12).interval_of_share(12)
+    # From -1, where every sample is lost, a difference has twice as far to go to 1; rounding is no variation.
+    lost = with_differences([alike, resample(lambda index: 0.0, 12)], [12, 12], share=True)[1].difference
+    assert lost is not None and lost.low == -1.0 and lost.high == pytest.approx(-1 + 2 * unseen)
+    tenth = resample(lambda index: 0.5 + len(index) * 1e-15 * float(index[0]), 12).interval_of_share()
+    assert tenth.high - 0.5 == pytest.approx(0.5 * unseen) == 0.5 - tenth.low
+    # Seeds of one prompt, which are resampled together, are one sample.
+    by_prompt = resample(lambda index: 1.0, 24, groups=[i // 2 for i in range(24)]).interval_of_share()
+    assert by_prompt.low == pytest.approx(1 - unseen)
+    nothing = resample(lambda index: 0.0, 12).interval_of_share()
     assert nothing.low == 0.0 and nothing.high == pytest.approx(unseen)
     # Rates of error may exceed 1; samples that vary keep their bootstrap interval; so do values that are no shares.
-    assert resample(lambda index: 1.5, 12).interval_of_share(12).high == 1.5
+    assert resample(lambda index: 1.5, 12).interval_of_share().high == 1.5
     varied = resample(lambda index: float(np.mean(index)), 12)
-    assert varied.interval_of_share(12) == varied.interval()
+    assert varied.interval_of_share() == varied.interval()
     assert with_differences([alike, alike], [12, 12])[1].difference == Interval(0.0, 0.0, 0.0)
 
 

@@ -205,6 +205,24 @@ def test_arguments_of_other_libraries_are_told_what_to_use() -> None:
             pipe("green cat", **{name: 1})
 
 
+def test_hints_name_only_arguments_that_there_are() -> None:
+    speech, latents = mmspec.load("spoken"), mmspec.load("shapes-latent")
+    for call, name, hint in (
+        (speech, "callback", "use on_step=;"),
+        (speech, "latents", "use seed=;"),
+        (speech, "num_return_sequences", "pass the text several times;"),
+        (latents, "callback_steps", "on_step= is called after each target call;"),
+        (latents, "num_return_sequences", "use num_images_per_prompt=;"),
+    ):
+        with pytest.raises(MMSpecError, match=f"^{name} is not an argument of [A-Za-z]+: {hint} it takes"):
+            call("a", **{name: 1})
+    with pytest.raises(MMSpecError, match="^latents is not an argument of LatentShapes .did you mean 'tokens'"):
+        latents.decode(latents=1)
+    pipe: Any = MARPipeline.__new__(MARPipeline)
+    with pytest.raises(MMSpecError, match="^num_inference_steps is not an argument of MARPipeline: use steps=;"):
+        pipe("207", num_inference_steps=8)
+
+
 def test_negative_prompts_are_one_text_or_one_per_prompt() -> None:
     pipe = emu3()
     call: dict[str, Any] = {"height": 16, "width": 24, "recipe": "plain", "output_type": "latent"}
