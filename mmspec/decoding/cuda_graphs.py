@@ -131,19 +131,6 @@ class GraphCache:
         """Whether any call was captured."""
         return bool(self._calls)
 
-    def width(self, count: int, most: int, part: EarlyExit | None = None) -> int:
-        """The width of the call that reads `count` tokens: that of a captured call if one is less than twice as wide.
-
-        The last windows of a sequence become narrower; capturing a call for each would take longer than it saves.
-
-        Args:
-            count: Tokens per row.
-            most: The largest width that fits the cache.
-            part: The early exit; None is the whole model.
-        """
-        widths = (w for w, _, known in self._calls if known == part)
-        return min((w for w in widths if count <= w < 2 * count and w <= most), default=count)
-
     def call(
         self,
         read: Read,
@@ -264,6 +251,7 @@ class CUDAGraphTarget:
         # Those of the latest early exit, where it was captured, and the rows of them that are running.
         self._exit_features: tuple[Tensor, Tensor | None] | None = None
         self._slots_from: Tensor | None = None  # see `_first_slots`
+        self._widths = set[tuple[int, EarlyExit | None]]()  # of the calls so far, with their part
 
     def prefill(self) -> Logits:
         logits = self._target.prefill()
@@ -400,12 +388,13 @@ class CUDAGraphTarget:
         if part is not None and part.recent:  # reads slots that the host chooses
             return None
         last = int(self._slots(at[:, None]).max())
-        width = self._graphs.width(count, target.capacity - last, part)
+        width = self._width(count, target.capacity - last, part)
         end = min(-(-(last + width) // _STEP) * _STEP, target.capacity)
         factor, rows = self._cfg_factor(part), target.rows
         call = self._graphs.call(target.read, rows * factor, width, end, self.device, part)
         if call is None:
             return None
+        self._widths.add((width, part))
         rows = rows if self._live is None else len(self._live)
         live = self._index if self._index is None or factor == target.cfg_factor else self._index[:rows]
         first, start = self._first_slots(width), on_device(at, self.device)[:, None]
@@ -427,6 +416,21 @@ class CUDAGraphTarget:
         if into is not None:
             return into.copy_(found)
         return found.clone() if live is None else found
+
+    def _width(self, count: int, most: int, part: EarlyExit | None) -> int:
+        """The width of the call that reads `count` tokens: that of an earlier call if one is less than twice as wide.
+
+        The last windows of a sequence become narrower; capturing a call for each would take longer than it saves. What
+        other targets have captured does not count: a call of another width rounds differently, and a seed would give
+        other tokens after other calls.
+
+        Args:
+            count: Tokens per row.
+            most: The largest width that fits the cache.
+            part: The early exit; None is the whole model.
+        """
+        widths = (w for w, known in self._widths if known == part)
+        return min((w for w in widths if count <= w < 2 * count and w <= most), default=count)
 
     def _first_slots(self, width: int) -> Tensor:
         """The slots of positions 0 to W - 1 of the running rows, int64 [B, W] on the device."""
@@ -469,5 +473,6 @@ class CUDAGraphTarget:
         else:  # nothing will be captured, now or later
             self._graphs.tensors = None
         self._keeps = False
+        self._widths.clear()
         if self.give_back is not None:
             self.give_back()

@@ -81,8 +81,10 @@ def copied(host: Tensor, device: torch.device) -> Tensor:
 
 
 def overwrite(there: Tensor, array: NDArray[np.int64]) -> None:
-    """Copies an array of the host to a tensor of the same shape, in an asynchronous copy."""
-    there.copy_(page_locked(torch.from_numpy(array), there.device), non_blocking=True)
+    """Copies an array of the host to a tensor of the same shape; asynchronous where `copied` is."""
+    host = torch.from_numpy(array)
+    locked = page_locked(host, there.device)
+    there.copy_(locked, non_blocking=locked is not host)
 
 
 def page_locked(host: Tensor, device: torch.device) -> Tensor:

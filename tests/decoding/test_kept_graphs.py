@@ -189,6 +189,27 @@ def test_precision_may_be_set_in_the_new_way(captures: Captures) -> None:
     assert captures.count > count
 
 
+def test_earlier_calls_do_not_choose_the_width_of_windows(captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of another width round differently: a seed would give other tokens after other calls."""
+    widths, call = list[int](), cuda_graphs.GraphCache.call
+
+    def recorded(graphs: Any, read: Any, batch_size: int, width: int, *others: Any) -> Any:
+        widths.append(width)
+        return call(graphs, read, batch_size, width, *others)
+
+    monkeypatch.setattr(cuda_graphs.GraphCache, "call", recorded)
+    model = llama()
+    tokens(model, PROMPTS[0], "scd:window=4")
+    alone = widths.copy()
+    assert 4 in alone
+    free_graphs(model)
+    tokens(model, PROMPTS[0], "scd:window=5")
+    assert len(KeptGraphs.of(model.model)) == 1
+    widths.clear()
+    tokens(model, PROMPTS[0], "scd:window=4")
+    assert widths == alone
+
+
 def test_graphs_are_given_back_where_their_tensors_are_left(captures: Captures) -> None:
     from mmspec.hf.causal_target import Backbone, CausalTarget, Prompt, with_cuda_graphs
 
