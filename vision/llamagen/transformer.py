@@ -46,9 +46,10 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(dim // n_head, eps=norm_eps) if qk_norm else None
 
     def forward(self, x: Tensor, span: Span, cache: tuple[Store, Store] | None) -> Tensor:
-        batch, width, _ = x.shape
-        qkv = self.wqkv(x).reshape(batch, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [3, B, H, W, D]
-        qk, v = qkv[:2], qkv[2]
+        qkv = self.wqkv(x)
+        batch, width, dim = qkv.shape
+        qkv = qkv.reshape(batch, width, 3, self.n_head, dim // (3 * self.n_head)).permute(2, 0, 3, 1, 4)
+        qk, v = qkv[:2], qkv[2]  # [2, B, H, W, D] and [B, H, W, D]
         if self.q_norm is not None and self.k_norm is not None:
             # Queries and keys at once: with one token per call, the number of operations determines the time.
             weight = torch.stack([self.q_norm.weight, self.k_norm.weight])[:, None, None, None]
