@@ -19,7 +19,7 @@ from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_host_rows, put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, along_path
 
 
 class BlockRunner:
@@ -64,14 +64,9 @@ class BlockRunner:
         if not self._started:
             self._start()
             return
-        features, count = self._read_features(), 1 + verdict.path.shape[1]
-        if isinstance(verdict, TreeVerdict):
-            path = on_device(verdict.path, features.device).repeat(1 + self._guided, 1)
-            row = torch.arange(len(features), device=features.device)[:, None]
-            features = features[row, F.pad(path, (1, 0))]
-        # Those of a window follow one another.
-        slots = self._with_uncond(state.positions_after(np.arange(count)[None])) + self._head.prefix
-        self._features.scatter_(1, self._feature_index(slots), features[:, :count].to(self._features))
+        new = along_path(self._read_features(), verdict, self._guided).to(self._features)
+        slots = self._with_uncond(state.positions_after(np.arange(new.shape[1])[None])) + self._head.prefix
+        self._features.scatter_(1, self._feature_index(slots), new)
         self._unread += int(verdict.accepted.max()) + 1
 
     def select_rows(self, row_ids: list[int]) -> None:

@@ -28,7 +28,7 @@ from mmspec.sampling.mirrored import mirrored, on_device, upload
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, along_path
 
 
 class EagleRunner:
@@ -72,13 +72,8 @@ class EagleRunner:
         if not self._started:
             self._start()
             return
-        features, count = self._target_features(), 1 + verdict.path.shape[1]
-        if isinstance(verdict, TreeVerdict):
-            path = on_device(verdict.path, features.device).repeat(1 + self._guided, 1)
-            row = torch.arange(len(features), device=features.device)[:, None]
-            features = features[row, F.pad(path, (1, 0))]
-        # Those of a window follow one another.
-        new, first = features[:, :count].to(self._features), state.length + self._head.prefix
+        new = along_path(self._target_features(), verdict, self._guided).to(self._features)
+        first, count = state.length + self._head.prefix, new.shape[1]
         if (first == first[0]).all():
             self._features[:, first[0] : first[0] + count] = new
         else:
@@ -130,8 +125,7 @@ class EagleRunner:
     def root(self, state: BatchState) -> Tensor:
         arrays, self._arrays = self._arrays, None
         if arrays is None:
-            arrays = self.root_arrays(state)
-            arrays = arrays if state.device.type == "cpu" else upload(arrays, state.device)
+            arrays = upload(self.root_arrays(state), state.device)
         positions, slots, place = arrays
         tokens, features = state.at(positions).clamp(min=0), self._at(self._features, slots)
         mask = None

@@ -17,7 +17,7 @@ from mmspec.sampling.mirrored import on_device
 from mmspec.sampling.rows import put_rows
 from mmspec.sampling.sampler import TokenSampler
 from mmspec.sampling.tree import Tree
-from mmspec.sampling.tree_rejection import Outcome, TreeVerdict
+from mmspec.sampling.tree_rejection import Outcome, along_path
 
 
 class GridRunner:
@@ -43,14 +43,9 @@ class GridRunner:
         known = self._known()
         if state.length.max() == 0:
             return  # the prefill
-        features, count = self._target.features(), 1 + verdict.path.shape[1]
-        if isinstance(verdict, TreeVerdict):
-            path = on_device(verdict.path, features.device).repeat(1 + self._guided, 1)
-            row = torch.arange(len(features), device=features.device)[:, None]
-            features = features[row, F.pad(path, (1, 0))]
-        # Those of a window follow one another.
-        at = self._with_uncond(state.positions_after(np.arange(count)[None]))
-        known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), features[:, :count].to(known))
+        new = along_path(self._target.features(), verdict, self._guided).to(known)
+        at = self._with_uncond(state.positions_after(np.arange(new.shape[1])[None]))
+        known.scatter_(1, at[..., None].expand(-1, -1, known.shape[-1]), new)
 
     def select_rows(self, row_ids: list[int]) -> None:
         if self._features is not None:

@@ -78,7 +78,7 @@ class KangarooRunner:
         unread, last = int((state.length - self._read).max()), state.length - 1
         start = np.maximum(state.length - unread, 0)
         arrays = [np.minimum(start[:, None] + np.arange(unread), last[:, None]), start, (last - start)[:, None]]
-        positions, start, root = arrays if state.device.type == "cpu" else upload(arrays, state.device)
+        positions, start, root = upload(arrays, state.device)
         predicted = self._forward(state.at(positions), start)
         self._read = state.length
         index = self._with_uncond(on_device(root, self._adapter.device))[..., None].expand(-1, -1, predicted.shape[-1])

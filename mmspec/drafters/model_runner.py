@@ -85,9 +85,7 @@ class ModelRunner:
         """Starts a new tree; returns the distribution after the last token of each row, float32 [B, 1, V]."""
         arrays, self._arrays = self._arrays, None
         if arrays is None:
-            arrays = self.root_arrays(state)
-            if state.device.type != "cpu":
-                arrays = upload(arrays, state.device)
+            arrays = upload(self.root_arrays(state), state.device)
         positions, start, root = arrays
         logits = self._model.forward(state.at(positions), start)
         self.calls += 1

@@ -49,8 +49,10 @@ def part(array: NDArray[np.int64], index: Any) -> NDArray[np.int64]:
     return found
 
 
-def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> list[NDArray[np.int64]]:
-    """The arrays, copied to the device in one copy; see `copied`."""
+def upload(arrays: Sequence[NDArray[np.int64]], device: torch.device) -> Sequence[NDArray[np.int64]]:
+    """The arrays, copied to the device in one copy, see `copied`; on a CPU as they are."""
+    if device.type == "cpu":
+        return arrays
     return split_mirror(arrays, copied(torch.from_numpy(np.concatenate([array.ravel() for array in arrays])), device))
 
 

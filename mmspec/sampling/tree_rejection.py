@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from mmspec.sampling.acceptance import Accept, FeatureRule
-from mmspec.sampling.mirrored import mirrored
+from mmspec.sampling.mirrored import mirrored, on_device
 from mmspec.sampling.rejection import Verdict, ratio, residual, sample
 from mmspec.sampling.tree import TreeDraft
 
@@ -61,6 +62,23 @@ class TreeVerdict:
 
 
 Outcome = Verdict | TreeVerdict
+
+
+def along_path(features: Tensor, verdict: Outcome, guided: bool) -> Tensor:
+    """What a call computed for the entries of the path, the root's first, [R, D + 1, F].
+
+    The entries of a window follow one another.
+
+    Args:
+        features: Of all entries of the call, [R, W, F], of the unconditional rows too if there are any.
+        verdict: The result of verifying the window or the tree.
+        guided: Whether there are unconditional rows.
+    """
+    if not isinstance(verdict, TreeVerdict):
+        return features[:, : 1 + verdict.path.shape[1]]
+    path = on_device(verdict.path, features.device).repeat(1 + guided, 1)
+    rows = torch.arange(len(features), device=features.device)[:, None]
+    return features[rows, F.pad(path, (1, 0))]
 
 
 def verify_tree(p: Tensor, draft: TreeDraft, rule: Accept, accept_u: Tensor, resample_u: Tensor) -> TreeVerdict:

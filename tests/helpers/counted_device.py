@@ -408,6 +408,15 @@ class CountedTarget:
         self.rows = len(row_ids)
 
 
+def uncounted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a head that computes on the host, and takes and returns tensors of the device."""
+
+    def call(head: object, *inputs: Any) -> Any:
+        return tree_map(DeviceTensor, method(head, *tree_map(_to_host, inputs)))
+
+    return call
+
+
 class CountedEagle(EagleHead):
     """A head on the device whose own network is not counted, nor the kernels of its attention."""
 
@@ -418,11 +427,8 @@ class CountedEagle(EagleHead):
     def device(self) -> torch.device:
         return DEVICE
 
-    def project(self, *inputs: Tensor) -> Any:
-        return tree_map(DeviceTensor, super().project(*map(_to_host, inputs)))
-
-    def finish(self, *inputs: Any) -> Tensor:
-        return DeviceTensor(super().finish(*tree_map(_to_host, inputs)))
+    project = uncounted(EagleHead.project)
+    finish = uncounted(EagleHead.finish)
 
 
 class CountedMedusa(MedusaHeads):
@@ -450,8 +456,7 @@ class CountedHydra(HydraHeads):
     def device(self) -> torch.device:
         return DEVICE
 
-    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        return DeviceTensor(super().forward(_to_host(features), _to_host(tokens)))
+    forward = uncounted(HydraHeads.forward)
 
 
 class CountedGrid(GridHead):
@@ -464,8 +469,7 @@ class CountedGrid(GridHead):
     def device(self) -> torch.device:
         return DEVICE
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return DeviceTensor(super().forward(*map(_to_host, inputs)))
+    forward = uncounted(GridHead.forward)
 
 
 class CountedBlock(BlockHead):
@@ -478,11 +482,8 @@ class CountedBlock(BlockHead):
     def device(self) -> torch.device:
         return DEVICE
 
-    def context(self, features: Tensor, slots: Tensor) -> Any:
-        return tree_map(DeviceTensor, super().context(_to_host(features), _to_host(slots)))
-
-    def forward(self, *inputs: Any) -> Tensor:
-        return DeviceTensor(super().forward(*tree_map(_to_host, inputs)))
+    context = uncounted(BlockHead.context)
+    forward = uncounted(BlockHead.forward)
 
 
 class CountedKangaroo(ExitAdapter):
@@ -495,8 +496,5 @@ class CountedKangaroo(ExitAdapter):
     def device(self) -> torch.device:
         return DEVICE
 
-    def project(self, *inputs: Tensor) -> Any:
-        return tree_map(DeviceTensor, super().project(*map(_to_host, inputs)))
-
-    def finish(self, *inputs: Any) -> Tensor:
-        return DeviceTensor(super().finish(*tree_map(_to_host, inputs)))
+    project = uncounted(ExitAdapter.project)
+    finish = uncounted(ExitAdapter.finish)

@@ -167,6 +167,7 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
     decoder, config = model.model.decoder, model.config.decoder_config
     rows, length, channels = request.known.shape
     size = vocab_size(model)
+    latest = length - 1 - max(model.config.delay_pattern)
 
     def target(window: int, guided: bool) -> DiaTarget:
         states, mask = request.inputs["encoder_outputs"][0], request.inputs.get("attention_mask")
@@ -188,9 +189,9 @@ def plan(model: Any, request: DiaRequest) -> ColumnDecodingPlan:
             cross_attention,
         )
         history = ColumnHistory(request.prompt[:, :0], length + window)
-        return DiaTarget(inner, history, request.guidance if guided else None, length, model.config)
+        return DiaTarget(inner, history, request.guidance if guided else None, latest, model.config)
 
-    latest, end = length - 1 - max(model.config.delay_pattern), int(config.eos_token_id)
+    end = int(config.eos_token_id)
 
     def was_cut(row: int, columns: Tensor) -> bool:
         """Whether the first codebook ends where it has to at the latest, as the last one could not end otherwise."""
@@ -214,21 +215,20 @@ class DiaTarget(HistoryTarget):
         inner: The model.
         history: The columns that it reads.
         guidance: Guidance, if it has unconditional rows.
-        length: N, columns to generate.
+        latest: The last column in which the first codebook may end; negative for a stream too short for all delays,
+            which never ends.
         config: The model's config.
     """
 
     def __init__(
-        self, inner: ColumnTarget, history: ColumnHistory, guidance: DiaGuidance | None, length: int, config: Any
+        self, inner: ColumnTarget, history: ColumnHistory, guidance: DiaGuidance | None, latest: int, config: Any
     ) -> None:
         super().__init__(inner, history)
         self._guidance = guidance
         self._delays = torch.tensor(config.delay_pattern, device=self.device)
         self._end = int(config.decoder_config.eos_token_id)
         self._pad = int(config.decoder_config.pad_token_id)
-        # The last column in which the first codebook may end; negative for a stream too short for all delays, which
-        # never ends.
-        self._latest = length - 1 - max(config.delay_pattern)
+        self._latest = latest
 
     def can_join(self, other: object) -> bool:
         """Whether the rows of `other` can join: they have the same guidance, and end at the same column."""
