@@ -57,14 +57,17 @@ class Recipe:
         values = {k: knob.read(f"{self.name}:{k}", self.knobs.get(k, knob.default)) for k, knob in known.items()}
         object.__setattr__(self, "knobs", MappingProxyType(values))
         networks = {values.get("start", "model"), values.get("refresh", "none")}
+        refresh = values.get("refresh", "none")
+        changed = {knob for knob in values if values[knob] != known[knob].default}
         for knob in ("layers", "guidance"):
-            if knob in values and "model" not in networks and values[knob] != known[knob].default:
+            if knob in changed and "model" not in networks and not (knob == "layers" and refresh == "outer"):
                 raise ArgumentError(f"recipe '{self}' sets {knob}, which requires start=model or refresh=model")
-        if values.get("refresh", "none") == "none":
-            for knob in ("refreshed", "weight"):
-                if knob in values and values[knob] != known[knob].default:
-                    raise ArgumentError(f"recipe '{self}' sets {knob}, which requires refresh={'|'.join(RUNNERS)}")
-        elif values["start"] in RUNNERS:
+        for knob in ("refreshed", "weight"):
+            if knob in changed and refresh in ("none", "outer"):
+                raise ArgumentError(f"recipe '{self}' sets {knob}, which requires refresh={'|'.join(RUNNERS)}")
+        if "passes" in changed and refresh != "outer":
+            raise ArgumentError(f"recipe '{self}' sets passes, which requires refresh=outer")
+        if refresh != "none" and values["start"] in RUNNERS:
             raise ArgumentError(
                 f"recipe '{self}' sets refresh and start={values['start']}; take one network, to refresh or to start"
             )

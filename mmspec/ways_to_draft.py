@@ -105,17 +105,24 @@ _START = Knob(
 
 _GUIDANCE = Knob(1.0, "guidance scale of the drafts; 1 turns guidance off and halves the work", low=0.0, high=1e4)
 _MODEL = {
-    "layers": Knob(0, "number of the target's first layers to draft with; 0: the draft model", low=0, high=1000),
+    "layers": Knob(
+        0,
+        "number of the target's first layers to draft with; 0: the draft model. With refresh=outer: of its layers that "
+        "run, the first one and the last ones; 0: 2",
+        low=0,
+        high=1000,
+    ),
     "guidance": _GUIDANCE,
 }
 _REFRESH = {
     "refresh": Knob(
         "none",
-        "network that the first reused drafts are coupled to, after the corrected prefix: that of the recipes draft, "
-        "eagle, medusa, block, grid, frame",
-        choices=("none", *RUNNERS),
+        "what reused drafts are coupled to, after the corrected prefix: the first ones to the network of the recipes "
+        "draft, eagle, medusa, block, grid, frame; outer: all of them to the target's first and last layers",
+        choices=("none", "outer", *RUNNERS),
     ),
     "refreshed": Knob(1, "drafts per window to refresh", low=1, high=64),
+    "passes": Knob(1, "how often the layers of refresh=outer read a window", low=1, high=16),
     "weight": Knob(
         "auto",
         "share of the network in the refreshed distribution; auto: by the overlap measured in earlier windows",

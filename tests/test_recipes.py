@@ -80,7 +80,12 @@ def test_a_recipe_whose_resources_the_model_lacks(recipe: str) -> None:
         ("scd:weight=0.5", "sets weight, which requires refresh="),
         ("scd:refresh=model,start=eagle", "take one network, to refresh or to start"),
         ("scd:refresh=eagle,layers=1", "sets layers, which requires start=model or refresh=model"),
-        ("scd:refresh=table", "it must be one of none, model, eagle, medusa, block, grid"),
+        ("scd:refresh=outer,weight=0.5", "sets weight, which requires refresh=model|eagle|medusa|block|grid"),
+        ("scd:refresh=outer,refreshed=2", "sets refreshed, which requires refresh=model|eagle|medusa|block|grid"),
+        ("scd:refresh=outer,guidance=2", "sets guidance, which requires start=model or refresh=model"),
+        ("scd:refresh=outer,start=model", "take one network, to refresh or to start"),
+        ("scd:refresh=model,passes=2", "sets passes, which requires refresh=outer"),
+        ("scd:refresh=table", "it must be one of none, outer, model, eagle, medusa, block, grid"),
         ("scd:refresh=model,weight=2", "must be a number from 0.0 to 1.0 or one of auto"),
     ],
 )
@@ -92,6 +97,7 @@ def test_knobs_of_refreshed_drafts(text: str, message: str) -> None:
 def test_a_recipe_says_whether_it_uses_a_draft_model() -> None:
     uses = {"draft": True, "scd:start=model": True, "tree": True, "scd": False, "draft:layers=1": False, "eagle": False}
     uses |= {"scd:refresh=model": True, "scd:refresh=eagle": False, "sjd:refresh=model,layers=1": False}
+    uses |= {"scd:refresh=outer": False, "scd:refresh=outer,layers=3": False}
     assert {recipe: parse(recipe).needs_draft_model for recipe in uses} == uses
     assert RecipeInfo("", {"tokens": "package:build"}, {"window": Knob(4, "tokens")}, draft_model=True).draft_model
 

@@ -34,6 +34,7 @@ from mmspec.decoding.target import (
     join_targets,
     prompt_padding,
     reads_short_cache,
+    reuses_updates,
     skips_layers,
 )
 from mmspec.errors import ArgumentError
@@ -237,6 +238,7 @@ class CUDAGraphTarget:
         self.layers = target.layers
         self.short_cache = reads_short_cache(target)
         self.can_skip_layers = skips_layers(target)
+        self.can_reuse_updates = reuses_updates(target)
         if isinstance(target, PromptTarget):
             self.read_prompts = target.read_prompts
         self._target = target
@@ -245,6 +247,7 @@ class CUDAGraphTarget:
         # Finished rows stay in the target, so that its captured calls keep fitting, until an eager call drops them.
         self._live: list[int] | None = None  # the rows of the target that are running; None: all
         self._index: Tensor | None = None  # int64, their rows in the cache, the unconditional ones included
+        self._collects = False  # whether the target keeps states of layers, which captured calls do not
         self._all_rows = True  # whether the target still has all of its rows, as captured calls require
         self._features: Tensor | None = None
         self._replayed: Tensor | None = None  # the features of the latest captured call, until it is replayed again
@@ -274,7 +277,7 @@ class CUDAGraphTarget:
     @property
     def reads_ahead(self) -> bool:
         """Whether `forward_ahead` can read, unless a call cannot be captured."""
-        return self._all_rows and self._graphs.works()
+        return self._all_rows and not self._collects and self._graphs.works()
 
     def forward_ahead(
         self, tokens: Tensor, at: NDArray[np.int64], into: Tensor | None = None, early_exit: EarlyExit | None = None
@@ -367,8 +370,8 @@ class CUDAGraphTarget:
         return self._target.fused_layers
 
     def collect_layers(self, layers: Sequence[int]) -> None:
-        """See `mmspec.decoding.target.LayerFeatureTarget`; all calls then run eagerly."""
-        self._all_rows = False
+        """See `mmspec.decoding.target.LayerFeatureTarget`; all calls then run eagerly, also after rows have joined."""
+        self._collects, self._all_rows = True, False
         self._target.collect_layers(layers)
 
     def layer_features(self) -> Tensor:
@@ -383,9 +386,9 @@ class CUDAGraphTarget:
     ) -> Tensor | None:
         """A copy of the logits of the running rows, in `into` if given; None if the call has to run eagerly."""
         target, count = self._target, tokens.shape[1]
-        if not self._all_rows or not self._graphs.works(part) or count > _MAX_WIDTH:
+        if not self._all_rows or self._collects or not self._graphs.works(part) or count > _MAX_WIDTH:
             return None
-        if part is not None and part.recent:  # reads slots that the host chooses
+        if part is not None and (part.recent or part.reuse):  # reads slots that the host chooses, or states of a call
             return None
         last = int(self._slots(at[:, None]).max())
         width = self._width(count, target.capacity - last, part)

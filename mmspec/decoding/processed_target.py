@@ -29,6 +29,7 @@ from mmspec.decoding.target import (
     can_join,
     join_targets,
     reads_short_cache,
+    reuses_updates,
     skips_layers,
 )
 from mmspec.errors import ArgumentError
@@ -73,6 +74,7 @@ class ProcessedTarget:
             self.layers = target.layers
         self.short_cache = reads_short_cache(target)
         self.can_skip_layers = skips_layers(target)
+        self.can_reuse_updates = reuses_updates(target)
         if isinstance(target, FeatureTarget):
             self.features, self.head = target.features, target.head
         if isinstance(target, ExitFeatureTarget):

@@ -242,16 +242,26 @@ class EarlyExit:
         recent: Tokens that each token attends to besides the prompt, itself included; 0 is all. Only some
             targets support it, see `reads_short_cache`.
         skip: Layers that do not run, from 0. Only some targets support it, see `skips_layers`.
+        reuse: Whether the window of the last full call is read again, with some other tokens, and the layers that are
+            skipped add to each slot what they added there in that call, instead of nothing. They must follow each
+            other, `gap` must have been collected (`LayerFeatureTarget.collect_layers`), and the unconditional rows run
+            as well. Only some targets support it, see `reuses_updates`.
     """
 
     layers: int
     guided: bool
     recent: int = 0
     skip: tuple[int, ...] = ()
+    reuse: bool = False
 
     def runs(self, layer: int) -> bool:
         """Whether a layer runs."""
         return layer < self.layers and layer not in self.skip
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """The numbers of layers before the skipped ones and up to the last of them, for `collect_layers`."""
+        return self.skip[0], self.skip[-1] + 1
 
 
 @runtime_checkable
@@ -304,6 +314,11 @@ def reads_short_cache(target: object) -> bool:
 def skips_layers(target: object) -> bool:
     """Whether a target leaves out the layers of `EarlyExit.skip`; it has `can_skip_layers = True` then."""
     return bool(getattr(target, "can_skip_layers", False))
+
+
+def reuses_updates(target: object) -> bool:
+    """Whether a target supports `EarlyExit.reuse`; it has `can_reuse_updates = True` then."""
+    return bool(getattr(target, "can_reuse_updates", False))
 
 
 @runtime_checkable

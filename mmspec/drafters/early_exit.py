@@ -23,6 +23,7 @@ from mmspec.decoding.target import (
     SupportsTreeEarlyExit,
     can_join,
     reads_short_cache,
+    reuses_updates,
     skips_layers,
 )
 from mmspec.errors import ArgumentError
@@ -51,6 +52,10 @@ class EarlyExitTarget:
             raise ArgumentError(f"a short cache cannot draft here: {type(target).__name__} reads its whole KV cache")
         if early_exit.skip and not skips_layers(target):
             raise ArgumentError(f"layers cannot be skipped here: {type(target).__name__} runs the first ones only")
+        if early_exit.reuse and not reuses_updates(target):
+            raise ArgumentError(
+                f"refresh=outer is not possible here: {type(target).__name__} cannot reuse what its layers have added"
+            )
         most = target.layers if early_exit.recent or early_exit.skip else target.layers - 1
         if early_exit.layers > most:
             raise ArgumentError(

@@ -15,6 +15,8 @@ from mmspec.drafters.chain import ChainDrafter
 from mmspec.drafters.coupling import COUPLINGS, Coupling
 from mmspec.drafters.init_drafter import InitDrafter, token_init
 from mmspec.drafters.one_step import one_step
+from mmspec.drafters.outer_layers import OuterLayers
+from mmspec.drafters.outer_layers import build as build_outer_layers
 from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.runners import build_runner
 from mmspec.drafters.stand import StandDrafter
@@ -72,6 +74,8 @@ class Jacobi:
         coupling: Resamples the rejected part; None drops it, so that every draft comes from `continuation`.
         vocab_size: V.
         refresh: Couples the first drafts of every window to a draft network; None leaves them as they are.
+        outer_layers: Couples the rejected part to what a few layers of the target make of it; None leaves it coupled to
+            the target distributions of the window. Requires a coupling.
     """
 
     def __init__(
@@ -80,22 +84,27 @@ class Jacobi:
         coupling: Coupling | None,
         vocab_size: int,
         refresh: Refresh | None = None,
+        outer_layers: OuterLayers | None = None,
     ) -> None:
         self._continuation = continuation
         self._coupling = coupling
         self._vocab_size = vocab_size
         self._refresh = refresh
+        self._outer_layers = outer_layers
         # The resampled tokens of the previous window, [B, W, *cell], and their q; reused from slot `_offset` on.
         self._tokens: Tensor | None = None
         self._q: Tensor | None = None
         self._offset = np.zeros(0, dtype=np.int64)
         # Where a kernel drafts whole windows: it reads the counts on the device, and p even if nothing is reused.
-        self._kernel = continuation.kernel if isinstance(continuation, InitDrafter) and refresh is None else None
+        unchanged = refresh is None and outer_layers is None
+        self._kernel = continuation.kernel if isinstance(continuation, InitDrafter) and unchanged else None
         self._accepted, self._p = self._offset, torch.empty(0)
 
     @property
     def calls(self) -> int:
-        return self._continuation.calls + (0 if self._refresh is None else self._refresh.calls)
+        return self._continuation.calls + sum(
+            part.calls for part in (self._refresh, self._outer_layers) if part is not None
+        )
 
     def observe(self, verdict: Verdict, state: BatchState, draws: WindowRNG) -> None:
         self._continuation.observe(verdict, state, draws)
@@ -109,6 +118,9 @@ class Jacobi:
             if self._tokens is None:
                 self._tokens = self._coupling(verdict, state, draws)
             self._q = verdict.p  # q := p
+            if self._outer_layers is not None:
+                coupled = self._outer_layers.couple(verdict, self._tokens, self._coupling, state, draws)
+                self._tokens, self._q = coupled
         else:
             self._tokens = self._q = None
 
@@ -136,6 +148,8 @@ class Jacobi:
         self._continuation.select_rows(row_ids)
         if self._refresh is not None:
             self._refresh.select_rows(row_ids)
+        if self._outer_layers is not None:
+            self._outer_layers.select_rows(row_ids)
         self._offset = self._offset[row_ids]
         self._accepted = self._offset - 1
         if self._tokens is not None and self._q is not None:
@@ -146,6 +160,8 @@ class Jacobi:
         self._continuation.join(other._continuation, row_ids, state, other_state)
         if self._refresh is not None and other._refresh is not None:
             self._refresh.join(other._refresh, row_ids, state, other_state)
+        if self._outer_layers is not None and other._outer_layers is not None:
+            self._outer_layers.join(other._outer_layers, row_ids)
         width = max(0 if one._tokens is None else one._tokens.shape[1] for one in (self, other))
         ours = self._reusable(width, state), other._reusable(width, other_state)
         (tokens, q, offset), (new_tokens, new_q, new_offset) = ours
@@ -212,12 +228,14 @@ def build(context: DraftingContext) -> Jacobi:
     if start == "auto":
         has_table = (resources.table or resources.continuation) is not None
         start = "table" if has_table else "up" if context.layout.width else "left"
-    refresh = None
-    if (network := str(knobs["refresh"])) != "none":
+    refresh = outer_layers = None
+    if (network := str(knobs["refresh"])) == "outer":
+        outer_layers = build_outer_layers(context)
+    elif network != "none":
         weight = None if knobs["weight"] == "auto" else float(knobs["weight"])
         runner = build_runner(context, network)
         refresh = Refresh(runner, int(knobs["refreshed"]), weight, context.target.device)
-    return Jacobi(_continuation(context, start), coupling, context.target.vocab_size, refresh)
+    return Jacobi(_continuation(context, start), coupling, context.target.vocab_size, refresh, outer_layers)
 
 
 def build_ngram(context: DraftingContext) -> Jacobi:

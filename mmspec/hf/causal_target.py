@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from mmspec.decoding.kept_graphs import ROUND, with_kept_graphs
 from mmspec.decoding.prompt_embeddings import check_prompts, embed_with_prompts
 from mmspec.decoding.target import EarlyExit, spread_layers
 from mmspec.hf.attention import refuse_flash_attention
-from mmspec.hf.decoder_layers import DecoderLayers, chosen_layers, count_layers
+from mmspec.hf.decoder_layers import DecoderLayers, bridged, chosen_layers, count_layers
 from mmspec.hf.fused_layers import can_fuse, fused_features
 from mmspec.hf.grouped_queries import folded_groups
 from mmspec.hf.slot_cache import SlotCache
@@ -118,6 +119,7 @@ class CausalTarget:
         self._layer_features: Tensor | None = None
         self._prompts: Tensor | None = None  # embeddings of prompt tokens, [m, D]
         self.layers = count_layers(backbone.decoder)
+        self.can_reuse_updates = not isinstance(backbone.decoder, DecoderLayers)
         self._early_exits: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._fuses = can_fuse(backbone.decoder)
 
@@ -344,7 +346,7 @@ class CausalTarget:
         """Hidden states [R, W, D] of tokens that have the position ids of `slots`, int64 [R, W]."""
         positions = self._positions[:, : len(slots)].gather(2, slots.expand(len(self._positions), -1, -1))
         collects = bool(self._collected) and early_exit is None
-        with without_plans(self.device), folded_groups(self.device):
+        with without_plans(self.device), folded_groups(self.device), self._bridge(early_exit):
             out = self._decoder(early_exit)(
                 inputs_embeds=embeds,
                 attention_mask=mask,
@@ -357,6 +359,13 @@ class CausalTarget:
             device = out.last_hidden_state.device
             self._layer_features = torch.cat([out.hidden_states[n].to(device) for n in self._collected], dim=-1)
         return out.last_hidden_state
+
+    def _bridge(self, early_exit: EarlyExit | None) -> AbstractContextManager[None]:
+        """Adds what the skipped layers of an early exit did in the last full call, if it reuses that."""
+        if early_exit is None or not early_exit.reuse:
+            return nullcontext()
+        before, after = self.layer_features().chunk(2, dim=-1)
+        return bridged(self._backbone.decoder, early_exit.gap[1], before, after)
 
     def _decoder(self, early_exit: EarlyExit | None) -> Callable[..., Any]:
         """The whole decoder, or the layers that an early exit runs."""

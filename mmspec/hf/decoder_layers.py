@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -105,6 +106,32 @@ def chosen_layers(decoder: Any, layers: Iterable[int]) -> Callable[..., Any]:
     part._modules = {**decoder._modules, name: nn.ModuleList([getattr(decoder, name)[n] for n in layers])}
     part._compiled_call_impl = None  # the compiled call runs all layers
     return part
+
+
+@contextmanager
+def bridged(decoder: Any, layer: int, before: Tensor, after: Tensor) -> Iterator[None]:
+    """Adds what layers did in an earlier call to the input of the layer that follows them.
+
+    Args:
+        decoder: A transformers decoder.
+        layer: The layer that follows those that do not run.
+        before: The input of those layers in the earlier call, [R, W, D].
+        after: Their output there, [R, W, D].
+    """
+
+    def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        # In this order, slots where nothing has changed keep their states to the last bit.
+        hidden = after.to(hidden) + (hidden - before.to(hidden))
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+    name = _name_of_layers(decoder)
+    assert name is not None, "count_layers is 0"
+    handle = getattr(decoder, name)[layer].register_forward_pre_hook(add, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _name_of_layers(decoder: Any) -> str | None:

@@ -69,7 +69,7 @@ class ToyTarget:
         self.length = length
         self.layers = LAYERS
         self.frame_size = FRAME
-        self.short_cache = self.can_skip_layers = True
+        self.short_cache = self.can_skip_layers = self.can_reuse_updates = True
         self.device = torch.device("cpu")
         starts = np.cumsum([0] + [vocab_size**n for n in range(length)])
         self._first = torch.from_numpy(starts)  # row of the first prefix of each length
@@ -79,6 +79,7 @@ class ToyTarget:
         self._tables = [[torch.randn(shape, generator=g) * spread for _ in range(1 + guided)] for g in generators]
         self._features = self._layer_features = self._exit_features = torch.empty(0)
         self._collected: tuple[int, ...] = ()
+        self._read = torch.empty(0, dtype=torch.int64)  # rows of the tables that the last full call has read, [B, W]
         # The cache: the prefix x_1 .. x_n as a number in base V, by row and n.
         self._number = torch.zeros(batch_size, length + 1, dtype=torch.int64)
 
@@ -88,7 +89,16 @@ class ToyTarget:
         table = self._tables[0 if early_exit is None else early_exit.layers % LAYERS or 1]
         index = self._first[length] + number
         guided = len(table) > 1 and (early_exit is None or early_exit.guided)
-        logits = Logits(table[0][index], table[1][index] if guided else None)
+        sides = [side[index] for side in table]
+        if early_exit is not None and early_exit.reuse:
+            # What the other layers add is the difference of the whole model and the first layer, at the old prefix.
+            sides = [
+                new + (whole[self._read] - side[self._read])
+                for new, side, whole in zip(sides, table, self._tables[0], strict=True)
+            ]
+        elif early_exit is None:
+            self._read = index
+        logits = Logits(sides[0], sides[1] if guided else None)
         if early_exit is not None:
             self._exit_features = logits.cond if logits.uncond is None else torch.cat([logits.cond, logits.uncond])
         if early_exit is None:

@@ -40,6 +40,7 @@ RECIPES = [
     "scd:window=4,refresh=model",
     "scd:window=4,refresh=eagle,refreshed=2",
     "scd:window=4,refresh=medusa,refreshed=3,weight=0.5,start=left",
+    "scd:window=4,refresh=outer,passes=2",
     "tree:branch=2/2/1",
     "tree-chains:branch=3/1",
     "spectr:drafts=3,length=2",

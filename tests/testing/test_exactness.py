@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +29,12 @@ from mmspec.decoding.layout import Layout
 from mmspec.decoding.resources import DraftResources
 from mmspec.decoding.stats import Meter
 from mmspec.decoding.target import EarlyExit
+from mmspec.drafters.early_exit import EarlyExitTarget
 from mmspec.drafters.init_drafter import InitDrafter
 from mmspec.drafters.jacobi import Jacobi
 from mmspec.drafters.masked import MaskedDrafter
 from mmspec.drafters.ngram import NGramTable
+from mmspec.drafters.outer_layers import OuterLayers
 from mmspec.drafters.pearl import PearlDrafter
 from mmspec.drafters.refresh import Refresh
 from mmspec.drafters.retrieval import RetrievalDrafter
@@ -310,6 +313,25 @@ def refresh_by_the_test_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WindowRNG, "uniforms", uniforms)
 
 
+def stale_q_of_outer_layers(patch: pytest.MonkeyPatch) -> None:
+    couple = OuterLayers.couple
+
+    def with_old_q(self: OuterLayers, verdict: Verdict, *rest: Any) -> tuple[Tensor, Tensor]:
+        return couple(self, verdict, *rest)[0], verdict.p
+
+    patch.setattr(OuterLayers, "couple", with_old_q)
+
+
+def outer_layers_that_read_ahead(patch: pytest.MonkeyPatch) -> None:
+    """The distribution that a draft is coupled to depends on the draft itself."""
+    forward = EarlyExitTarget.forward
+
+    def shifted(self: EarlyExitTarget, tokens: Tensor, at: np.ndarray) -> Logits:
+        return forward(self, torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1), at)
+
+    patch.setattr(EarlyExitTarget, "forward", shifted)
+
+
 def draft_likeliest_but_claim_stored(patch: pytest.MonkeyPatch) -> None:
     sample_stored = StandDrafter._sample
 
@@ -399,6 +421,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "accept coin shared with the resample": (share_accept_coin_with_resample, "draft:window=3"),
     "stale q of refreshed drafts": (stale_q_after_refresh, "scd:window=4,start=left,refresh=model"),
     "refresh with the numbers of the test": (refresh_by_the_test_numbers, "scd:window=4,start=left,refresh=model"),
+    "stale q after the outer layers": (stale_q_of_outer_layers, "scd:window=4,start=left,refresh=outer"),
+    "outer layers that read ahead": (outer_layers_that_read_ahead, "scd:window=4,start=left,refresh=outer"),
     "the likeliest stored token with a sampled q": (draft_likeliest_but_claim_stored, "stand:window=4"),
     "retrieved tokens with a sampled q": (claim_frequencies_of_the_datastore, "retrieval:window=3"),
     "guesses with the q of drafts": (claim_sampled_guesses, "draft-stop:window=4,stop=0.9"),

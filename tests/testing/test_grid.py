@@ -111,6 +111,10 @@ LATER = [
     "one-step:window=6",
     "scd:window=4,start=one-step",
     "scd:window=4,start=one-step,coupling=gumbel",
+    "scd:window=4,refresh=outer",
+    "scd:window=5,refresh=outer,passes=3,start=left",
+    "scd:window=3,refresh=outer,coupling=gumbel,passes=2",
+    "sjd:window=4,refresh=outer,layers=3",
 ]
 EXACT = [*CHAINS, *JACOBI, *TREES, *LATER]
 SETTINGS = {

@@ -87,7 +87,7 @@ class LlamaGenTarget:
             self._padding = padding_bias(condition_mask, capacity, self._dtype).repeat(1 + self._guided, 1, 1, 1)
 
     short_cache = True  # see `mmspec.decoding.target.reads_short_cache`
-    can_skip_layers = True
+    can_skip_layers = can_reuse_updates = True
 
     def prefill(self) -> Logits:
         t = self._slots
@@ -261,8 +261,13 @@ class LlamaGenTarget:
     def _logits(self, h: Tensor, span: Span, last: int, early_exit: EarlyExit | None = None) -> Logits:
         """Logits of the last `last` slots of a window, given its embeddings [R, W, D]."""
         states: list[Tensor] | None = [] if self._collected and early_exit is None else None
+        runs = None if early_exit is None else early_exit.runs
+        gap: tuple[Tensor, Tensor] | None = None
+        if early_exit is not None and early_exit.reuse:
+            before, after = self.layer_features().chunk(2, dim=-1)
+            gap = before, after
         with without_plans(self.device):
-            features = self._gpt.features(h, span, self._cache, None if early_exit is None else early_exit.runs, states)
+            features = self._gpt.features(h, span, self._cache, runs, states, gap)
         if early_exit is None:
             self._features = features
         else:

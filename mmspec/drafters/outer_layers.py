@@ -1,0 +1,112 @@
+"""Refresh by the outer layers: all reused drafts are coupled to a cheap reading of the corrected prefix by the target.
+
+The distributions of a rejected part come from a target call that saw other tokens on the left. Here the first layer of
+the target and its last ones read the same slots again, with the tokens that stand there now. The layers between them
+add to a slot what they added there in that call, so that nothing changes where no token on the left has. A pass costs
+these few layers for a whole window, where `mmspec.drafters.refresh` calls a network for every draft.
+
+A reused draft may be coupled to any distribution r that depends only on what lies to its left, q := r (see there). A
+pass reads the new tokens on the left of a slot, and states of the old call there, which saw the old tokens on the left.
+Both depend on random numbers of positions on the left alone. The token of the slot itself is drawn last, with the
+numbers of its own position, in every pass with the same ones: passes are the Jacobi iterations of drawing the drafts
+from left to right, and decoding is exact after any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.decoding.batch import BatchState
+from mmspec.decoding.resources import DraftingContext
+from mmspec.decoding.target import EarlyExit, LayerFeatureTarget
+from mmspec.drafters.early_exit import EarlyExitTarget
+from mmspec.errors import ArgumentError
+from mmspec.sampling.rejection import Verdict
+from mmspec.sampling.rng import WindowRNG
+from mmspec.sampling.sampler import Sampler, join_samplers
+
+
+class OuterLayers:
+    """Couples all reused drafts of a window to what the target's outer layers predict.
+
+    Args:
+        part: The target's outer layers, with `EarlyExit.reuse`.
+        sampler: Makes the draft distributions of their logits.
+        passes: How often they read the window. Each pass reads the tokens that were coupled to the one before.
+    """
+
+    def __init__(self, part: EarlyExitTarget, sampler: Sampler, passes: int) -> None:
+        self.calls = 0
+        self._part = part
+        self._sampler = sampler
+        self._passes = passes
+
+    def couple(
+        self,
+        verdict: Verdict,
+        tokens: Tensor,
+        coupling: Callable[[Verdict, BatchState, WindowRNG], Tensor],
+        state: BatchState,
+        draws: WindowRNG,
+    ) -> tuple[Tensor, Tensor]:
+        """Couples the rejected part of a window, after the target's call and before the batch advances.
+
+        Args:
+            verdict: The result of the window.
+            tokens: int64 [B, W], coupled to `verdict.p`; slots up to the resampled token are not read.
+            coupling: As in `mmspec.drafters.coupling`.
+            state: The batch; it still ends where the window began.
+            draws: The random numbers of the window.
+
+        Returns:
+            The coupled tokens, int64 [B, W], and their distributions, float32 [B, W, V].
+        """
+        p = verdict.p
+        slots = np.arange(tokens.shape[1])
+        rejected = torch.from_numpy(slots > verdict.accepted[:, None]).to(tokens.device)
+        for _ in range(self._passes):
+            new = torch.where(rejected, tokens, verdict.tokens)
+            self.calls += 1
+            logits = self._part.forward(torch.cat([state.last(), new[:, :-1]], dim=1), state.before)
+            p = self._sampler(logits, draws.positions)
+            tokens = coupling(replace(verdict, p=p), state, draws)
+        return tokens, p
+
+    def select_rows(self, row_ids: list[int]) -> None:
+        """Keeps these rows, in this order, and drops all others."""
+        self._sampler.select_rows(torch.tensor(row_ids, device=self._part.device))
+
+    def join(self, other: OuterLayers, row_ids: list[int]) -> None:
+        """See `mmspec.decoding.loop.JoinableDrafter`."""
+        join_samplers(self._sampler, other._sampler, row_ids)
+        self.calls += other.calls
+
+
+def build(context: DraftingContext) -> OuterLayers:
+    """Builds the refresh of the recipes `sjd` and `scd` with `refresh=outer`.
+
+    Raises:
+        ArgumentError: If the target cannot run some of its layers on the states of the others, or has too few.
+    """
+    target, knobs = context.target, context.recipe.knobs
+    count = int(knobs["layers"]) or 2
+    if not isinstance(target, LayerFeatureTarget):
+        raise ArgumentError(
+            f"recipe '{context.recipe}' is not possible here: {type(target).__name__} does not provide the states of "
+            "its layers"
+        )
+    if not 2 <= count < target.layers:
+        raise ArgumentError(
+            f"layers={count} is not allowed with refresh=outer; it must be 2 or more, the first layer and the last "
+            f"ones, and fewer than the {target.layers} of this model"
+        )
+    early_exit = EarlyExit(target.layers, guided=True, skip=tuple(range(1, target.layers - count + 1)), reuse=True)
+    part = EarlyExitTarget(target, early_exit)
+    target.collect_layers(early_exit.gap)
+    sampler = context.layout.sampler(context.samplings, target.device)
+    return OuterLayers(part, sampler, int(knobs["passes"]))

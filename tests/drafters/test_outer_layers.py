@@ -1,0 +1,95 @@
+"""Refresh by the outer layers: what they read, that the target's cache stays whole, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_llamagen
+import torch
+from tiny_targets import causal, llamagen
+from torch import Tensor
+
+from mmspec.decoding.layout import Layout
+from mmspec.decoding.resources import DraftResources
+from mmspec.decoding.target import EarlyExit, reuses_updates
+from mmspec.engine import run
+from mmspec.errors import ArgumentError
+from mmspec.recipes import parse
+from mmspec.sampling.params import SamplingParams
+from mmspec.testing.toys import ToyTarget
+from mmspec.vision.llamagen.target import LlamaGenTarget
+
+N = 16
+OUTER = EarlyExit(4, True, skip=(1, 2), reuse=True)
+
+
+def add_in_place_of_layers(target: Any, before: Tensor, after: Tensor) -> None:
+    """Lets layer 1 add what layers 1 and 2 added in another call, and layer 2 pass its input on."""
+    if isinstance(target, LlamaGenTarget):
+        target._gpt.layers[1].forward = lambda h, *rest: h + (after - before)
+        target._gpt.layers[2].forward = lambda h, *rest: h
+    else:
+        layers = target._backbone.decoder.layers
+        layers[1].forward = lambda hidden_states, *args, **kwargs: hidden_states + (after - before)
+        layers[2].forward = lambda hidden_states, *args, **kwargs: hidden_states
+
+
+@pytest.mark.parametrize("make", [llamagen, causal])
+def test_skipped_layers_add_what_they_added_before(make: Callable[..., Any]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    old, new = torch.randint(tiny_llamagen.V, (2, 2, 5), generator=generator).unbind()
+    new[:, :2] = old[:, :2]
+    target, at = make(layers=4), np.array([0, 0])
+    assert reuses_updates(target)
+    with torch.inference_mode():
+        target.collect_layers(OUTER.gap)
+        target.prefill()
+        whole = target.forward(old, at)
+        states = target.layer_features()
+        again = target.forward(old, at, OUTER)
+        assert torch.equal(again.cond, whole.cond)
+        found = target.forward(new, at, OUTER)
+        assert torch.equal(target.layer_features(), states)  # those of the last full call
+        assert torch.equal(found.cond[:, :2], whole.cond[:, :2])
+        add_in_place_of_layers(target, *states.chunk(2, dim=-1))
+        expected = target.forward(new, at)
+    torch.testing.assert_close(found.cond, expected.cond, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.uncond, expected.uncond, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(found.cond, whole.cond, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [llamagen, causal])
+@pytest.mark.parametrize("knobs", ["", ",layers=3", ",passes=2"])
+def test_the_targets_cache_stays_whole(make: Callable[..., Any], knobs: str) -> None:
+    settings = [SamplingParams(temperature=0, guidance_scale=2.0)] * 2
+
+    def greedy(recipe: str) -> Tensor:
+        return run(make(layers=4), parse(recipe), Layout(N, width=4), settings, [1, 2], DraftResources()).tokens
+
+    assert torch.equal(greedy(f"scd:window=4,refresh=outer{knobs}"), greedy("plain"))
+
+
+def test_each_pass_is_counted() -> None:
+    def calls(passes: int) -> int:
+        recipe = parse(f"scd:window=4,refresh=outer,passes={passes}")
+        return run(
+            ToyTarget(3, 3, 8, 0), recipe, Layout(8), [SamplingParams()] * 3, [1, 2, 3], DraftResources()
+        ).stats.draft_calls
+
+    assert 0 < calls(1) < calls(3)
+
+
+def test_refusals() -> None:
+    settings, toy = [SamplingParams()], ToyTarget(1, 3, 3, 0)
+
+    def refuse(recipe: str, message: str) -> None:
+        with pytest.raises(ArgumentError, match=message):
+            run(toy, parse(recipe), Layout(3), settings, [0], DraftResources())
+
+    for layers in (1, 4, 9):
+        refuse(f"scd:refresh=outer,layers={layers}", f"layers={layers} is not allowed with refresh=outer; it must be 2")
+    toy.can_reuse_updates = False
+    refuse("scd:refresh=outer", "refresh=outer is not possible here: ToyTarget cannot reuse what its layers have added")
